@@ -1,0 +1,22 @@
+"""bitta: any classifier learns, while it serves, from one bit per question."""
+
+from bitta.errors import BittaError, FallbackWarning
+from bitta.feedback import Human, Simulated
+from bitta.session import Session
+from bitta.types import Answer, Batch, Feedback, Losses, Prediction, Query
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "Batch",
+    "BittaError",
+    "FallbackWarning",
+    "Feedback",
+    "Human",
+    "Losses",
+    "Prediction",
+    "Query",
+    "Session",
+    "Simulated",
+]

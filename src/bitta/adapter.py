@@ -1,0 +1,141 @@
+"""The contract of a method: observe · predict · policy · adapt · reset · state_dict."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bitta.config import Config, build, require
+from bitta.nn import LogitsOf, Network, Sites, Snapshot, Statistics
+from bitta.nn.snapshot import tensors_of
+from bitta.seeding import Key
+from bitta.types import Feedback, Losses, Prediction, State
+
+Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
+"""When a batch's statistics are taken in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Config):
+    """Settings of every method: how its uncertainty is sampled."""
+
+    passes: int = 4
+    """Number N of MC-dropout passes that make up the policy."""
+    dropout: float = 0.3
+    """Rate of the MC-dropout; 0 makes the policy the plain softmax."""
+    sites: Sites = None
+    """Modules after which dropout is applied: names, or a predicate in Python; found by structure if not given."""
+
+    def __post_init__(self) -> None:
+        require(self.passes >= 1, "passes", self.passes, "1 or more")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and below 1")
+
+
+A = TypeVar("A", bound=AdapterConfig)
+
+
+class Adapter(ABC, Generic[A]):
+    """A classifier and one way for it to follow a shifting stream.
+
+    A method says how it serves (`statistics`), what it takes in (`observe`) and how it learns
+    (`adapt`); parameters change nowhere else. Ground truth never reaches it.
+    """
+
+    Config: ClassVar[type[AdapterConfig]]
+    paper: ClassVar[str] = ""
+    """Where the method comes from."""
+    n_queries: ClassVar[int] = 0
+    """Questions per batch unless the user says otherwise."""
+    learns_from_feedback: ClassVar[bool] = True
+    statistics: Statistics = "running"
+    """What normalises when serving."""
+    policy_statistics: Statistics = "running"
+    """What normalises in the stochastic passes."""
+    observes: Order = "before_serving"
+
+    def __init__(
+        self, model: nn.Module, config: A, *, seed: int = 0, logits: LogitsOf = None
+    ) -> None:
+        self.seed = seed
+        self.step = 0
+        """How often this model has learned: its version."""
+        self.backwards = 0
+        """Samples times passes whose gradient was taken so far."""
+        self.network = Network(model, logits=logits, sites=config.sites)
+        if config.sites is not None:
+            # A predicate becomes names, which can be saved.
+            config = replace(config, sites=self.network.sites)
+        self.config = config
+        self.source = Snapshot.of(model)
+
+    @classmethod
+    def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
+        """Settings from keywords, checked."""
+        return build(cls.Config, settings, preset=preset, of=f"method {name!r}")
+
+    @property
+    def model(self) -> nn.Module:
+        """The model being adapted, in place."""
+        return self.network.model
+
+    def observe(self, inputs: Tensor) -> None:
+        """Take in the statistics of what is served; nothing, unless a method says so."""
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor) -> Prediction:
+        """What would be served now; changes nothing."""
+        return Prediction.of(self.network(inputs, statistics=self.statistics))
+
+    @torch.no_grad()
+    def policy(self, inputs: Tensor) -> Tensor:
+        """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
+        return self.sampled_probs(inputs, key=(self.seed, "policy", self.step))
+
+    def sampled_probs(self, inputs: Tensor, *, key: Key) -> Tensor:
+        """Eq. 4: π, the mean of N stochastic softmaxes."""
+        logits = self.network.sample(
+            inputs,
+            statistics=self.policy_statistics,
+            rate=self.config.dropout,
+            passes=self.config.passes,
+            key=key,
+        )
+        return logits.float().softmax(-1).mean(0)
+
+    @abstractmethod
+    def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
+        """Learn from a batch nobody was asked about and from answers; either may be empty."""
+
+    def reset(self) -> None:
+        """Exactly the source model, as if nothing had been seen."""
+        self.source.put_back(self.model)
+        self.step = 0
+
+    def state_dict(self) -> State:
+        """All that the following steps depend on."""
+        return {
+            "step": self.step,
+            "forwards": self.network.forwards,
+            "backwards": self.backwards,
+            "weights": tensors_of(self.model),
+            "source": self.source.state_dict(),
+            "fans_out": self.network.fans_out,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state."""
+        Snapshot(state["weights"]).put_back(self.model)
+        self.source = Snapshot(
+            {name: tensor.to(self.network.device) for name, tensor in state["source"].items()}
+        )
+        self.step = state["step"]
+        self.network.forwards = state["forwards"]
+        self.backwards = state["backwards"]
+        self.network.fans_out = state["fans_out"]
+
+    def close(self) -> None:
+        """Give the model back."""
+        self.network.close()

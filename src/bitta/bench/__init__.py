@@ -1,0 +1,1 @@
+"""Experiments: described in TOML, run to a result, resumable; and the training of source models."""

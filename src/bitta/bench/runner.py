@@ -1,0 +1,179 @@
+"""Run an experiment to its result; killed at any moment, it goes on from its last checkpoint."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitta.bench.experiment import Experiment
+from bitta.bench.models import build_source, check_fit
+from bitta.bench.streams import build_stream
+from bitta.errors import InputError, SettingError
+from bitta.feedback import Simulated
+from bitta.metrics import Reliability, Stopwatch, peak_memory
+from bitta.nn import weight_hash
+from bitta.results import RunResult, StepRecord, environment
+from bitta.session import Session
+from bitta.statefile import load_state, save_state
+from bitta.streams import Stream
+from bitta.types import Batch
+
+OnStep = Callable[[int, int, StepRecord], None]
+"""Told after every batch: how many are done, of how many, and what happened."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    steps: list[StepRecord] = field(default_factory=list)
+    reliability: Reliability = field(default_factory=Reliability)
+
+
+def result_path(experiment: Experiment, out: Path) -> Path:
+    """Where the result of an experiment goes."""
+    return out / f"{experiment.name}-seed{experiment.seed}.json"
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: Path,
+    resume: bool = False,
+    device: str = "cpu",
+    checkpoint_seconds: float = 30.0,
+    on_step: OnStep = lambda *_: None,
+) -> RunResult:
+    """Stream, ask, learn, record; the result is written to `result_path` and returned."""
+    place = _device(device)
+    path = result_path(experiment, out)
+    checkpoint = path.with_suffix(".safetensors")
+    stream = build_stream(experiment.stream, seed=experiment.seed)
+    model = build_source(experiment.model)
+    check_fit(model, stream, logits=experiment.model.logits)
+    model.to(place)
+    circumstances = environment(place, weight_hash(model))
+    with ExitStack() as stack:
+        session, progress = _begin(experiment, stream, model, checkpoint if resume else None)
+        stack.enter_context(session)
+        _stream(experiment, session, progress, stream, checkpoint, checkpoint_seconds, on_step)
+        result = RunResult(
+            experiment=experiment.as_table(),
+            protocol=stream.protocol,
+            environment=circumstances,
+            steps=progress.steps,
+            reliability=progress.reliability,
+            forwards=session.adapter.network.forwards,
+            backwards=session.adapter.backwards,
+            peak_memory=peak_memory(place),
+            final_weights=weight_hash(session.model),
+            extra={"fans_out": session.adapter.network.fans_out},
+        )
+    result.save(path)
+    checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def _stream(
+    experiment: Experiment,
+    session: Session,
+    progress: _Progress,
+    stream: Stream,
+    checkpoint: Path,
+    checkpoint_seconds: float,
+    on_step: OnStep,
+) -> None:
+    def save() -> None:
+        save_state(
+            checkpoint,
+            {
+                "experiment": experiment.as_table(),
+                "session": session.state_dict(),
+                "steps": [asdict(step) for step in progress.steps],
+                "reliability": asdict(progress.reliability),
+            },
+        )
+
+    saved = monotonic()
+    watch = Stopwatch(session.adapter.network.device)
+    for batch in stream.batches(len(progress.steps)):
+        # Ctrl-C inside a step loses that step only: the state before it is on disk or repeatable.
+        _step(session, batch, progress, watch)
+        on_step(len(progress.steps), len(stream), progress.steps[-1])
+        if monotonic() - saved >= checkpoint_seconds:
+            save()
+            saved = monotonic()
+
+
+def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch) -> None:
+    watch.start()
+    prediction, answers, losses = session.step(batch.inputs)
+    seconds = watch.stop()
+    correct = prediction.labels.cpu() == batch.truth
+    progress.reliability = progress.reliability.add(prediction.confidence, correct)
+    progress.steps.append(
+        StepRecord(
+            domain=batch.domain,
+            n=len(correct),
+            n_correct=int(correct.sum()),
+            n_asked=len(prediction.queries),
+            n_answered=len(answers),
+            n_answered_correct=sum(answer.correct for answer in answers),
+            losses=losses.mean(),
+            seconds=seconds,
+        )
+    )
+
+
+def _begin(
+    experiment: Experiment, stream: Stream, model: nn.Module, checkpoint: Path | None
+) -> tuple[Session, _Progress]:
+    feedback = experiment.feedback
+    annotator = Simulated(
+        stream.truth,
+        flip=feedback.flip,
+        delay=feedback.delay,
+        answer_every=feedback.answer_every,
+        seed=experiment.seed,
+    )
+    if checkpoint is not None and checkpoint.exists():
+        return _continue(experiment, load_state(checkpoint), model, annotator)
+    session = Session(
+        model,
+        experiment.method,
+        n_queries=None if feedback.n_queries < 0 else feedback.n_queries,
+        every=feedback.every,
+        total=None if feedback.total < 0 else feedback.total,
+        selection=feedback.selection,
+        feedback=annotator,
+        seed=experiment.seed,
+        logits=experiment.model.logits or None,
+        **asdict(experiment.settings),
+    )
+    return session, _Progress()
+
+
+def _continue(
+    experiment: Experiment, state: Mapping[str, Any], model: nn.Module, annotator: Simulated
+) -> tuple[Session, _Progress]:
+    if state["experiment"] != experiment.as_table():
+        raise InputError(
+            f"the checkpoint of {experiment.name!r} was written with other settings; run with the "
+            "same ones, or without --resume to start over."
+        )
+    session = Session.from_state(state["session"], model, feedback=annotator)
+    steps = [StepRecord(**step) for step in state["steps"]]
+    return session, _Progress(steps, Reliability(**state["reliability"]))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device is {name!r}; allowed: cpu, cuda, cuda:1 ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device is {name!r}, but torch sees no CUDA device; use cpu.")
+    return device

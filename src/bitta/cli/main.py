@@ -1,0 +1,40 @@
+"""bitta: serve a stream, ask a few questions, learn from the answers."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from bitta import __version__
+from bitta.cli import demo, methods, pretrain, run
+from bitta.errors import BittaError
+
+_COMMANDS = {"demo": demo, "run": run, "methods": methods, "pretrain": pretrain}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; what a user can mend ends with one sentence and exit code 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.main(arguments))
+    except BittaError as error:
+        print(f"bitta {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bitta", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"bitta {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in _COMMANDS.items():
+        summary = (module.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+        command = commands.add_parser(name, help=summary, description=module.__doc__)
+        module.configure(command)
+        command.set_defaults(main=module.main)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

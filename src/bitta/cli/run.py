@@ -1,0 +1,66 @@
+"""bitta run: run one experiment and write its result."""
+
+import argparse
+from pathlib import Path
+
+from bitta.bench.experiment import Experiment
+from bitta.bench.runner import result_path, run
+from bitta.bench.toml import override, read_toml
+from bitta.cli.display import progress
+from bitta.report import summary_rows, text_table
+from bitta.results import StepRecord
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("experiment", metavar="EXPERIMENT.toml", help="what to run")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        help="change a setting, such as method.lr=1e-3 (repeatable)",
+    )
+    parser.add_argument("--seed", type=int, help="seed of stream, annotator and method")
+    parser.add_argument("--out", default="bitta-runs", metavar="DIR", help="(default: bitta-runs)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
+    )
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="how much work a crash may cost (default: 30)",
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run, show, and say where the result is."""
+    table = read_toml(arguments.experiment)
+    for assignment in arguments.overrides:
+        override(table, assignment)
+    if arguments.seed is not None:
+        table["seed"] = arguments.seed
+    experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
+    out = Path(arguments.out)
+    with progress() as shown:
+
+        def on_step(done: int, total: int, step: StepRecord) -> None:
+            note = f"{step.domain}: {100 * step.n_correct / step.n:.0f} % right"
+            shown.update(experiment.name, done, total, note)
+
+        result = run(
+            experiment,
+            out=out,
+            resume=arguments.resume,
+            device=arguments.device,
+            checkpoint_seconds=arguments.checkpoint_seconds,
+            on_step=on_step,
+        )
+    print(result.protocol)
+    print(text_table(summary_rows({experiment.method: result})))
+    print(f"result: {result_path(experiment, out)}")
+    return 0

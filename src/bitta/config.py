@@ -1,0 +1,91 @@
+"""Settings as frozen dataclasses: built from keywords, checked, explained by their own docstrings."""
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+from bitta.errors import SettingError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A set of settings; `presets` are named values for some of them."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field, described."""
+
+    name: str
+    default: Any
+    meaning: str
+
+
+def build(kind: type[C], given: Mapping[str, Any], *, preset: str | None, of: str) -> C:
+    """Make a config from a preset and keywords; `of` names it in errors."""
+    known = {field.name for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            raise unknown(f"setting of {of}", name, known)
+    if preset is not None and preset not in kind.presets:
+        if not kind.presets:
+            raise SettingError(f"{of} has no presets; {preset!r} was given.")
+        raise unknown(f"preset of {of}", preset, kind.presets)
+    values = dict(kind.presets[preset]) if preset else {}
+    values.update(given)
+    hints = get_type_hints(kind)
+    return kind(**{name: _checked(name, value, hints[name]) for name, value in values.items()})
+
+
+def settings_of(kind: type[Config]) -> list[Setting]:
+    """Every field with its default and the docstring under it."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, Config):
+            meanings.update(_field_docstrings(base))
+    return [
+        Setting(field.name, None if field.default is MISSING else field.default,
+                meanings.get(field.name, ""))
+        for field in fields(kind)
+    ]  # fmt: skip
+
+
+def require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    """Refuse a value outside its range."""
+    if not holds:
+        raise SettingError(f"{name} is {value!r}; allowed: {allowed}.")
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(hint) is not None and any(isinstance(arg, str) for arg in get_args(hint)):
+        require(value in get_args(hint), name, value, ", ".join(map(repr, get_args(hint))))
+        return value
+    if hint in (int, float, bool, str):
+        wrong_bool = isinstance(value, bool) and hint is not bool
+        if wrong_bool or not isinstance(value, hint):
+            raise SettingError(f"{name} is {value!r}; allowed: a value of type {hint.__name__}.")
+    return value
+
+
+def _field_docstrings(kind: type) -> dict[str, str]:
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            found[field.target.id] = " ".join(str(text.value.value).split())
+    return found

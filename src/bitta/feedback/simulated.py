@@ -1,0 +1,74 @@
+"""An annotator made of the truth: may err, may be late, may be away."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bitta.config import require
+from bitta.errors import InputError
+from bitta.seeding import generator
+from bitta.types import Answer, Query, State
+
+
+class Simulated:
+    """Judge each question against the label at its place in the stream.
+
+    `flip` is the probability of a wrong verdict, `delay` how many batches late an answer comes,
+    `answer_every` n that only the questions of every n-th batch are answered at all.
+    """
+
+    def __init__(
+        self,
+        truth: Any,
+        *,
+        flip: float = 0.0,
+        delay: int = 0,
+        answer_every: int = 1,
+        seed: int = 0,
+    ) -> None:
+        require(0 <= flip <= 1, "flip", flip, "0 to 1")
+        require(delay >= 0, "delay", delay, "0 or more batches")
+        require(answer_every >= 1, "answer_every", answer_every, "1 or more")
+        self.truth = torch.as_tensor(truth).cpu()
+        if self.truth.dim() != 1:
+            raise InputError(
+                f"truth has shape {tuple(self.truth.shape)}; one label per sample of the stream, "
+                "in its order, is needed."
+            )
+        self.flip, self.delay, self.answer_every, self.seed = flip, delay, answer_every, seed
+        self._batches = 0
+        self._waiting: list[tuple[int, Query]] = []
+
+    def ask(self, queries: Sequence[Query]) -> None:
+        """Queue questions for the batch in which they will be answered."""
+        if self._batches % self.answer_every == 0:
+            self._waiting += [(self._batches + self.delay, query) for query in queries]
+
+    def collect(self) -> list[Answer]:
+        """Judge what is due."""
+        due = [query for when, query in self._waiting if when <= self._batches]
+        self._waiting = [(when, query) for when, query in self._waiting if when > self._batches]
+        self._batches += 1
+        return [Answer(query, self._judge(query)) for query in due]
+
+    def _judge(self, query: Query) -> bool:
+        if query.position >= len(self.truth):
+            raise InputError(
+                f"the stream has reached sample {query.position}, but truth holds "
+                f"{len(self.truth)} labels; give one label per sample."
+            )
+        slips = torch.rand((), generator=generator(self.seed, "flip", query.id)).item() < self.flip
+        return (query.label == int(self.truth[query.position])) != slips
+
+    def state_dict(self) -> State:
+        """What waits, without the truth: whoever resumes brings it again."""
+        return {
+            "batches": self._batches,
+            "waiting": [{"when": when, "query": q.state_dict()} for when, q in self._waiting],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state."""
+        self._batches = state["batches"]
+        self._waiting = [(item["when"], Query(**item["query"])) for item in state["waiting"]]

@@ -1,0 +1,29 @@
+"""Objectives as pure functions of logits or probabilities."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def entropy(logits: Tensor, *, eps: float = 0.0) -> Tensor:
+    """Entropy of each row's softmax; `eps` inside the logarithm where a published code has it."""
+    log_probs = logits.log_softmax(-1)
+    probs = log_probs.exp()
+    return -(probs * (torch.log(probs + eps) if eps else log_probs)).sum(-1)
+
+
+def policy_loss(probs: Tensor, labels: Tensor, *, second_softmax: bool) -> Tensor:
+    """Mean of -log π(label): cross-entropy on probabilities that are already a mean of softmaxes.
+
+    With the second softmax, as the published code has it, the value stays within one nat, which is
+    what keeps the negated loss of incorrect samples from tearing the model apart.
+    """
+    if second_softmax:
+        return F.cross_entropy(probs, labels)
+    return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
+
+
+def complementary_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean of -log(1 - p(label)): any class but this one (Kim et al., 2019)."""
+    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
+    return (logits.logsumexp(-1) - others.logsumexp(-1)).mean()

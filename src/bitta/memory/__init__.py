@@ -1,0 +1,6 @@
+"""What a method remembers of its stream."""
+
+from bitta.memory.feedback import FeedbackMemory
+from bitta.memory.fifo import Fifo
+
+__all__ = ["FeedbackMemory", "Fifo"]

@@ -1,0 +1,25 @@
+"""Every method, by the name it is asked for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bitta.adapter import Adapter
+from bitta.errors import unknown
+from bitta.methods.bitta import Bitta
+from bitta.methods.bn_stats import BNStats
+from bitta.methods.source import Source
+from bitta.methods.tent import Tent
+
+METHODS: Mapping[str, type[Adapter[Any]]] = {
+    "source": Source,
+    "bn_stats": BNStats,
+    "tent": Tent,
+    "bitta": Bitta,
+}
+
+
+def method_named(name: str) -> type[Adapter[Any]]:
+    """Look a method up; an unknown name gets the nearest known one."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, hint='Run "bitta methods" for the list.')
+    return METHODS[name]

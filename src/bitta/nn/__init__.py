@@ -1,0 +1,19 @@
+"""Surgery on any `nn.Module`: borrowed, used, given back as it was."""
+
+from bitta.nn.network import LogitsOf, Network
+from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
+from bitta.nn.restore import restore_stochastically
+from bitta.nn.sites import Sites
+from bitta.nn.snapshot import Snapshot, weight_hash
+
+__all__ = [
+    "LogitsOf",
+    "Network",
+    "Sites",
+    "Snapshot",
+    "Statistics",
+    "batch_norms",
+    "restore_stochastically",
+    "scale_and_shift",
+    "weight_hash",
+]

@@ -1,0 +1,155 @@
+"""A borrowed classifier: run with either statistics, once or stochastically, then given back."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bitta.errors import FallbackWarning, ModelError
+from bitta.nn.dropout import dropout_at
+from bitta.nn.norm import Rows, Statistics, normalised_by
+from bitta.nn.sites import Sites, find_sites
+from bitta.seeding import Key
+
+LogitsOf: TypeAlias = str | Callable[[Any], Tensor] | None
+"""How to get logits from what a model returns: an attribute's name, a function, or it is them."""
+
+_PROBE_ROWS = 4
+_PROBE_TOLERANCE = 1e-3
+
+
+class Network:
+    """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
+
+    def __init__(self, model: nn.Module, *, logits: LogitsOf = None, sites: Sites = None) -> None:
+        self.model = model
+        self.forwards = 0
+        """Samples times passes that went through the model so far."""
+        self.fans_out: bool | None = None
+        """Whether N passes share one forward; None until the first stochastic pass was probed."""
+        self._logits = logits
+        self._sites = find_sites(model, sites) if sites is not None else None
+        self._modes = {module: module.training for module in model.modules()}
+        self._trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+        model.eval()
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Where dropout is applied."""
+        if self._sites is None:
+            self._sites = find_sites(self.model)
+        return self._sites
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
+        """Deterministic logits, (batch, classes)."""
+        self.forwards += len(inputs)
+        with normalised_by(self.model, statistics, rows=Rows()):
+            return self._forward(inputs)
+
+    @torch.no_grad()
+    def observe(self, inputs: Tensor, *, momentum: float) -> None:
+        """Let the running statistics follow this batch."""
+        self.forwards += len(inputs)
+        with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
+            self._forward(inputs)
+
+    def sample(
+        self,
+        inputs: Tensor,
+        *,
+        statistics: Statistics,
+        rate: float,
+        passes: int,
+        key: Key,
+    ) -> Tensor:
+        """Stochastic logits, (passes, batch, classes); one pass stands for all at rate 0."""
+        if rate == 0:
+            return self(inputs, statistics=statistics).unsqueeze(0)
+        if self.fans_out is None:
+            self.fans_out = passes > 1 and self._probe(inputs, statistics, rate, passes)
+        self.forwards += passes * len(inputs)
+        if self.fans_out:
+            return self._pass(inputs, statistics, rate, range(passes), key)
+        each = [self._pass(inputs, statistics, rate, (n,), key) for n in range(passes)]
+        return torch.cat(each)
+
+    def train_only(self, parameters: list[nn.Parameter]) -> None:
+        """Ask for gradients of these parameters and no others."""
+        self.model.requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+    def close(self) -> None:
+        """Give the model back: modes and `requires_grad` as they were; weights stay adapted."""
+        for module, training in self._modes.items():
+            module.training = training
+        for parameter, trained in self._trained.items():
+            parameter.requires_grad_(trained)
+            parameter.grad = None
+
+    def _pass(
+        self,
+        inputs: Tensor,
+        statistics: Statistics,
+        rate: float,
+        passes: range | tuple[int],
+        key: Key,
+    ) -> Tensor:
+        rows = Rows()
+        with (
+            normalised_by(self.model, statistics, rows=rows),
+            dropout_at(self.model, self.sites, rate=rate, passes=passes, key=key, rows=rows),
+        ):
+            logits = self._forward(inputs)
+        return logits.unflatten(0, (-1, len(passes))).transpose(0, 1)
+
+    @torch.no_grad()
+    def _probe(self, inputs: Tensor, statistics: Statistics, rate: float, passes: int) -> bool:
+        """Try fan-out on a few rows against separate passes with the same masks."""
+        few = inputs[:_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
+        separate = torch.cat(
+            [self._pass(few, statistics, rate, (n,), (0,)) for n in range(passes)]
+        )
+        try:
+            fanned = self._pass(few, statistics, rate, range(passes), (0,))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+        else:
+            scale = separate.abs().max().clamp_min(1.0)
+            if fanned.shape == separate.shape and bool(
+                ((fanned - separate).abs().max() <= _PROBE_TOLERANCE * scale).item()
+            ):
+                return True
+            reason = "its rows do not stay independent after the first site"
+        warnings.warn(
+            f"{type(self.model).__name__} cannot carry {passes} stochastic passes in one forward "
+            f"({reason}); running {passes} forwards instead.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return False
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        output = self.model(inputs)
+        if isinstance(self._logits, str):
+            output = getattr(output, self._logits, None)
+        elif self._logits is not None:
+            output = self._logits(output)
+        if not isinstance(output, Tensor):
+            raise ModelError(
+                f"the model returned {type(output).__name__} where logits are needed; say which "
+                'part holds them, such as logits="logits" or logits=lambda output: output[0].'
+            )
+        if output.dim() != 2:
+            raise ModelError(
+                f"logits have shape {tuple(output.shape)}; (batch, classes) is needed."
+            )
+        return output

@@ -1,0 +1,105 @@
+"""Where dropout goes in a model nobody has seen before: after its stages, found by structure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from torch import nn
+
+from bitta.errors import ModelError, unknown
+
+Sites: TypeAlias = Sequence[str] | Callable[[str, nn.Module], bool] | None
+"""Module names, a predicate over (name, module), or None for the stages found by structure."""
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_QUARTERS = 4
+
+
+def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
+    """Names of the modules after whose output dropout is applied, in the model's order."""
+    if sites is None:
+        found = _stages(model)
+        if not found:
+            raise ModelError(
+                f"no residual stages or transformer blocks were found in {type(model).__name__}; "
+                f'name the dropout sites, such as sites=["{_example(model)}"], or set dropout=0.'
+            )
+        return found
+    named = dict(model.named_modules())
+    if callable(sites):
+        chosen = tuple(name for name, module in named.items() if name and sites(name, module))
+        if not chosen:
+            raise ModelError(
+                f"the predicate given as sites matches none of the {len(named) - 1} modules of "
+                f"{type(model).__name__}; see model.named_modules()."
+            )
+        return chosen
+    for name in sites:
+        if name not in named or not name:
+            raise unknown("dropout site", name, filter(None, named))
+    return tuple(sites)
+
+
+def _stages(model: nn.Module) -> tuple[str, ...]:
+    """The ends of the stages, or of the quarters of a single chain of blocks.
+
+    A block is a module that is repeated side by side; of several kinds, the one that holds most of
+    the parameters is meant, the outermost first.
+    """
+    kinds: dict[type[nn.Module], list[tuple[str, list[str]]]] = {}
+    size: dict[type[nn.Module], int] = {}
+    for name, parent in model.named_modules():
+        for kind, blocks in _blocks(parent):
+            kinds.setdefault(kind, []).append((name, [_join(name, child) for child, _ in blocks]))
+            size[kind] = size.get(kind, 0) + sum(_n_parameters(block) for _, block in blocks)
+    if not kinds:
+        return ()
+    # max() keeps the first of equals, and named_modules() comes from the outside in.
+    chains = kinds[max(kinds, key=lambda kind: size[kind])]
+    if len(chains) == 1:
+        return _quarters(chains[0][1])
+    return _quarters([_end(model, name, blocks) for name, blocks in chains])
+
+
+def _blocks(parent: nn.Module) -> Iterator[tuple[type[nn.Module], list[tuple[str, nn.Module]]]]:
+    """Children of one compound kind: all of a container's, or at least two of another module's."""
+    children = [(name, child) for name, child in parent.named_children()]
+    compound = [(name, child) for name, child in children if _is_compound(child)]
+    for kind in dict.fromkeys(type(child) for _, child in compound):
+        same = [(name, child) for name, child in compound if type(child) is kind]
+        if len(same) > 1 or (isinstance(parent, _CONTAINERS) and len(same) == len(children)):
+            yield kind, same
+
+
+def _is_compound(module: nn.Module) -> bool:
+    plain_container = type(module) in _CONTAINERS
+    return not plain_container and any(True for _ in module.children()) and _n_parameters(module) > 0
+
+
+def _end(model: nn.Module, name: str, blocks: list[str]) -> str:
+    """A container that is itself called, else its last block."""
+    uncalled = (nn.ModuleList, nn.ModuleDict)
+    whole = isinstance(model.get_submodule(name), _CONTAINERS)
+    return name if whole and type(model.get_submodule(name)) not in uncalled else blocks[-1]
+
+
+def _quarters(names: list[str]) -> tuple[str, ...]:
+    """The last name of each quarter; all names where there are four or fewer."""
+    if len(names) <= _QUARTERS:
+        return tuple(names)
+    edges = [round(len(names) * quarter / _QUARTERS) for quarter in range(_QUARTERS + 1)]
+    return tuple(names[stop - 1] for _, stop in pairwise(edges))
+
+
+def _n_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _join(parent: str, child: str) -> str:
+    return f"{parent}.{child}" if parent else child
+
+
+def _example(model: nn.Module) -> str:
+    """A name to show in an error: the module in the middle of the model."""
+    names = [name for name, _ in model.named_modules() if name]
+    return names[len(names) // 2] if names else "layer"

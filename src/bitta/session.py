@@ -1,0 +1,277 @@
+"""THE loop: predict, choose questions, ask, collect what has been answered, adapt."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bitta.adapter import Adapter
+from bitta.errors import FeedbackError, InputError, ModelError
+from bitta.feedback import FeedbackSource, Human
+from bitta.methods import method_named
+from bitta.nn import LogitsOf
+from bitta.selection import Budget, Candidates, selector_named
+from bitta.statefile import load_state, save_state
+from bitta.types import Answer, Feedback, Losses, Prediction, Query, State
+
+_FORMAT = 1
+
+
+class Session:
+    """A classifier that serves a stream, asks a few questions, and learns from the answers.
+
+    >>> import bitta, torch
+    >>> from bitta.testing import toy_classifier
+    >>> session = bitta.Session(toy_classifier(), "bitta", n_queries=1, seed=0)
+    >>> prediction = session.predict(torch.rand(8, 3, 8, 8))
+    >>> for query in prediction.queries:
+    ...     session.answer(query.id, correct=True)
+    >>> losses = session.learn()
+    >>> session.close()
+
+    Weights are adapted in place; `copy=True` leaves the caller's model alone. Everything else about
+    the model is as it was once the session is closed, or a `with` block around it ends.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: str = "bitta",
+        *,
+        preset: str | None = None,
+        n_queries: int | None = None,
+        every: int = 1,
+        total: int | None = None,
+        selection: str = "mc_confidence",
+        feedback: FeedbackSource | None = None,
+        seed: int = 0,
+        copy: bool = False,
+        logits: LogitsOf = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"model is a {type(model).__name__}; an nn.Module is needed.")
+        kind = method_named(method)
+        config = kind.configure(settings, preset, name=method)
+        self.method = method
+        self.selection = selection
+        self.budget = Budget(
+            n_queries=kind.n_queries if n_queries is None else n_queries, every=every, total=total
+        )
+        self.source: FeedbackSource = Human() if feedback is None else feedback
+        self.step_number = 0
+        """How many batches have been served."""
+        self.n_asked = 0
+        self.n_seen = 0
+        """How many samples have been served."""
+        self._select = selector_named(selection)
+        self._unlabelled: Tensor | None = None
+        self._logits = logits
+        model = deepcopy(model) if copy else model
+        self.adapter: Adapter[Any] = kind(model, config, seed=seed, logits=logits)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as adapted so far."""
+        return self.adapter.model
+
+    def predict(self, inputs: Tensor) -> Prediction:
+        """Answer first; put the most useful predictions to the feedback source."""
+        inputs = self._checked(inputs)
+        adapter = self.adapter
+        if adapter.observes == "before_serving":
+            adapter.observe(inputs)
+        served = judged = adapter.predict(inputs)
+        if adapter.observes == "before_asking":
+            adapter.observe(inputs)
+            judged = adapter.predict(inputs)
+        queries = self._choose(inputs, judged)
+        if adapter.observes == "after_asking":
+            adapter.observe(inputs)
+        self._commit(inputs, queries)
+        return replace(served, queries=queries)
+
+    def answer(self, query_id: int, *, correct: bool) -> None:
+        """Take a person's verdict on a question: now, or after any number of later batches."""
+        if not isinstance(self.source, Human):
+            raise FeedbackError(
+                f"this session's answers come from {type(self.source).__name__}; "
+                "leave feedback out to answer by hand."
+            )
+        self.source.answer(query_id, correct=correct)
+
+    def learn(self) -> Losses:
+        """Adapt from the last batch and from whatever answers have come in since the last call."""
+        return self._adapt(self.source.collect())
+
+    def step(self, inputs: Tensor) -> tuple[Prediction, list[Answer], Losses]:
+        """Predict, collect and learn in one."""
+        prediction = self.predict(inputs)
+        answers = self.source.collect()
+        return prediction, answers, self._adapt(answers)
+
+    def reset(self) -> None:
+        """Back to the source model, memories empty; open questions and counters stay."""
+        self.adapter.reset()
+
+    def close(self) -> None:
+        """Give the model back, with the weights it has learned."""
+        self.adapter.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def save(self, path: str | Path) -> None:
+        """Write everything into one safetensors file, atomically."""
+        save_state(path, self.state_dict())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        feedback: FeedbackSource | None = None,
+        copy: bool = False,
+        logits: LogitsOf = None,
+    ) -> Self:
+        """Go on where `save` stopped, with a model of the same shape; its weights are replaced.
+
+        A source other than the person behind `answer` is given again, since it holds the truth.
+        """
+        return cls.from_state(
+            load_state(path), model, feedback=feedback, copy=copy, logits=logits
+        )
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        model: nn.Module,
+        *,
+        feedback: FeedbackSource | None = None,
+        copy: bool = False,
+        logits: LogitsOf = None,
+    ) -> Self:
+        """Go on from a state tree."""
+        if state.get("format") != _FORMAT:
+            raise InputError(
+                f"the state has format {state.get('format')!r}; this version reads {_FORMAT}."
+            )
+        session = cls(
+            model,
+            state["method"],
+            **state["budget"],
+            selection=state["selection"],
+            feedback=feedback,
+            seed=state["seed"],
+            copy=copy,
+            logits=logits or state["logits"],
+            **state["settings"],
+        )
+        try:
+            session._load(state)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def state_dict(self) -> State:
+        """All that the following steps depend on, as a tree."""
+        return {
+            "format": _FORMAT,
+            "method": self.method,
+            "settings": asdict(self.adapter.config),
+            "budget": asdict(self.budget),
+            "selection": self.selection,
+            "seed": self.adapter.seed,
+            "logits": self._logits if isinstance(self._logits, str) else None,
+            "step_number": self.step_number,
+            "n_asked": self.n_asked,
+            "n_seen": self.n_seen,
+            "unlabelled": self._unlabelled,
+            "adapter": self.adapter.state_dict(),
+            "source": {"kind": type(self.source).__name__, **self.source.state_dict()},
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        source = dict(state["source"])
+        kind = source.pop("kind")
+        if kind != type(self.source).__name__:
+            raise InputError(
+                f"the session was saved with {kind} feedback, but {type(self.source).__name__} is "
+                f"here; give feedback={kind}(...) as before."
+            )
+        self.adapter.load_state_dict(state["adapter"])
+        self.source.load_state_dict(source)
+        self.step_number = state["step_number"]
+        self.n_asked = state["n_asked"]
+        self.n_seen = state["n_seen"]
+        unlabelled = state["unlabelled"]
+        self._unlabelled = None if unlabelled is None else unlabelled.to(self.adapter.network.device)
+
+    def _choose(self, inputs: Tensor, judged: Prediction) -> tuple[Query, ...]:
+        """The most uncertain predictions, as far as the budget allows; most uncertain first."""
+        allowed = self.budget.allowance(step=self.step_number, asked=self.n_asked)
+        n_queries = min(allowed, len(inputs))
+        if n_queries <= 0:
+            return ()
+        key = (self.adapter.seed, "selection", self.step_number)
+        uncertainty = self._select(Candidates(judged, lambda: self.adapter.policy(inputs), key))
+        # Stable, so that equals go by place on every device.
+        rows = uncertainty.sort(descending=True, stable=True).indices[:n_queries].tolist()
+        return tuple(
+            Query(
+                id=self.n_asked + place,
+                index=row,
+                label=int(judged.labels[row]),
+                uncertainty=float(uncertainty[row]),
+                input=inputs[row].detach().clone(),
+                step=self.step_number,
+                version=self.adapter.step,
+                position=self.n_seen + row,
+            )
+            for place, row in enumerate(rows)
+        )
+
+    def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
+        """Ask; what was asked about stays out of the unlabelled samples of its batch."""
+        self.source.ask(queries)
+        others = torch.ones(len(inputs), dtype=torch.bool)
+        others[[query.index for query in queries]] = False
+        self._unlabelled = inputs[others.to(inputs.device)]
+        self.step_number += 1
+        self.n_asked += len(queries)
+        self.n_seen += len(inputs)
+
+    def _adapt(self, answers: list[Answer]) -> Losses:
+        if self._unlabelled is None or not (answers or len(self._unlabelled)):
+            return Losses()
+        feedback = Feedback.of(answers, like=self._unlabelled)
+        unlabelled, self._unlabelled = self._unlabelled, self._unlabelled[:0]
+        return self.adapter.adapt(unlabelled, feedback)
+
+    def _checked(self, inputs: Tensor) -> Tensor:
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
+            given = (
+                f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
+                if isinstance(inputs, Tensor)
+                else f"a {type(inputs).__name__}"
+            )
+            raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
+        if not len(inputs):
+            raise InputError("inputs hold no sample; leave empty batches out.")
+        return inputs.to(self.adapter.network.device)

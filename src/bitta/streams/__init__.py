@@ -1,0 +1,20 @@
+"""Data as it arrives: domains, their order, batches."""
+
+from bitta.streams.arrays import read_arrays
+from bitta.streams.coloured_digits import CHANCES, coloured_digits
+from bitta.streams.pack import Pack, embedded_pack, write_pack
+from bitta.streams.raw import read_cifar, read_mnist
+from bitta.streams.stream import Domain, Stream
+
+__all__ = [
+    "CHANCES",
+    "Domain",
+    "Pack",
+    "Stream",
+    "coloured_digits",
+    "embedded_pack",
+    "read_arrays",
+    "read_cifar",
+    "read_mnist",
+    "write_pack",
+]

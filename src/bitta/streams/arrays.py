@@ -1,0 +1,66 @@
+"""A user's own arrays: `inputs`, `labels` and, if there are several domains, `domains` in an .npz."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitta.errors import InputError
+from bitta.streams.stream import Domain
+
+_COLOUR_CHANNELS = (1, 3, 4)
+
+
+def read_arrays(path: str | Path) -> list[Domain]:
+    """Domains in the order in which they first appear in the file."""
+    arrays = _read(path)
+    for name in ("inputs", "labels"):
+        if name not in arrays:
+            raise InputError(
+                f"{str(path)!r} has no array {name!r}; it holds {', '.join(sorted(arrays)) or 'none'}."
+            )
+    inputs, labels = _images(arrays["inputs"], path), arrays["labels"]
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise InputError(
+            f"labels in {str(path)!r} are {labels.dtype} of shape {labels.shape}; "
+            "whole numbers (samples,) are needed."
+        )
+    if len(labels) and labels.min() < 0:
+        raise InputError(f"labels in {str(path)!r} go down to {labels.min()}; 0 is the first class.")
+    names = arrays.get("domains", np.full(len(labels), "all"))
+    if names.shape != labels.shape or len(inputs) != len(labels):
+        raise InputError(
+            f"{str(path)!r} has {len(inputs)} inputs, {len(labels)} labels and {len(names)} "
+            "domains; one of each per sample is needed."
+        )
+    truth = torch.from_numpy(labels.astype(np.int64))
+    rows = {str(name): torch.from_numpy(names == name) for name in dict.fromkeys(names.tolist())}
+    return [Domain(name, inputs[mask], truth[mask]) for name, mask in rows.items()]
+
+
+def _read(path: str | Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise InputError(f"{str(path)!r} is a single array; an .npz with names is needed.")
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise InputError(f"there is no file {str(path)!r}.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{str(path)!r} is not a readable .npz file ({error}).") from None
+
+
+def _images(array: np.ndarray, path: str | Path) -> Tensor:
+    """uint8 pictures are (n, h, w, c) as image libraries give them, or (n, c, h, w); floats as is."""
+    if array.dtype == np.uint8 and array.ndim == 4:
+        if array.shape[-1] in _COLOUR_CHANNELS and array.shape[1] not in _COLOUR_CHANNELS:
+            array = array.transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.ascontiguousarray(array))
+    if np.issubdtype(array.dtype, np.floating) and array.ndim >= 2:
+        return torch.from_numpy(array.astype(np.float32))
+    raise InputError(
+        f"inputs in {str(path)!r} are {array.dtype} of shape {array.shape}; uint8 (samples, height, "
+        "width, channels) or float (samples, ...) is needed."
+    )

@@ -1,0 +1,106 @@
+"""The vocabulary: what flows between a stream, a session, a feedback source and a method."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+State: TypeAlias = dict[str, Any]
+"""A tree of dicts, lists, tensors, numbers, strings and None: all that a part needs to go on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What a stream delivers; `truth` is for metrics and simulated annotators only."""
+
+    inputs: Tensor  # (batch, ...)
+    truth: Tensor  # (batch,)
+    domain: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query:
+    """A question put to a person: is `label` right for this input?"""
+
+    id: int
+    index: int
+    """Row in its batch."""
+    label: int
+    """The label shown, which is the label judged."""
+    uncertainty: float
+    input: Tensor
+    step: int
+    """Which batch of the session it comes from."""
+    version: int
+    """How often the model had learned when it gave the label."""
+    position: int
+    """Place in the stream, counted in samples."""
+
+    def state_dict(self) -> State:
+        """Everything, as a tree."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """One bit about one query."""
+
+    query: Query
+    correct: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """What is served for a batch, and the questions it raises."""
+
+    labels: Tensor  # (batch,)
+    probs: Tensor  # (batch, classes)
+    confidence: Tensor  # (batch,)
+    queries: tuple[Query, ...] = ()
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Self:
+        """Serve the most probable class."""
+        probs = logits.detach().float().softmax(-1)
+        confidence, labels = probs.max(-1)
+        return cls(labels, probs, confidence)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feedback:
+    """Answers, stacked; may hold none."""
+
+    inputs: Tensor  # (answers, ...)
+    labels: Tensor  # (answers,) the labels that were judged
+    correct: Tensor  # (answers,) bool
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def of(cls, answers: Iterable[Answer], *, like: Tensor) -> Self:
+        """Stack answers for a method; `like` gives shape and device where there are none.
+
+        Oldest batch first, descending row within a batch (the published code's order), so that
+        what is learned does not depend on the order in which somebody clicked.
+        """
+        ordered = sorted(answers, key=lambda answer: (answer.query.step, -answer.query.index))
+        rows = [answer.query.input.to(like) for answer in ordered]
+        return cls(
+            torch.stack(rows) if rows else like[:0],
+            torch.tensor([a.query.label for a in ordered], dtype=torch.long, device=like.device),
+            torch.tensor([a.correct for a in ordered], dtype=torch.bool, device=like.device),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """Each weighted term of the objective, once per epoch; empty where nothing was learned."""
+
+    terms: Mapping[str, Tensor] = field(default_factory=dict)  # each (epochs,)
+
+    def mean(self) -> dict[str, float]:
+        """Each term averaged over the epochs in which it was there."""
+        return {name: float(values.nanmean()) for name, values in self.terms.items()}
