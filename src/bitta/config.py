@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: built from keywords, checked, explained by their own docstrings."""
+"""Settings as frozen dataclasses: built from keywords, checked, explained by docstrings."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""What can go wrong on the user's side; each message says what was given, what is allowed, what to do."""
+"""What can go wrong on the user's side: what was given, what is allowed, what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -83,9 +83,7 @@ class GradientAdapter(Adapter[G]):
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of a mixed batch: correct, incorrect, unlabelled."""
         n_correct, n_incorrect = len(self.memory.correct), len(self.memory.incorrect)
-        correct, incorrect, unlabelled = outputs.tensor_split(
-            (n_correct, n_correct + n_incorrect)
-        )
+        correct, incorrect, unlabelled = outputs.tensor_split((n_correct, n_correct + n_incorrect))
         return correct, incorrect, unlabelled
 
     def feedback_terms(self, correct: Tensor, incorrect: Tensor) -> dict[str, Tensor]:

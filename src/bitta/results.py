@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,7 +72,7 @@ class RunResult:
     def accuracy_by_part(self, parts: int) -> list[float]:
         """Percent right in equal parts of the stream, in order."""
         edges = [round(len(self.steps) * part / parts) for part in range(parts + 1)]
-        return [percent_right(self.steps[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        return [percent_right(self.steps[a:b]) for a, b in pairwise(edges)]
 
     def total(self, count: str) -> int:
         """Sum of a count such as "n_asked" over the steps."""

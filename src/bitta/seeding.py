@@ -1,7 +1,7 @@
 """One seed, many independent streams of chance, none of them global.
 
-Chance is addressed, not consumed: the numbers drawn at (seed, "dropout", step, pass, site) depend on
-that address alone. A resumed run, or one that draws in another order, therefore gets the same
+Chance is addressed, not consumed: the numbers drawn at (seed, "dropout", step, pass, site) depend
+on that address alone. A resumed run, or one that draws in another order, therefore gets the same
 numbers, and there is no random state to save.
 """
 

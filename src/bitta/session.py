@@ -152,9 +152,7 @@ class Session:
 
         A source other than the person behind `answer` is given again, since it holds the truth.
         """
-        return cls.from_state(
-            load_state(path), model, feedback=feedback, copy=copy, logits=logits
-        )
+        return cls.from_state(load_state(path), model, feedback=feedback, copy=copy, logits=logits)
 
     @classmethod
     def from_state(
@@ -221,7 +219,9 @@ class Session:
         self.n_asked = state["n_asked"]
         self.n_seen = state["n_seen"]
         unlabelled = state["unlabelled"]
-        self._unlabelled = None if unlabelled is None else unlabelled.to(self.adapter.network.device)
+        self._unlabelled = (
+            None if unlabelled is None else unlabelled.to(self.adapter.network.device)
+        )
 
     def _choose(self, inputs: Tensor, judged: Prediction) -> tuple[Query, ...]:
         """The most uncertain predictions, as far as the budget allows; most uncertain first."""

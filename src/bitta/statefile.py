@@ -1,4 +1,4 @@
-"""A state tree in one safetensors file, written so that a crash leaves the old file or the new one."""
+"""A state tree in one safetensors file; a crash leaves the old file or the new one."""
 
 import json
 import os
@@ -30,7 +30,9 @@ def load_state(path: str | Path) -> State:
             header = (file.metadata() or {}).get("bitta")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}; give the path that was saved to.") from None
+        raise InputError(
+            f"there is no file {str(path)!r}; give the path that was saved to."
+        ) from None
     except (SafetensorError, OSError) as error:
         raise InputError(f"{str(path)!r} is not a readable safetensors file ({error}).") from None
     if header is None:

@@ -1,4 +1,4 @@
-"""An experiment: a stream, a model, a method, someone who answers. A TOML file, or these dataclasses."""
+"""An experiment: a stream, a model, a method, someone who answers; written as a TOML file."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

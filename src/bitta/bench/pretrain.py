@@ -197,7 +197,7 @@ def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.eval()
     device = next(model.parameters()).device
     right = sum(
-        int((model(pixels.to(device).float() / 255).argmax(-1).cpu() == truth).sum())
+        int((model(pixels.to(device).float() / 255).argmax(-1).cpu() == truth).sum().item())
         for pixels, truth in zip(images.split(512), labels.split(512), strict=True)
     )
     return round(100 * right / len(labels), 2)

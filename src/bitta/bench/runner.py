@@ -1,7 +1,6 @@
 """Run an experiment to its result; killed at any moment, it goes on from its last checkpoint."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -27,6 +26,13 @@ OnStep = Callable[[int, int, StepRecord], None]
 """Told after every batch: how many are done, of how many, and what happened."""
 
 
+class Stopped(Exception):  # noqa: N818 (a wish, not an error)
+    """A run was asked to stop; its checkpoint holds everything up to batch `done` of `total`."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__(f"stopped after batch {done} of {total}")
+
+
 @dataclass(slots=True)
 class _Progress:
     steps: list[StepRecord] = field(default_factory=list)
@@ -46,8 +52,12 @@ def run(
     device: str = "cpu",
     checkpoint_seconds: float = 30.0,
     on_step: OnStep = lambda *_: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Stream, ask, learn, record; the result is written to `result_path` and returned."""
+    """Stream, ask, learn, record; the result is written to `result_path` and returned.
+
+    `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
+    """
     place = _device(device)
     path = result_path(experiment, out)
     checkpoint = path.with_suffix(".safetensors")
@@ -56,10 +66,20 @@ def run(
     check_fit(model, stream, logits=experiment.model.logits)
     model.to(place)
     circumstances = environment(place, weight_hash(model))
-    with ExitStack() as stack:
-        session, progress = _begin(experiment, stream, model, checkpoint if resume else None)
-        stack.enter_context(session)
-        _stream(experiment, session, progress, stream, checkpoint, checkpoint_seconds, on_step)
+    session, progress = _begin(experiment, stream, model, checkpoint if resume else None)
+    with session:
+        saved = monotonic()
+        watch = Stopwatch(place)
+        for batch in stream.batches(len(progress.steps)):
+            _step(session, batch, progress, watch)
+            done = len(progress.steps)
+            on_step(done, len(stream), progress.steps[-1])
+            if should_stop() and done < len(stream):
+                _save(checkpoint, experiment, session, progress)
+                raise Stopped(done, len(stream))
+            if monotonic() - saved >= checkpoint_seconds:
+                _save(checkpoint, experiment, session, progress)
+                saved = monotonic()
         result = RunResult(
             experiment=experiment.as_table(),
             protocol=stream.protocol,
@@ -77,35 +97,16 @@ def run(
     return result
 
 
-def _stream(
-    experiment: Experiment,
-    session: Session,
-    progress: _Progress,
-    stream: Stream,
-    checkpoint: Path,
-    checkpoint_seconds: float,
-    on_step: OnStep,
-) -> None:
-    def save() -> None:
-        save_state(
-            checkpoint,
-            {
-                "experiment": experiment.as_table(),
-                "session": session.state_dict(),
-                "steps": [asdict(step) for step in progress.steps],
-                "reliability": asdict(progress.reliability),
-            },
-        )
-
-    saved = monotonic()
-    watch = Stopwatch(session.adapter.network.device)
-    for batch in stream.batches(len(progress.steps)):
-        # Ctrl-C inside a step loses that step only: the state before it is on disk or repeatable.
-        _step(session, batch, progress, watch)
-        on_step(len(progress.steps), len(stream), progress.steps[-1])
-        if monotonic() - saved >= checkpoint_seconds:
-            save()
-            saved = monotonic()
+def _save(checkpoint: Path, experiment: Experiment, session: Session, progress: _Progress) -> None:
+    save_state(
+        checkpoint,
+        {
+            "experiment": experiment.as_table(),
+            "session": session.state_dict(),
+            "steps": [asdict(step) for step in progress.steps],
+            "reliability": asdict(progress.reliability),
+        },
+    )
 
 
 def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch) -> None:

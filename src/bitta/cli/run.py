@@ -1,10 +1,15 @@
 """bitta run: run one experiment and write its result."""
 
 import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import result_path, run
+from bitta.bench.runner import Stopped, result_path, run
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
 from bitta.report import summary_rows, text_table
@@ -46,21 +51,44 @@ def main(arguments: argparse.Namespace) -> int:
         table["seed"] = arguments.seed
     experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
     out = Path(arguments.out)
-    with progress() as shown:
+    with progress() as shown, _stop_on_signal() as should_stop:
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
             note = f"{step.domain}: {100 * step.n_correct / step.n:.0f} % right"
             shown.update(experiment.name, done, total, note)
 
-        result = run(
-            experiment,
-            out=out,
-            resume=arguments.resume,
-            device=arguments.device,
-            checkpoint_seconds=arguments.checkpoint_seconds,
-            on_step=on_step,
-        )
+        try:
+            result = run(
+                experiment,
+                out=out,
+                resume=arguments.resume,
+                device=arguments.device,
+                checkpoint_seconds=arguments.checkpoint_seconds,
+                on_step=on_step,
+                should_stop=should_stop,
+            )
+        except Stopped as stopped:
+            print(f"{stopped}; the same command with --resume goes on.", file=sys.stderr)
+            return 130
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
     print(f"result: {result_path(experiment, out)}")
     return 0
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM finish the batch and save; a second one stops at once."""
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -31,7 +31,8 @@ def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> T
     require(1 <= severity <= 5, "severity", severity, "1 to 5")
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != (3, 32, 32):
         raise InputError(
-            f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (n, 3, 32, 32) is needed."
+            f"images are {images.dtype} of shape {tuple(images.shape)}; "
+            "uint8 (n, 3, 32, 32) is needed."
         )
     chance = generator(seed, "corruption", name, severity, device=images.device)
     pixels = CORRUPTIONS[name](images.float() / 255, severity, chance)

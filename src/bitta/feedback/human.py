@@ -44,7 +44,7 @@ class Human:
                 return
             raise FeedbackError(
                 f"question {query_id} was already learned from as "
-                f"{'correct' if self._learned[query_id] else 'incorrect'}; it cannot be changed now."
+                f"{'correct' if self._learned[query_id] else 'incorrect'}; it cannot change now."
             )
         if isinstance(query_id, int) and 0 <= query_id < self._next_id:
             raise FeedbackError(

@@ -34,7 +34,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Residual sum, then ReLU."""
         residual: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        return (residual + self.shortcut(x)).relu()
+        shortcut: Tensor = self.shortcut(x)
+        return (residual + shortcut).relu()
 
 
 class CifarResNet(nn.Module):

@@ -60,9 +60,7 @@ def dropout_at(
             handle.remove()
 
 
-def _drop(
-    x: Tensor, *, rate: float, passes: Sequence[int], address: Key, fanned: bool
-) -> Tensor:
+def _drop(x: Tensor, *, rate: float, passes: Sequence[int], address: Key, fanned: bool) -> Tensor:
     split = x.unflatten(0, (-1, len(passes))) if fanned else x.unsqueeze(1)
     shape = (len(split), *split.shape[2:])
     masks = [_mask(shape, rate, (*address, number), x.device) for number in passes]
@@ -70,9 +68,7 @@ def _drop(
     return (split * scale).flatten(0, 1)
 
 
-def _mask(
-    shape: Sequence[int], rate: float, address: Key, device: torch.device
-) -> Tensor:
+def _mask(shape: Sequence[int], rate: float, address: Key, device: torch.device) -> Tensor:
     """True where an element is kept; the rate is honoured to one part in 65,536.
 
     Random bits, four decisions to a word, are several times faster on a CPU than `bernoulli_`.

@@ -32,7 +32,7 @@ class Network:
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None
         self._modes = {module: module.training for module in model.modules()}
-        self._trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+        self._gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
         model.eval()
 
     @property
@@ -88,12 +88,12 @@ class Network:
             parameter.requires_grad_(True)
 
     def close(self) -> None:
-        """Give the model back: modes and `requires_grad` as they were; weights stay adapted."""
+        """Give the model back: modes and gradients as they were; weights stay adapted."""
         for module, training in self._modes.items():
             module.training = training
-        for parameter, trained in self._trained.items():
-            parameter.requires_grad_(trained)
-            parameter.grad = None
+        for parameter, (required, gradient) in self._gradients.items():
+            parameter.requires_grad_(required)
+            parameter.grad = gradient
 
     def _pass(
         self,
@@ -109,15 +109,14 @@ class Network:
             dropout_at(self.model, self.sites, rate=rate, passes=passes, key=key, rows=rows),
         ):
             logits = self._forward(inputs)
-        return logits.unflatten(0, (-1, len(passes))).transpose(0, 1)
+        split: Tensor = logits.unflatten(0, (-1, len(passes)))
+        return split.transpose(0, 1)
 
     @torch.no_grad()
     def _probe(self, inputs: Tensor, statistics: Statistics, rate: float, passes: int) -> bool:
         """Try fan-out on a few rows against separate passes with the same masks."""
         few = inputs[:_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
-        separate = torch.cat(
-            [self._pass(few, statistics, rate, (n,), (0,)) for n in range(passes)]
-        )
+        separate = torch.cat([self._pass(few, statistics, rate, (n,), (0,)) for n in range(passes)])
         try:
             fanned = self._pass(few, statistics, rate, range(passes), (0,))
         except RuntimeError as error:

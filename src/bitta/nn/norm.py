@@ -104,4 +104,5 @@ def _per_pass(layer: _BatchNorm, x: Tensor, passes: int) -> Tensor:
     if weight is not None:
         channels = (-1, *[1] * (split.dim() - 3))
         normal = normal * weight.view(channels) + bias.view(channels)
-    return normal.flatten(0, 1)
+    rows: Tensor = normal.flatten(0, 1)
+    return rows

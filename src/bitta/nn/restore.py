@@ -1,4 +1,4 @@
-"""Stochastic restoration: a few weights at a time go back to the source (Wang et al., CoTTA, 2022)."""
+"""Stochastic restoration: a few weights at a time go back to the source (CoTTA, 2022)."""
 
 from collections.abc import Mapping
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta.errors import ModelError, unknown
 
-Sites: TypeAlias = Sequence[str] | Callable[[str, nn.Module], bool] | None
+Sites: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 """Module names, a predicate over (name, module), or None for the stages found by structure."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -34,6 +34,7 @@ def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
                 f"{type(model).__name__}; see model.named_modules()."
             )
         return chosen
+    sites = [sites] if isinstance(sites, str) else sites
     for name in sites:
         if name not in named or not name:
             raise unknown("dropout site", name, filter(None, named))
@@ -73,7 +74,9 @@ def _blocks(parent: nn.Module) -> Iterator[tuple[type[nn.Module], list[tuple[str
 
 def _is_compound(module: nn.Module) -> bool:
     plain_container = type(module) in _CONTAINERS
-    return not plain_container and any(True for _ in module.children()) and _n_parameters(module) > 0
+    return (
+        not plain_container and any(True for _ in module.children()) and _n_parameters(module) > 0
+    )
 
 
 def _end(model: nn.Module, name: str, blocks: list[str]) -> str:

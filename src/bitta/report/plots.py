@@ -18,7 +18,9 @@ def plot_accuracy(results: Mapping[str, RunResult], path: str | Path, *, title: 
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, loaded when needed)
     except ImportError:
-        raise InputError('plots need matplotlib; install it with pip install "bitta[report]".') from None
+        raise InputError(
+            'plots need matplotlib; install it with pip install "bitta[report]".'
+        ) from None
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for place, (name, result) in enumerate(results.items()):
@@ -40,7 +42,9 @@ def plot_accuracy(results: Mapping[str, RunResult], path: str | Path, *, title: 
 
 def _smooth(result: RunResult) -> list[float]:
     steps = result.steps
-    return [percent_right(steps[max(0, stop - _WINDOW) : stop]) for stop in range(1, len(steps) + 1)]
+    return [
+        percent_right(steps[max(0, stop - _WINDOW) : stop]) for stop in range(1, len(steps) + 1)
+    ]
 
 
 def _mark_domains(axes, result: RunResult) -> None:  # type: ignore[no-untyped-def]
@@ -53,4 +57,6 @@ def _mark_domains(axes, result: RunResult) -> None:  # type: ignore[no-untyped-d
         return
     for start in starts:
         axes.axvline(start + 0.5, color="#dddddd", zorder=0)
-        axes.text(start + 1, 97, result.steps[start].domain.replace("_", "\n"), fontsize=8, va="top")
+        axes.text(
+            start + 1, 97, result.steps[start].domain.replace("_", "\n"), fontsize=8, va="top"
+        )

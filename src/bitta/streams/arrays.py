@@ -1,4 +1,4 @@
-"""A user's own arrays: `inputs`, `labels` and, if there are several domains, `domains` in an .npz."""
+"""A user's own arrays: an .npz with `inputs`, `labels` and, if there are several, `domains`."""
 
 import zipfile
 from pathlib import Path
@@ -19,7 +19,7 @@ def read_arrays(path: str | Path) -> list[Domain]:
     for name in ("inputs", "labels"):
         if name not in arrays:
             raise InputError(
-                f"{str(path)!r} has no array {name!r}; it holds {', '.join(sorted(arrays)) or 'none'}."
+                f"{str(path)!r} has no array {name!r}; it has {', '.join(sorted(arrays)) or 'no'}."
             )
     inputs, labels = _images(arrays["inputs"], path), arrays["labels"]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
@@ -28,7 +28,9 @@ def read_arrays(path: str | Path) -> list[Domain]:
             "whole numbers (samples,) are needed."
         )
     if len(labels) and labels.min() < 0:
-        raise InputError(f"labels in {str(path)!r} go down to {labels.min()}; 0 is the first class.")
+        raise InputError(
+            f"labels in {str(path)!r} go down to {labels.min()}; 0 is the first class."
+        )
     names = arrays.get("domains", np.full(len(labels), "all"))
     if names.shape != labels.shape or len(inputs) != len(labels):
         raise InputError(
@@ -53,7 +55,7 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _images(array: np.ndarray, path: str | Path) -> Tensor:
-    """uint8 pictures are (n, h, w, c) as image libraries give them, or (n, c, h, w); floats as is."""
+    """Pictures in uint8 are (n, h, w, c), as image libraries give them, or (n, c, h, w)."""
     if array.dtype == np.uint8 and array.ndim == 4:
         if array.shape[-1] in _COLOUR_CHANNELS and array.shape[1] not in _COLOUR_CHANNELS:
             array = array.transpose(0, 3, 1, 2)
@@ -61,6 +63,6 @@ def _images(array: np.ndarray, path: str | Path) -> Tensor:
     if np.issubdtype(array.dtype, np.floating) and array.ndim >= 2:
         return torch.from_numpy(array.astype(np.float32))
     raise InputError(
-        f"inputs in {str(path)!r} are {array.dtype} of shape {array.shape}; uint8 (samples, height, "
-        "width, channels) or float (samples, ...) is needed."
+        f"inputs in {str(path)!r} are {array.dtype} of shape {array.shape}; uint8 (samples, "
+        "height, width, channels) or float (samples, ...) is needed."
     )

@@ -1,9 +1,9 @@
 """ColoredMNIST: digits whose colour gives the label away in the source and lies in the target.
 
 After Arjovsky et al., 2019, with the values of the code published with BiTTA: the label is whether
-the digit is 5 or more; a noisy label flips it with probability .25; red ink if the noisy label is 0,
-green if 1; that colour flips with the chance of the domain. Models train on noisy labels; accuracy
-is measured on clean ones.
+the digit is 5 or more; a noisy label flips it with probability .25; ink is red if the noisy label
+is 0, green if it is 1; that colour flips with the chance of the domain. Models train on noisy
+labels; accuracy is measured on clean ones.
 """
 
 import torch

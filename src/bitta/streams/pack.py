@@ -62,7 +62,9 @@ def _read(folder: Traversable, name: str) -> Pack:
         mosaic = np.asarray(picture.convert("L" if text["grey"] else "RGB"))
     side = text["side"]
     tiles = mosaic.reshape(-1, side, _COLUMNS, side, *mosaic.shape[2:]).swapaxes(1, 2)
-    pixels = torch.from_numpy(np.ascontiguousarray(tiles.reshape(-1, side, side, *mosaic.shape[2:])))
+    pixels = torch.from_numpy(
+        np.ascontiguousarray(tiles.reshape(-1, side, side, *mosaic.shape[2:]))
+    )
     return Pack(
         pixels if text["grey"] else pixels.permute(0, 3, 1, 2).contiguous(),
         torch.tensor([int(label) for label in text["labels"]]),

@@ -36,7 +36,9 @@ def read_mnist(folder: str | Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 def _read_idx(path: Path) -> Tensor:
     packed = path.with_name(path.name + ".gz")
-    content = _read(path) if path.exists() or not packed.exists() else gzip.decompress(_read(packed))
+    content = (
+        _read(path) if path.exists() or not packed.exists() else gzip.decompress(_read(packed))
+    )
     n_dims = content[3]
     shape = np.frombuffer(content, ">i4", count=n_dims, offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * n_dims)

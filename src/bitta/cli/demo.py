@@ -1,0 +1,96 @@
+"""bitta demo: see binary feedback at work in a minute, on a CPU, without a network."""
+
+import argparse
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from bitta.bench.experiment import Experiment
+from bitta.bench.runner import result_path, run
+from bitta.bench.toml import read_toml
+from bitta.cli.display import Progress, progress
+from bitta.errors import InputError
+from bitta.report import plot_accuracy, summary_rows, text_table
+from bitta.results import RunResult, StepRecord, percent_right
+
+_STORIES = {
+    "digits": (
+        "Coloured digits: the model learned to read the colour, and here the colour lies.",
+        "Nothing in the images says so; only answers do.",
+    ),
+    "corruptions": (
+        "CIFAR-10 under five corruptions at severity 5, one after another.",
+        "On so small a model the statistics are most of the problem; differences are small.",
+    ),
+}
+_BASELINES = {"Source": "source", "BN-Stats": "bn_stats", "TENT": "tent"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument(
+        "stream", nargs="?", choices=list(_STORIES), default="digits", help="(default: digits)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--out", default="bitta-demo", metavar="DIR", help="(default: bitta-demo)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run four methods on one stream; show a table, save a plot and the results."""
+    out = Path(arguments.out) / arguments.stream
+    started = monotonic()
+    for line in _STORIES[arguments.stream]:
+        print(line)
+    results: dict[str, RunResult] = {}
+    with progress() as shown:
+        for name, experiment in _experiments(arguments.stream, arguments.seed).items():
+            results[name] = _run(name, experiment, out, shown)
+    print()
+    print(next(iter(results.values())).protocol)
+    print("accuracy in percent, each image judged before it is learned from; ECE in 15 bins")
+    print()
+    print(text_table(summary_rows(results)))
+    print()
+    _save_plot(results, out / f"accuracy-seed{arguments.seed}.png", _STORIES[arguments.stream][0])
+    for experiment in _experiments(arguments.stream, arguments.seed).values():
+        print(f"result: {result_path(experiment, out)}")
+    print(f"{monotonic() - started:.0f} s in all")
+    return 0
+
+
+def _experiments(stream: str, seed: int) -> Mapping[str, Experiment]:
+    """The packaged experiment, and the same with each baseline in its authors' settings."""
+    with as_file(files("bitta") / "assets" / f"demo-{stream}.toml") as path:
+        table = read_toml(path)
+    tables: dict[str, dict[str, Any]] = {
+        label: {**table, "method": {"name": method}, "feedback": {"n_queries": 0}}
+        for label, method in _BASELINES.items()
+    }
+    tables["BiTTA"] = table
+    return {
+        label: Experiment.of(
+            {**changed, "seed": seed, "name": changed["method"]["name"]}, name=stream
+        )
+        for label, changed in tables.items()
+    }
+
+
+def _run(name: str, experiment: Experiment, out: Path, shown: Progress) -> RunResult:
+    steps: list[StepRecord] = []
+
+    def on_step(done: int, total: int, step: StepRecord) -> None:
+        steps.append(step)
+        shown.update(name, done, total, f"{percent_right(steps[-8:]):.0f} % right")
+
+    return run(experiment, out=out, on_step=on_step)
+
+
+def _save_plot(results: Mapping[str, RunResult], path: Path, title: str) -> None:
+    try:
+        plot_accuracy(results, path, title=title)
+    except InputError as error:
+        print(f"no plot: {error}")
+    else:
+        print(f"plot:   {path}")

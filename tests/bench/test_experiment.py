@@ -1,0 +1,70 @@
+"""Experiments from TOML, and what is wrong with them."""
+
+import pytest
+
+from bitta.bench.experiment import Experiment
+from bitta.bench.toml import override, read_toml
+from bitta.errors import BittaError
+
+GOOD = {
+    "stream": {"kind": "digits"},
+    "model": {"weights": "embedded:digits-resnet8"},
+    "method": {"name": "bitta", "preset": "reference", "lr": 1},
+    "feedback": {"flip": 0.1},
+}
+
+
+def test_presets_and_settings_become_one_table():
+    table = Experiment.of(GOOD, name="x").as_table()
+    assert table["method"]["name"] == "bitta"
+    assert table["method"]["lr"] == 1.0
+    assert table["method"]["observes"] == "before_asking"
+    assert table["feedback"]["flip"] == 0.1
+    assert table["name"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"strem": {}}, "unknown key 'strem'; did you mean 'stream'"),
+        ({"method": {}}, "method.name is missing"),
+        ({"method": {"name": "tnet"}}, "did you mean 'tent'"),
+        ({"method": {"name": "tent", "lrr": 1}}, "did you mean 'lr'"),
+        ({"method": {"name": "tent", "preset": "x"}}, "unknown preset"),
+        ({"method": "bitta"}, r"a table \[method\] is needed"),
+        ({"stream": {}}, "stream.kind is missing"),
+        ({"stream": {"kind": "movie"}}, "kind is 'movie'; allowed: 'digits', 'corruptions'"),
+        ({"stream": {"kind": "arrays"}}, "stream.path goes with"),
+        ({"stream": {"kind": "digits", "batch_size": 0}}, "batch_size is 0"),
+        ({"stream": {"kind": "corruptions", "corruptions": "fgo"}}, "did you mean 'fog'"),
+        ({"model": {}}, "give one of model.weights and model.factory"),
+        ({"feedback": {"flip": 2.0}}, r"flip is 2\.0"),
+        ({"feedback": {"selection": "rndom"}}, "did you mean 'random'"),
+        ({"feedback": {"n_queries": "3"}}, "n_queries is '3'"),
+        ({"seed": "0"}, "seed is '0'"),
+    ],
+)
+def test_mistakes_are_named(changed, message):
+    with pytest.raises(BittaError, match=message):
+        Experiment.of(GOOD | changed, name="x")
+
+
+def test_overrides():
+    table = {"a": {"b": 1}, "c": 2}
+    override(table, "a.b=2.5")
+    override(table, "a.d=plain text")
+    override(table, "e.f=true")
+    assert table == {"a": {"b": 2.5, "d": "plain text"}, "c": 2, "e": {"f": True}}
+    with pytest.raises(BittaError, match=r"not of the form a\.b=value"):
+        override(table, "a.b")
+    with pytest.raises(BittaError, match="'c' is a value"):
+        override(table, "c.d=1")
+
+
+def test_malformed_toml(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("a = = 1")
+    with pytest.raises(BittaError, match="is not valid TOML"):
+        read_toml(path)
+    with pytest.raises(BittaError, match="there is no file"):
+        read_toml(tmp_path / "none.toml")

@@ -1,0 +1,99 @@
+"""Runs: recorded, resumable, killable."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bitta.bench.experiment import Experiment
+from bitta.bench.runner import Stopped, run
+from bitta.errors import InputError
+from bitta.results import RunResult
+from small_experiment import without_times, write_experiment
+
+
+def test_a_run_records_everything(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    result = run(experiment, out=tmp_path)
+    read = RunResult.load(tmp_path / "trial-seed0.json")
+    assert read.accuracy == result.accuracy
+    assert read.protocol.startswith("100 samples, continual day > night")
+    assert sum(step.n for step in read.steps) == 100
+    assert list(read.accuracy_by_domain) == ["day", "night"]
+    assert read.total("n_asked") == 2 * len(read.steps)
+    assert read.total("n_answered") == 2 * (len(read.steps) - 1)
+    assert read.forwards > read.backwards > 0
+    assert {"torch", "source_weights", "threads"} <= read.environment.keys()
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_method_does_not_change_the_stream(tmp_path):
+    table = Experiment.read(write_experiment(tmp_path)).as_table()
+    counts = []
+    for name in ("source", "bitta"):
+        method = {"name": name}
+        result = run(Experiment.of(table | {"method": method}, name="x"), out=tmp_path / name)
+        counts.append([(step.domain, step.n) for step in result.steps])
+    assert counts[0] == counts[1]
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    run(experiment, out=tmp_path / "whole")
+    with pytest.raises(Stopped, match="stopped after batch 1 of 14"):
+        run(experiment, out=tmp_path / "parts", should_stop=lambda: True)
+    run(experiment, out=tmp_path / "parts", resume=True)
+    name = "trial-seed0.json"
+    assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    with pytest.raises(Stopped):
+        run(experiment, out=tmp_path, should_stop=lambda: True)
+    other = Experiment.of(
+        experiment.as_table() | {"method": {"name": "bitta", "lr": 0.5}}, name="x"
+    )
+    with pytest.raises(InputError, match="written with other settings"):
+        run(other, out=tmp_path, resume=True)
+
+
+def test_ten_kills_at_random_change_nothing_but_times(tmp_path):
+    """kill -9 at random moments; --resume until it is through."""
+    path = write_experiment(tmp_path, n=2400)
+    command = [
+        sys.executable,
+        "-m",
+        "bitta.cli.main",
+        "run",
+        str(path),
+        "--checkpoint-seconds",
+        "0",
+    ]
+    subprocess.run(
+        [*command, "--out", str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL
+    )
+    parts, chance = tmp_path / "parts", random.Random(5)
+    kills = 0
+    checkpoint, result = parts / "trial-seed0.safetensors", parts / "trial-seed0.json"
+    while kills < 10:
+        life = subprocess.Popen(
+            [*command, "--out", str(parts), "--resume"], stdout=subprocess.DEVNULL
+        )
+        seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen:
+            assert life.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.4))
+        assert life.poll() is None, "the run ended before it could be killed"
+        life.send_signal(signal.SIGKILL)
+        assert life.wait() == -signal.SIGKILL
+        assert not result.exists()
+        kills += 1
+    subprocess.run(
+        [*command, "--out", str(parts), "--resume"], check=True, stdout=subprocess.DEVNULL
+    )
+    assert without_times(result) == without_times(tmp_path / "whole" / "trial-seed0.json")

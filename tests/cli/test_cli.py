@@ -1,0 +1,157 @@
+"""The command line as its users meet it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitta.cli.main import main
+from bitta.methods import METHODS
+from small_experiment import without_times, write_experiment
+
+
+def test_run_writes_a_result_and_says_where(tmp_path, capsys):
+    path = write_experiment(tmp_path)
+    assert main(["run", str(path), "--out", str(tmp_path), "--seed", "3",
+                 "--set", "method.name=tent", "--set", "method.restore=0"]) == 2  # fmt: skip
+    assert "unknown setting of method 'tent' 'restore'" in capsys.readouterr().err
+    assert main(["run", str(path), "--out", str(tmp_path), "--seed", "3",
+                 "--set", "method.lr=1e-3"]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    result = tmp_path / "trial-seed3.json"
+    assert f"result: {result}" in out
+    assert "batch 14/14" in out
+    table = json.loads(result.read_text())
+    assert table["experiment"]["seed"] == 3
+    assert table["experiment"]["method"]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.full(100, 7)}, "labels go up to 7, but the model knows 5 classes"),
+        (
+            {"inputs": np.zeros((100, 4, 8, 8), np.float32)},
+            "cannot read images of shape (4, 8, 8)",
+        ),
+        ({"inputs": np.zeros((99, 3, 8, 8), np.float32)}, "99 inputs, 100 labels"),
+    ],
+)
+def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, message):
+    path = write_experiment(tmp_path, **arrays)
+    assert main(["run", str(path), "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.factory=nowhere:thing", "cannot be loaded"),
+        ("model.factory=bitta", '"module:function" is needed'),
+        ("model.factory=builtins:dict", "returned a dict"),
+        ("method.name=btita", "did you mean 'bitta'"),
+        ("stream.path=none.npz", "there is no file 'none.npz'"),
+        ("stream.colour=1", "unknown setting of [stream] 'colour'"),
+        ("feedback.delay=-1", "delay is -1"),
+    ],
+)
+def test_wrong_settings_get_one_sentence(tmp_path, capsys, change, message):
+    path = write_experiment(tmp_path)
+    assert main(["run", str(path), "--out", str(tmp_path), "--set", change]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_wrong_weights_and_devices(tmp_path, capsys):
+    path = tmp_path / "x.toml"
+    path.write_text('[stream]\nkind="digits"\n[model]\nweights="embedded:x"\n[method]\nname="tent"')
+    assert main(["run", str(path), "--out", str(tmp_path)]) == 2
+    assert "embedded are digits-resnet8" in capsys.readouterr().err
+    assert main(["run", str(path), "--device", "abacus"]) == 2
+    assert "device is 'abacus'" in capsys.readouterr().err
+    assert main(["run", str(tmp_path / "none.toml")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
+    path = write_experiment(tmp_path, n=2400)
+    command = [sys.executable, "-m", "bitta.cli.main", "run", str(path), "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    life = subprocess.Popen(
+        [*command, str(tmp_path / "parts"), "--checkpoint-seconds", "0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "parts" / "trial-seed0.safetensors").exists():
+        time.sleep(0.01)
+    life.send_signal(signal.SIGINT)
+    _, error = life.communicate(timeout=60)
+    assert life.returncode == 130
+    assert "with --resume goes on" in error
+    subprocess.run(
+        [*command, str(tmp_path / "parts"), "--resume"], check=True, stdout=subprocess.DEVNULL
+    )
+    name = "trial-seed0.json"
+    assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
+
+
+def test_methods_lists_every_method_and_every_setting(capsys):
+    assert main(["methods"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n{name} " in f"\n{listed}" for name in METHODS)
+    assert main(["methods", "bitta"]) == 0
+    shown = capsys.readouterr().out
+    assert "alpha" in shown
+    assert "Weight α of the answers" in shown
+    assert "preset paper" in shown
+    assert main(["methods", "btta"]) == 2
+    assert "did you mean 'bitta'" in capsys.readouterr().err
+
+
+def test_every_setting_of_every_method_is_explained(capsys):
+    from bitta.config import settings_of  # noqa: PLC0415
+
+    for kind in METHODS.values():
+        assert all(setting.meaning for setting in settings_of(kind.Config))
+
+
+def test_help_and_usage_errors(capsys):
+    for command in (["--help"], ["run", "--help"], ["demo", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(command)
+        assert stop.value.code == 0
+    assert "--seed" in capsys.readouterr().out
+    for command in ([], ["dance"], ["demo", "--seed", "one"]):
+        with pytest.raises(SystemExit) as stop:
+            main(command)
+        assert stop.value.code == 2
+
+
+BARE = """
+import sys
+for name in ("matplotlib", "rich", "transformers", "pytest"):
+    sys.modules[name] = None
+from bitta.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_it_runs_with_nothing_but_the_core_packages(tmp_path):
+    path = write_experiment(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, "run", str(path), "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(tmp_path / "trial-seed0.json").exists()

@@ -1,0 +1,42 @@
+"""The demonstration does what it promises, on a machine with nothing extra installed."""
+
+import subprocess
+import sys
+
+from bitta.cli.demo import _experiments
+from bitta.results import RunResult
+
+BARE = """
+import sys
+import torch
+torch.set_num_threads(2)
+for name in ("matplotlib", "rich"):
+    sys.modules[name] = None
+from bitta.cli.main import main
+sys.exit(main(["demo", "--out", sys.argv[1]]))
+"""
+
+
+def test_binary_feedback_sees_the_shift_that_nothing_else_sees(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        'no plot: plots need matplotlib; install it with pip install "bitta[report]".'
+        in done.stdout
+    )
+    accuracy = {
+        path.name.removesuffix("-seed0.json"): RunResult.load(path).accuracy
+        for path in (tmp_path / "digits").glob("*.json")
+    }
+    assert accuracy.keys() == {"source", "bn_stats", "tent", "bitta"}
+    best_other = max(value for name, value in accuracy.items() if name != "bitta")
+    assert accuracy["bitta"] >= best_other + 20
+
+
+def test_all_methods_of_a_demo_see_the_same_stream():
+    for name in ("digits", "corruptions"):
+        experiments = list(_experiments(name, seed=4).values())
+        assert len({(e.stream, e.model, e.seed) for e in experiments}) == 1
+        assert [e.feedback.n_queries for e in experiments] == [0, 0, 0, 3]

@@ -1,0 +1,15 @@
+"""Shared fixtures."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Data that is not part of the repository: golden runs of the published code, checkpoints."""
+    folder = os.environ.get("BITTA_TEST_DATA")
+    if not folder:
+        pytest.skip("BITTA_TEST_DATA is not set; point it at the folder that holds golden/")
+    return Path(folder)

@@ -1,0 +1,114 @@
+"""Fan-out MC-dropout against N separate passes, and against hand-worked cases."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitta.nn import Network
+from bitta.nn.dropout import _mask, dropout_at
+from bitta.nn.norm import Rows
+from bitta.seeding import generator
+from bitta.testing import NORMS, toy_classifier
+
+KEY = (5, "test")
+PASSES = 4
+
+
+def images(n=6):
+    return torch.rand(n, 3, 8, 8, generator=generator(1))
+
+
+def sample(network, x, statistics, *, fans_out, passes=PASSES):
+    network.fans_out = fans_out
+    return network.sample(x, statistics=statistics, rate=0.3, passes=passes, key=KEY)
+
+
+def gradients(model, logits):
+    loss = logits.softmax(-1).mean(0).square().sum()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("statistics", ["running", "batch"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_fan_out_equals_separate_passes(norm, statistics, memory_format):
+    model = toy_classifier(norm).to(memory_format=memory_format)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    network, x = Network(model), images().to(memory_format=memory_format)
+    fanned = sample(network, x, statistics, fans_out=True)
+    separate = sample(network, x, statistics, fans_out=False)
+    assert fanned.shape == (PASSES, 6, 5)
+    assert torch.allclose(fanned, separate, atol=1e-6, rtol=0)
+    for one, two in zip(gradients(model, fanned), gradients(model, separate), strict=True):
+        assert torch.allclose(one, two, atol=1e-5, rtol=0)
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+
+
+def test_passes_differ_from_one_another():
+    logits = sample(Network(toy_classifier()), images(), "batch", fans_out=True)
+    assert not torch.allclose(logits[0], logits[1])
+
+
+def test_pooled_statistics_would_be_noticed():
+    """Per-pass normalisation is not what a plain BatchNorm over all rows would give."""
+    model = toy_classifier()
+    network, x, rows = Network(model), images(), Rows()
+    fanned = sample(network, x, "batch", fans_out=True)
+    model.train()  # plain BatchNorm, pooling the passes
+    with (
+        torch.no_grad(),
+        dropout_at(model, network.sites, rate=0.3, passes=range(PASSES), key=KEY, rows=rows),
+    ):
+        pooled = model(x).unflatten(0, (-1, PASSES)).transpose(0, 1)
+    assert (fanned - pooled).abs().max() > 1e-3
+
+
+def test_prefix_runs_once_and_suffix_on_every_pass():
+    model = toy_classifier()
+    rows = {}
+    for name in ("stem", "stage1", "stage2", "head"):
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, inputs, name=name: rows.setdefault(name, []).append(len(inputs[0]))
+        )
+    network = Network(model)
+    sample(network, images(6), "batch", fans_out=True)
+    assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
+    assert network.forwards == 24
+
+
+def test_masks_depend_on_their_address_alone():
+    one = _mask((3, 5), 0.5, (1, "a", 0), torch.device("cpu"))
+    assert torch.equal(one, _mask((3, 5), 0.5, (1, "a", 0), torch.device("cpu")))
+    assert not torch.equal(one, _mask((3, 5), 0.5, (1, "a", 1), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.75])
+def test_masks_drop_at_the_rate(rate):
+    kept = _mask((1000, 1001), rate, (0,), torch.device("cpu")).float().mean().item()
+    assert kept == pytest.approx(1 - rate, abs=0.002)
+
+
+def test_kept_elements_are_scaled_up():
+    """Rate 1/2 on ones leaves zeros and twos: the expectation stays."""
+    model = nn.Sequential(nn.Identity())
+    with dropout_at(model, ["0"], rate=0.5, passes=(0,), key=KEY, rows=Rows()):
+        out = model(torch.ones(50, 7))
+    assert set(out.unique().tolist()) == {0.0, 2.0}
+    assert out.mean().item() == pytest.approx(1, abs=0.2)
+
+
+def test_rate_zero_needs_no_site_and_one_pass():
+    network = Network(nn.Linear(4, 3))
+    x = torch.rand(5, 4, generator=generator(2))
+    logits = network.sample(x, statistics="running", rate=0.0, passes=4, key=KEY)
+    assert logits.shape == (1, 5, 3)
+    assert torch.equal(logits[0], network.model(x))
+
+
+def test_hooks_are_gone_after_an_exception():
+    model = toy_classifier()
+    network = Network(model)
+    with pytest.raises(RuntimeError):
+        sample(network, torch.rand(2, 9, 8, 8), "batch", fans_out=True)
+    assert all(not module._forward_hooks for module in model.modules())
+    assert all("forward" not in module.__dict__ for module in model.modules())

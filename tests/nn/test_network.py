@@ -1,0 +1,109 @@
+"""A borrowed model: probe, fallback, logits."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bitta import FallbackWarning, Session
+from bitta.errors import ModelError
+from bitta.nn import Network
+from bitta.seeding import generator
+from bitta.testing import toy_classifier
+
+
+class SkipAcrossStages(nn.Module):
+    """Odd names, and a connection from before the first stage into the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.ingress = nn.Conv2d(3, 4, 1)
+        self.kappa = nn.Conv2d(4, 4, 3, padding=1)
+        self.lam = nn.BatchNorm2d(4)
+        self.egress = nn.Linear(4, 5)
+
+    def forward(self, x):
+        early = self.ingress(x)
+        late = self.lam(self.kappa(early)).relu()
+        return self.egress((late + early).mean((2, 3)))
+
+
+class RemembersBatchSize(nn.Module):
+    """Averages over neighbouring rows, so that repeated rows would mix."""
+
+    def __init__(self):
+        super().__init__()
+        self.site = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.site(x)
+        return self.head(hidden + hidden.roll(1, 0))
+
+
+def sampled(network, x):
+    return network.sample(x, statistics="batch", rate=0.3, passes=3, key=(0,))
+
+
+@pytest.mark.parametrize(
+    ("model", "sites", "shape"),
+    [
+        (SkipAcrossStages(), ["kappa"], (4, 3, 6, 6)),
+        (RemembersBatchSize(), ["site"], (4, 4)),
+    ],
+    ids=["skip", "rows"],
+)
+def test_models_that_cannot_fan_out_run_pass_by_pass(model, sites, shape):
+    network = Network(model, sites=sites)
+    x = torch.rand(shape, generator=generator(0))
+    with pytest.warns(FallbackWarning, match="running 3 forwards instead"):
+        logits = sampled(network, x)
+    assert network.fans_out is False
+    assert logits.shape[:2] == (3, 4)
+    assert torch.equal(logits, sampled(network, x))
+
+
+def test_a_model_with_a_skip_across_stages_adapts():
+    x = torch.rand(8, 3, 6, 6, generator=generator(0))
+    session = Session(SkipAcrossStages(), "bitta", sites=["kappa"], n_queries=2)
+    with pytest.warns(FallbackWarning):
+        queries = session.predict(x).queries
+    for query in queries:
+        session.answer(query.id, correct=False)
+    assert session.learn().terms["feedback"].isfinite().all()
+
+
+def test_one_image_is_enough_for_the_probe():
+    network = Network(toy_classifier())
+    sampled(network, torch.rand(1, 3, 8, 8))
+    assert network.fans_out is True
+
+
+def test_logits_of_a_model_that_returns_an_object():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return SimpleNamespace(scores=self.head(x))
+
+    x = torch.rand(2, 4)
+    with pytest.raises(ModelError, match="SimpleNamespace where logits are needed"):
+        Network(Wrapped())(x, statistics="running")
+    assert Network(Wrapped(), logits="scores")(x, statistics="running").shape == (2, 3)
+    by_function = Network(Wrapped(), logits=lambda output: output.scores)
+    assert by_function(x, statistics="running").shape == (2, 3)
+
+
+def test_logits_must_be_rows_of_classes():
+    with pytest.raises(ModelError, match=r"shape \(2, 3, 8, 8\)"):
+        Network(nn.Identity())(torch.rand(2, 3, 8, 8), statistics="running")
+
+
+def test_sites_that_never_run_are_named():
+    model = toy_classifier()
+    model.unused = nn.Linear(2, 2)
+    with pytest.raises(ModelError, match="unused ran"):
+        sampled(Network(model, sites=["unused"]), torch.rand(2, 3, 8, 8))

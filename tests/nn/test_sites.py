@@ -1,0 +1,104 @@
+"""Dropout sites in models of every naming."""
+
+import pytest
+from torch import nn
+
+from bitta.errors import BittaError, ModelError
+from bitta.models import build_model
+from bitta.nn.sites import find_sites
+
+PIXELS = {"n_classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
+
+
+class Block(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+class Stage(nn.Module):
+    """A stage with a loop of its own, as libraries write them."""
+
+    def __init__(self, n_blocks):
+        super().__init__()
+        self.downsample = nn.Conv2d(4, 4, 1)
+        self.layers = nn.ModuleList(Block() for _ in range(n_blocks))
+
+    def forward(self, x):
+        x = self.downsample(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_residual_stages_of_any_name():
+    assert find_sites(build_model("resnet18", **PIXELS)) == ("layer1", "layer2", "layer3", "layer4")
+    assert find_sites(build_model("resnet8", **PIXELS)) == ("layer1", "layer2", "layer3")
+    odd = nn.Module()
+    odd.trunk = nn.Module()
+    odd.trunk.alpha = nn.Sequential(Block(), Block())
+    odd.trunk.omega = nn.Sequential(Block(), Block(), Block())
+    assert find_sites(odd) == ("trunk.alpha", "trunk.omega")
+
+
+def test_stages_in_a_list():
+    model = nn.Module()
+    model.stages = nn.ModuleList([Stage(2), Stage(3), Stage(2)])
+    assert find_sites(model) == ("stages.0", "stages.1", "stages.2")
+
+
+def test_convnext_like_features():
+    def down():
+        return nn.Sequential(nn.LayerNorm(4), nn.Conv2d(4, 4, 2))
+
+    model = nn.Module()
+    model.features = nn.Sequential(
+        down(), nn.Sequential(Block(), Block()), down(), nn.Sequential(Block(), Block(), Block())
+    )
+    assert find_sites(model) == ("features.1", "features.3")
+
+
+def test_attributes_without_containers():
+    model = nn.Module()
+    model.stem = nn.Conv2d(3, 4, 1)
+    model.first, model.second, model.third = Block(), Block(), Block()
+    assert find_sites(model) == ("first", "second", "third")
+
+
+def test_quarters_of_a_transformer():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    assert find_sites(encoder) == ("layers.2", "layers.5", "layers.8", "layers.11")
+
+
+def test_small_repeated_stems_do_not_mislead():
+    class Stem(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+    model = nn.Module()
+    model.stem1, model.stem2 = Stem(), Stem()
+    model.deep1, model.deep2 = nn.Sequential(Block()), nn.Sequential(Block())
+    assert find_sites(model) == ("deep1", "deep2")
+
+
+def test_names_and_predicates():
+    model = build_model("resnet8", **PIXELS)
+    assert find_sites(model, ["layer2"]) == ("layer2",)
+    assert find_sites(model, lambda name, _: name.startswith("layer") and "." not in name) == (
+        "layer1", "layer2", "layer3",
+    )  # fmt: skip
+
+
+def test_errors_say_what_to_do():
+    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ModelError, match=r"sites=\[\"1\"\], or set dropout=0"):
+        find_sites(plain)
+    with pytest.raises(BittaError, match="did you mean 'layer1'"):
+        find_sites(build_model("resnet8", **PIXELS), ["layr1"])
+    with pytest.raises(ModelError, match="matches none"):
+        find_sites(plain, lambda *_: False)

@@ -1,0 +1,62 @@
+"""Who is asked about, and how often."""
+
+import pytest
+import torch
+
+from bitta import Session
+from bitta.errors import SettingError
+from bitta.selection import Budget, Candidates, selector_named
+from bitta.testing import toy_classifier
+from bitta.types import Prediction
+
+
+def candidates(key=(0, "selection", 0)):
+    prediction = Prediction.of(torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
+    policy = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
+    return Candidates(prediction, lambda: policy, key)
+
+
+def test_mc_confidence_doubts_the_label_that_was_served():
+    """Labels 0, 1, 0 have policy .9, .3, .4."""
+    uncertainty = selector_named("mc_confidence")(candidates())
+    assert uncertainty.tolist() == pytest.approx([0.1, 0.7, 0.6])
+
+
+def test_random_follows_its_key_and_needs_no_policy():
+    random = selector_named("random")
+    lazy = Candidates(candidates().prediction, lambda: pytest.fail("policy was computed"), (1,))
+    assert torch.equal(random(lazy), random(lazy))
+    assert not torch.equal(random(lazy), random(candidates((2,))))
+
+
+def test_queries_come_most_uncertain_first():
+    session = Session(toy_classifier(), n_queries=4)
+    queries = session.predict(torch.rand(8, 3, 8, 8)).queries
+    doubts = [query.uncertainty for query in queries]
+    assert doubts == sorted(doubts, reverse=True)
+    assert [query.id for query in queries] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ({"n_queries": 2}, [2, 2, 2, 2]),
+        ({"n_queries": 2, "every": 2}, [2, 0, 2, 0]),
+        ({"n_queries": 2, "total": 3}, [2, 1, 0, 0]),
+        ({"n_queries": 0}, [0, 0, 0, 0]),
+    ],
+)
+def test_budget(budget, expected):
+    session = Session(toy_classifier(), **budget)
+    asked = []
+    for _ in range(4):
+        asked.append(len(session.predict(torch.rand(5, 3, 8, 8)).queries))
+        session.learn()
+    assert asked == expected
+
+
+def test_bad_budgets_are_refused():
+    with pytest.raises(SettingError, match="n_queries is -1"):
+        Budget(n_queries=-1)
+    with pytest.raises(SettingError, match="did you mean 'random'"):
+        Session(toy_classifier(), selection="rando")

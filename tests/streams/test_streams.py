@@ -1,0 +1,153 @@
+"""Order, packs, colours, files."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from bitta.errors import InputError, SettingError
+from bitta.streams import (
+    Domain,
+    Stream,
+    coloured_digits,
+    embedded_pack,
+    read_arrays,
+    read_cifar,
+    read_mnist,
+)
+
+
+def domain(name, n, first=0):
+    labels = torch.arange(first, first + n)
+    return Domain(name, labels.to(torch.uint8).view(-1, 1, 1, 1).expand(n, 3, 2, 2), labels)
+
+
+def test_domains_follow_one_another_and_batches_do_not_cross():
+    stream = Stream([domain("a", 5), domain("b", 3, first=5)], batch_size=2)
+    batches = list(stream.batches())
+    assert [(b.domain, len(b.truth)) for b in batches] == [
+        ("a", 2), ("a", 2), ("a", 1), ("b", 2), ("b", 1),
+    ]  # fmt: skip
+    assert len(stream) == 5
+    assert torch.equal(torch.cat([b.truth for b in batches]), stream.truth)
+    assert sorted(stream.truth.tolist()) == list(range(8))
+    for batch in batches:
+        assert torch.allclose(batch.inputs[:, 0, 0, 0] * 255, batch.truth.float())
+
+
+def test_a_stream_can_start_anywhere():
+    stream = Stream([domain("a", 7)], batch_size=2)
+    whole = [b.truth.tolist() for b in stream.batches()]
+    assert [b.truth.tolist() for b in stream.batches(2)] == whole[2:]
+
+
+def test_the_seed_decides_the_order():
+    orders = [Stream([domain("a", 50)], seed=seed).truth.tolist() for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_protocol_says_it_all():
+    protocol = Stream([domain("a", 5), domain("b", 3)], batch_size=2, seed=7).protocol
+    assert protocol == ("8 samples, continual a > b, shuffled within, no reset, batch 2, seed 7")
+
+
+def test_bad_streams_are_refused():
+    with pytest.raises(InputError, match="2 images and 3 labels"):
+        Domain("a", torch.zeros(2, 3, 2, 2), torch.zeros(3))
+    with pytest.raises(InputError, match="no sample"):
+        Stream([])
+    with pytest.raises(SettingError, match="batch_size is 0"):
+        Stream([domain("a", 2)], batch_size=0)
+
+
+def test_embedded_packs():
+    digits, cifar = embedded_pack("digits"), embedded_pack("cifar10")
+    assert digits.images.shape == (6000, 28, 28)
+    assert cifar.images.shape == (2000, 3, 32, 32)
+    assert set(digits.labels.tolist()) == set(cifar.labels.tolist()) == set(range(10))
+    assert "MNIST" in digits.source
+    assert "Krizhevsky" in cifar.source
+    assert digits.terms
+    assert cifar.terms
+
+
+def test_colour_tells_the_noisy_label_as_often_as_the_domain_says():
+    pack = embedded_pack("digits")
+    images, clean, noisy = coloured_digits(pack.images, pack.labels, colour_flip=0.9, seed=0)
+    assert torch.equal(clean, (pack.labels >= 5).long())
+    assert (noisy != clean).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    green = images[:, 1].flatten(1).any(1).long()
+    assert (green != noisy).float().mean().item() == pytest.approx(0.9, abs=0.02)
+    assert not images[:, 2].any()
+    assert torch.equal(images.amax(1), pack.images)
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_arrays_of_pictures_and_domains(tmp_path):
+    path = save(
+        tmp_path / "x.npz",
+        inputs=np.arange(4 * 5 * 6 * 3, dtype=np.uint8).reshape(4, 5, 6, 3),
+        labels=np.array([0, 1, 2, 0]),
+        domains=np.array(["fog", "rain", "fog", "rain"]),
+    )
+    fog, rain = read_arrays(path)
+    assert (fog.name, rain.name) == ("fog", "rain")
+    assert fog.images.shape == (2, 3, 5, 6)
+    assert rain.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"labels": np.zeros(2, int)}, "no array 'inputs'"),
+        ({"inputs": np.zeros((2, 3)), "labels": np.zeros(2)}, "whole numbers"),
+        ({"inputs": np.zeros((2, 3)), "labels": np.array([0, -1])}, "go down to -1"),
+        ({"inputs": np.zeros((3, 3)), "labels": np.zeros(2, int)}, "3 inputs, 2 labels"),
+        ({"inputs": np.zeros((2, 3), int), "labels": np.zeros(2, int)}, "int64 of shape"),
+        ({"inputs": np.array([{}]), "labels": np.zeros(1, int)}, "not a readable .npz"),
+    ],
+)
+def test_bad_arrays_are_refused(tmp_path, arrays, message):
+    with pytest.raises(InputError, match=message):
+        read_arrays(save(tmp_path / "x.npz", **arrays))
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no file"):
+        read_arrays(tmp_path / "none.npz")
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(InputError, match="not a readable"):
+        read_arrays(tmp_path / "text.npz")
+
+
+def test_cifar_binary_batches(tmp_path):
+    row = np.concatenate([[7], np.arange(3072) % 251]).astype(np.uint8)
+    (tmp_path / "test_batch.bin").write_bytes(np.stack([row, row]).tobytes())
+    images, labels = read_cifar(tmp_path, train=False)
+    assert labels.tolist() == [7, 7]
+    assert images.shape == (2, 3, 32, 32)
+    assert images[0, 0, 0, :3].tolist() == [0, 1, 2]
+    (tmp_path / "test_batch.bin").write_bytes(b"short")
+    with pytest.raises(InputError, match="holds 5 bytes"):
+        read_cifar(tmp_path, train=False)
+    with pytest.raises(InputError, match=r"data_batch_1.bin cannot be read"):
+        read_cifar(tmp_path, train=True)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_idx_files(tmp_path, packed):
+    def write(name, magic, shape, values):
+        content = bytes([0, 0, 8, magic]) + np.array(shape, ">i4").tobytes() + bytes(values)
+        path = tmp_path / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
+
+    write("t10k-images-idx3-ubyte", 3, (2, 2, 2), range(8))
+    write("t10k-labels-idx1-ubyte", 1, (2,), [4, 9])
+    images, labels = read_mnist(tmp_path, train=False)
+    assert images.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert labels.tolist() == [4, 9]

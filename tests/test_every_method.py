@@ -1,0 +1,34 @@
+"""The public contract, on every method and norm family."""
+
+import pytest
+
+from bitta.methods import METHODS
+from bitta.testing import CHECKS, NORMS, Subject
+
+PRESETS = [
+    (method, preset) for method, kind in METHODS.items() for preset in (None, *kind.Config.presets)
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_contract(method, preset, norm, check):
+    check(Subject(method, norm, settings={"preset": preset} if preset else {}))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alpha": 0.0},
+        {"beta": 0.0},
+        {"restore": 0.5},
+        {"dropout": 0.0},
+        {"passes": 1},
+        {"correct_memory": 1, "incorrect_memory": 1},
+    ],
+    ids=str,
+)
+def test_contract_holds_for_every_part_of_bitta(settings, check):
+    check(Subject("bitta", "batch", settings=settings))

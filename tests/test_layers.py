@@ -1,0 +1,79 @@
+"""Imports only look up: a layer knows those above it and no sibling."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitta
+
+ROOT = Path(bitta.__file__).parent
+LAYERS = [
+    {"types", "errors", "seeding", "config", "statefile"},
+    {"losses", "nn", "memory"},
+    {"adapter", "gradient"},
+    {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},
+    {"session", "results"},
+    {"bench", "report", "serve", "testing"},
+    {"cli"},
+]
+STRANGERS = LAYERS[3] | LAYERS[5]
+CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
+EXTRAS = {"report": {"matplotlib"}, "cli": {"rich"}}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def level(part):
+    return next(place for place, layer in enumerate(LAYERS) if part in layer)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_look_up(path):
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if top != "bitta":
+            known = CORE | EXTRAS.get(part, set()) | sys.stdlib_module_names
+            assert top in known, f"{part} imports {top}"
+            continue
+        other = rest.partition(".")[0]
+        if other in {part, "__version__"}:
+            continue
+        assert level(other) <= level(part), f"{part} imports {other}, which is below it"
+        assert not (part in STRANGERS and level(other) == level(part)), (
+            f"{part} imports {other}, a stranger of its own layer"
+        )
+
+
+def test_every_part_has_a_layer():
+    assert {part_of(path) for path in MODULES} - {"__init__"} <= set().union(*LAYERS)
+
+
+def test_importing_has_no_effect_and_needs_the_core_alone():
+    code = (
+        "import sys, torch; before = torch.get_rng_state(); import bitta, bitta.cli.main;"
+        "assert torch.equal(before, torch.get_rng_state());"
+        "print(sorted({'matplotlib', 'rich', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert done.stdout.strip() == "[]"

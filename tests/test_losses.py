@@ -1,0 +1,55 @@
+"""Objectives against hand-worked numbers."""
+
+import math
+
+import pytest
+import torch
+
+from bitta.losses import complementary_loss, entropy, policy_loss
+
+
+def test_entropy_of_a_fair_coin_is_ln_2():
+    assert entropy(torch.zeros(1, 2)).item() == pytest.approx(math.log(2))
+
+
+def test_entropy_with_eps_inside_the_logarithm():
+    expected = -2 * 0.5 * math.log(0.5 + 1e-2)
+    assert entropy(torch.zeros(1, 2), eps=1e-2).item() == pytest.approx(expected)
+
+
+def test_policy_loss_is_minus_log_pi():
+    probs = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    expected = (-math.log(0.75) - math.log(0.5)) / 2
+    loss = policy_loss(probs, torch.tensor([1, 0]), second_softmax=False)
+    assert loss.item() == pytest.approx(expected)
+
+
+def test_second_softmax_bounds_the_loss_to_one_nat():
+    """At the corners with ten classes: ln(e + 9) - 1 and ln(e + 9)."""
+    corner = torch.eye(10)[:1]
+    low = policy_loss(corner, torch.tensor([0]), second_softmax=True).item()
+    high = policy_loss(corner, torch.tensor([1]), second_softmax=True).item()
+    assert low == pytest.approx(math.log(math.e + 9) - 1, abs=1e-6)
+    assert high == pytest.approx(math.log(math.e + 9), abs=1e-6)
+
+
+def test_policy_loss_of_an_impossible_label_is_finite():
+    probs = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    loss = policy_loss(probs, torch.tensor([1]), second_softmax=False)
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert probs.grad.isfinite().all()
+
+
+def test_complementary_loss_is_minus_log_of_the_rest():
+    """Three equal classes: 1 - 1/3 remains."""
+    loss = complementary_loss(torch.zeros(1, 3), torch.tensor([2]))
+    assert loss.item() == pytest.approx(-math.log(2 / 3))
+
+
+def test_complementary_loss_is_finite_when_the_model_is_sure():
+    logits = torch.tensor([[100.0, 0.0]], requires_grad=True)
+    loss = complementary_loss(logits, torch.tensor([0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(100)
+    assert logits.grad.isfinite().all()

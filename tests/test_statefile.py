@@ -1,0 +1,39 @@
+"""Trees in files."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bitta.errors import InputError
+from bitta.statefile import load_state, save_state
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path):
+    shared = torch.arange(6.0)
+    tree = {
+        "a": {"b": [1, 2.5, None, True, "text"], "c": shared[:3]},
+        "d": shared[:3],
+        "e": torch.zeros(0, 4),
+        "f": torch.tensor(7),
+    }
+    save_state(tmp_path / "t", tree)
+    back = load_state(tmp_path / "t")
+    assert back["a"]["b"] == tree["a"]["b"]
+    assert torch.equal(back["a"]["c"], shared[:3])
+    assert back["e"].shape == (0, 4)
+    assert back["f"].item() == 7
+
+
+def test_saving_leaves_no_draft_and_replaces_whole_files(tmp_path):
+    save_state(tmp_path / "t", {"n": 1})
+    save_state(tmp_path / "t", {"n": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert load_state(tmp_path / "t") == {"n": 2}
+
+
+def test_strangers_are_refused(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "plain")
+    with pytest.raises(InputError, match="no bitta state"):
+        load_state(tmp_path / "plain")
+    with pytest.raises(TypeError, match=r"cannot hold set \(at 'a.b'\)"):
+        save_state(tmp_path / "t", {"a": {"b": {1}}})
