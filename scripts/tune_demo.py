@@ -1,9 +1,10 @@
-"""Choose the settings of `bitta demo` on digits and seeds that the demo never shows.
+"""Choose the settings of the demos on images and seeds that the demos never show.
 
-python scripts/tune_demo.py --mnist MNIST_FOLDER [--seeds 10 11 12]
+python scripts/tune_demo.py digits MNIST_FOLDER [--seeds 10 11 12]
+python scripts/tune_demo.py corruptions CIFAR_FOLDER [--seeds 10 11 12]
 
-Each seed takes its own 6,000 of the 40,000 digits the source model was trained on, coloured as in
-the target. One line per setting and seed.
+digits: each seed takes its own 6,000 of the digits the source model was trained on, coloured as in
+the target. corruptions: CIFAR-10 test images 2,000 to 3,999. One line per seed and setting.
 """
 
 import argparse
@@ -12,36 +13,62 @@ from itertools import product
 from bitta import Session, Simulated
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import build_source
-from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_mnist
+from bitta.bench.streams import StreamConfig
+from bitta.corruptions import corrupt
+from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_cifar, read_mnist
 
-GRID = {"lr": (3e-3, 1e-2), "beta": (0.0, 0.3, 1.0), "dropout": (0.3,)}
+GRIDS = {
+    "digits": {"lr": (3e-3, 1e-2), "beta": (0.0, 0.3, 1.0)},
+    "corruptions": {"lr": (1e-4, 3e-4, 1e-3), "bn_momentum": (0.5, 0.7), "dropout": (0.1,)},
+}
+MODELS = {"digits": "embedded:digits-resnet8", "corruptions": "embedded:cifar10-resnet8"}
 
 
 def main() -> None:
     """Run the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mnist", required=True, help="folder with the idx files")
+    parser.add_argument("demo", choices=list(GRIDS))
+    parser.add_argument("folder", help="the data set's own files")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
     arguments = parser.parse_args()
-    digits, numerals = read_mnist(arguments.mnist, train=True)
-    model = build_source(ModelConfig(weights="embedded:digits-resnet8"))
+    model = build_source(ModelConfig(weights=MODELS[arguments.demo]))
+    grid = GRIDS[arguments.demo]
     for seed in arguments.seeds:
-        rows = slice(6000 * (seed % 6), 6000 * (seed % 6 + 1))
-        images, clean, _ = coloured_digits(
-            digits[rows], numerals[rows], colour_flip=CHANCES["target"], seed=seed
+        stream = {"digits": digits, "corruptions": corruptions}[arguments.demo](
+            arguments.folder, seed
         )
-        stream = Stream([Domain("target", images[:5760], clean[:5760])], seed=seed)
-        for values in product(*GRID.values()):
-            settings = dict(zip(GRID, values, strict=True))
-            right = []
+        for values in product(*grid.values()):
+            settings = dict(zip(grid, values, strict=True))
             annotator = Simulated(stream.truth, seed=seed)
+            right = 0
             with Session(
                 model, copy=True, feedback=annotator, seed=seed, epochs=1, **settings
             ) as session:
                 for batch in stream.batches():
                     labels = session.step(batch.inputs)[0].labels
-                    right.append((labels == batch.truth).float().mean().item())
-            print(seed, settings, f"{100 * sum(right) / len(right):.1f} %", flush=True)
+                    right += int((labels == batch.truth).sum())
+            print(seed, settings, f"{100 * right / len(stream.truth):.1f} %", flush=True)
+
+
+def digits(folder: str, seed: int) -> Stream:
+    """Digits of the source, in the colours of the target."""
+    images, numerals = read_mnist(folder, train=True)
+    rows = slice(6000 * (seed % 6), 6000 * (seed % 6) + 5760)
+    coloured, clean, _ = coloured_digits(
+        images[rows], numerals[rows], colour_flip=CHANCES["target"], seed=seed
+    )
+    return Stream([Domain("target", coloured, clean)], seed=seed)
+
+
+def corruptions(folder: str, seed: int) -> Stream:
+    """Images of the test set that are not in the pack."""
+    images, labels = read_cifar(folder, train=False)
+    domains = []
+    for place, name in enumerate(StreamConfig(kind="corruptions").corruption_names):
+        start = 2000 + 1000 * (place % 2)
+        rows = slice(start, start + 1000)
+        domains.append(Domain(name, corrupt(images[rows], name, seed=seed), labels[rows]))
+    return Stream(domains, seed=seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""What the documents say is what the code does."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import bitta
+from bitta.cli.main import _COMMANDS
+from bitta.config import settings_of
+from bitta.methods import METHODS
+from bitta.seeding import generator
+from bitta.testing import contract, toy_classifier
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_readme_starts_with_the_two_commands_then_the_example():
+    assert README.index("make demo") < README.index("make test") < README.index("bitta.Session(")
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["people", "simulated"])
+def test_readme_examples_run_as_written(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    names = {
+        "model": toy_classifier(),
+        "stream": [torch.rand(8, 3, 8, 8, generator=generator(0, n)) for n in range(3)],
+        "truth": torch.arange(24) % 5,
+        "ask_a_person": lambda query: asked.append(query.id) or query.index % 2 == 0,
+    }
+    exec(code, names)
+    assert isinstance(names["session"], bitta.Session)
+    assert len(asked) in (0, 9)
+
+
+@pytest.mark.parametrize("module", [bitta.session, contract], ids=lambda module: module.__name__)
+def test_docstring_examples(module):
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_every_command_is_in_the_readme():
+    assert all(f"bitta {name}" in README for name in _COMMANDS)
+
+
+def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_its_page():
+    assert all(f"`{name}`" in README for name in METHODS)
+    page = (ROOT / "docs" / "methods" / "bitta.md").read_text()
+    shared = {"sites"}
+    for setting in settings_of(METHODS["bitta"].Config):
+        assert f"`{setting.name}" in page or setting.name in shared, setting.name
+
+
+@pytest.mark.parametrize(
+    "document", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.name
+)
+def test_links_between_documents_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_version_is_one():
+    assert f'version = "{bitta.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {bitta.__version__}" in (ROOT / "CITATION.cff").read_text()
