@@ -4,8 +4,7 @@ from bitta.errors import BittaError, FallbackWarning
 from bitta.feedback import Human, Simulated
 from bitta.session import Session
 from bitta.types import Answer, Batch, Feedback, Losses, Prediction, Query
-
-__version__ = "0.1.0"
+from bitta.version import __version__
 
 __all__ = [
     "Answer",
@@ -19,4 +18,5 @@ __all__ = [
     "Query",
     "Session",
     "Simulated",
+    "__version__",
 ]

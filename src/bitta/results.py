@@ -5,7 +5,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ import torch
 from bitta.errors import InputError
 from bitta.metrics import Reliability
 from bitta.statefile import write_atomically
+from bitta.version import __version__
 
 _FORMAT = 1
 
@@ -121,7 +121,7 @@ def percent_right(steps: Sequence[StepRecord]) -> float:
 def environment(device: torch.device, weights: str) -> dict[str, Any]:
     """Versions, machine and source weights: what a result must not be compared without."""
     return {
-        "bitta": version("bitta"),
+        "bitta": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

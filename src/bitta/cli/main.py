@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bitta import __version__
 from bitta.cli import demo, methods, pretrain, run
 from bitta.errors import BittaError
+from bitta.version import __version__
 
 _COMMANDS = {"demo": demo, "run": run, "methods": methods, "pretrain": pretrain}
 

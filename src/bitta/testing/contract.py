@@ -38,27 +38,33 @@ class Subject:
     method: str
     norm: Norm = "batch"
     n_queries: int = 2
+    device: str = "cpu"
     settings: dict[str, Any] = field(default_factory=dict)
 
     def session(self, model: nn.Module | None = None, **changed: Any) -> Session:
         """A new session on a new (or the given) model."""
         options: dict[str, Any] = {"n_queries": self.n_queries, "seed": 3, **self.settings}
-        model = toy_classifier(self.norm) if model is None else model
-        return Session(model, self.method, **(options | changed))
+        return Session(model or self.model(), self.method, **(options | changed))
+
+    def model(self, seed: int = 0) -> nn.Module:
+        """A new model of the norm family."""
+        return toy_classifier(self.norm, seed=seed).to(self.device)
 
     def batch(self, number: int, n: int = _BATCH) -> Tensor:
         """Images of a stream whose brightness drifts."""
         drawn = torch.rand(n, 3, 8, 8, generator=generator(7, "contract", number))
-        return drawn * (1 + 0.1 * number)
+        return (drawn * (1 + 0.1 * number)).to(self.device)
 
 
 Check = Callable[[Subject], None]
 
 
-def check_method(method: str, *, norm: Norm = "batch", **settings: Any) -> None:
+def check_method(
+    method: str, *, norm: Norm = "batch", device: str = "cpu", **settings: Any
+) -> None:
     """Run the whole contract on one method and norm family."""
     for check in CHECKS:
-        check(Subject(method, norm, settings=settings))
+        check(Subject(method, norm, device=device, settings=settings))
 
 
 def predict_changes_nothing(subject: Subject) -> None:
@@ -80,7 +86,7 @@ def predictions_are_distributions(subject: Subject) -> None:
         policy = session.adapter.policy(subject.batch(0))
         for probs in (prediction.probs, policy):
             assert probs.shape == (_BATCH, N_CLASSES)
-            assert torch.allclose(probs.sum(-1), torch.ones(_BATCH), atol=1e-5)
+            assert torch.allclose(probs.sum(-1).cpu(), torch.ones(_BATCH), atol=1e-5)
         assert torch.equal(prediction.labels, prediction.probs.argmax(-1))
         assert torch.equal(prediction.confidence, prediction.probs.amax(-1))
 
@@ -183,7 +189,7 @@ def saved_and_loaded_goes_on_alike(subject: Subject) -> None:
         asked = session.predict(subject.batch(3)).queries
         path = Path(folder) / "session.safetensors"
         session.save(path)
-        with Session.load(path, toy_classifier(subject.norm, seed=99)) as other:
+        with Session.load(path, subject.model(seed=99)) as other:
             for resumed in (session, other):
                 for query in asked:
                     resumed.answer(query.id, correct=query.index % 2 == 0)
@@ -209,7 +215,7 @@ def reset_is_exact(subject: Subject) -> None:
 
 def the_model_is_given_back(subject: Subject) -> None:
     """Hooks, modes, `requires_grad` and BN flags are as before, also after an exception."""
-    model = toy_classifier(subject.norm).train()
+    model = subject.model().train()
     frozen = next(model.parameters()).requires_grad_(False)
     before = _flags(model)
     try:
@@ -226,7 +232,7 @@ def the_model_is_given_back(subject: Subject) -> None:
 
 def copy_leaves_the_model_alone(subject: Subject) -> None:
     """`copy=True` adapts a copy."""
-    model = toy_classifier(subject.norm)
+    model = subject.model()
     before = _copy(model)
     with subject.session(model, copy=True) as session:
         _run(session, subject, 3)

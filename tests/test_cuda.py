@@ -1,0 +1,50 @@
+"""The same on a GPU."""
+
+import pytest
+import torch
+
+from bitta import Session
+from bitta.methods import METHODS
+from bitta.nn import Network
+from bitta.seeding import generator
+from bitta.testing import CHECKS, NORMS, Subject, toy_classifier
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
+)
+
+
+@pytest.fixture(autouse=True)
+def repeatable():
+    """Bit-equality on a GPU needs its deterministic kernels."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.deterministic = False
+    torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_contract(method, norm, check):
+    check(Subject(method, norm, device="cuda"))
+
+
+@pytest.mark.parametrize("statistics", ["running", "batch"])
+def test_fan_out_equals_separate_passes(statistics):
+    network = Network(toy_classifier().cuda())
+    x = torch.rand(6, 3, 8, 8, generator=generator(1)).cuda()
+    drawn = {}
+    for network.fans_out in (True, False):
+        drawn[network.fans_out] = network.sample(
+            x, statistics=statistics, rate=0.3, passes=4, key=(1,)
+        )
+    assert torch.allclose(drawn[True], drawn[False], atol=1e-5)
+
+
+def test_a_session_moves_from_gpu_to_cpu(tmp_path):
+    session = Session(toy_classifier().cuda(), n_queries=2)
+    session.step(torch.rand(6, 3, 8, 8))
+    session.save(tmp_path / "s")
+    Session.load(tmp_path / "s", toy_classifier()).step(torch.rand(6, 3, 8, 8))
