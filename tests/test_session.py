@@ -10,8 +10,9 @@ from torch import nn
 import bitta
 from bitta import Human, Session, Simulated
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
+from bitta.methods.tent import Tent
 from bitta.seeding import generator
-from bitta.testing import toy_classifier
+from bitta.testing import check_method, toy_classifier
 from bitta.types import Answer, Feedback, Query
 
 
@@ -122,7 +123,91 @@ def test_loading_checks_the_feedback_source_and_the_model(tmp_path):
         Session.load(path, narrow, feedback=Simulated([0] * 99))
     assert narrow.training
     with pytest.raises(InputError, match="belong to another model"):
-        Session.load(path, nn.Linear(2, 2), feedback=Simulated([0] * 99))
+        Session.load(path, toy_classifier("group"), feedback=Simulated([0] * 99))
+    with pytest.raises(InputError, match="annotator was saved with"):
+        Session.load(path, toy_classifier(), feedback=Simulated([0] * 99, flip=0.1))
+
+
+@pytest.mark.parametrize("method", ["tent", "bitta"])
+def test_a_model_with_nothing_to_train_is_refused_and_left_alone(method):
+    model = nn.Sequential(nn.Flatten(), nn.Tanh()).train()
+    message = "nothing to train"
+    with pytest.raises(ModelError, match=message):
+        Session(model, method, dropout=0)
+    assert model.training
+
+
+def test_what_the_user_froze_stays_frozen_unless_all_is():
+    model = toy_classifier()
+    model.stem.requires_grad_(False)
+    before = model.stem.weight.clone()
+    with Session(model, n_queries=2, lr=0.1) as session:
+        session.step(images())
+    assert torch.equal(model.stem.weight, before)
+    assert not model.stem.weight.requires_grad
+    served = toy_classifier().requires_grad_(False)
+    with Session(served, n_queries=2, lr=0.1) as session:
+        session.step(images())
+    assert not torch.equal(served.stem.weight, before)
+    assert not any(parameter.requires_grad for parameter in served.parameters())
+
+
+def test_the_callers_autograd_does_not_reach_in():
+    encoder = nn.Conv2d(3, 3, 1)
+    session = Session(toy_classifier(), n_queries=2, feedback=Simulated([0] * 99))
+    session.step(encoder(images()))
+    assert encoder.weight.grad is None
+    with torch.no_grad():
+        losses = session.step(images())[2]
+    assert losses.terms
+
+
+def test_a_closed_session_says_so():
+    session = Session(toy_classifier())
+    session.close()
+    session.close()
+    with pytest.raises(ModelError, match="this session is closed"):
+        session.predict(images())
+
+
+def test_a_session_takes_over_from_one_that_was_never_closed():
+    model = toy_classifier().train()
+    first = Session(model, "tent")
+    first.step(images())
+    with Session(model, "bitta") as second:
+        second.step(images())
+        with pytest.raises(ModelError, match="taken its model over"):
+            first.predict(images())
+        first.close()
+        assert not model.training
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_images_that_are_not_finite_are_refused_before_they_do_harm():
+    session = Session(toy_classifier())
+    before = session.model.norm.running_mean.clone()
+    with pytest.raises(InputError, match="not finite"):
+        session.predict(torch.full((2, 3, 8, 8), torch.nan))
+    assert torch.equal(session.model.norm.running_mean, before)
+
+
+def test_a_method_of_ones_own_works_without_the_table(tmp_path):
+    class Mine(Tent):
+        """Tent, under another name."""
+
+    with Session(toy_classifier(), Mine, lr=0.01) as session:
+        session.step(images())
+        session.save(tmp_path / "s")
+    assert Session.load(tmp_path / "s", toy_classifier(), method=Mine).adapter.config.lr == 0.01
+    check_method(Mine)
+
+
+def test_a_session_remembers_how_many_questions_may_stay_open(tmp_path):
+    session = Session(toy_classifier(), n_queries=8, feedback=Human(capacity=4))
+    session.predict(images())
+    session.save(tmp_path / "s")
+    assert Session.load(tmp_path / "s", toy_classifier()).source.capacity == 4
 
 
 def test_loading_something_else_is_refused(tmp_path):
@@ -142,8 +227,9 @@ def test_a_predicate_for_sites_survives_saving(tmp_path):
 CONTINUE = """
 import sys, torch
 from bitta import Session, Simulated
+from bitta.methods.tent import Tent
 from bitta.seeding import generator
-from bitta.testing import toy_classifier
+from bitta.testing import check_method, toy_classifier
 torch.set_num_threads(1)
 truth = torch.arange(400) % 5
 steps, path = [int(step) for step in sys.argv[1].split(",")], sys.argv[2]

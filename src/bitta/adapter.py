@@ -32,6 +32,14 @@ class AdapterConfig(Config):
     def __post_init__(self) -> None:
         require(self.passes >= 1, "passes", self.passes, "1 or more")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and below 1")
+        names = self.sites if isinstance(self.sites, list | tuple) else [self.sites]
+        named = bool(names) and all(isinstance(name, str) for name in names)
+        require(
+            self.sites is None or callable(self.sites) or named,
+            "sites",
+            self.sites,
+            "names of modules, or a predicate over name and module",
+        )
 
 
 A = TypeVar("A", bound=AdapterConfig)
@@ -49,7 +57,8 @@ class Adapter(ABC, Generic[A]):
     """Where the method comes from."""
     n_queries: ClassVar[int] = 0
     """Questions per batch unless the user says otherwise."""
-    learns_from_feedback: ClassVar[bool] = True
+    learns_from_feedback: bool = True
+    """Whether answers change anything."""
     statistics: Statistics = "running"
     """What normalises when serving."""
     policy_statistics: Statistics = "running"

@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from bitta.errors import SettingError, unknown
@@ -34,10 +35,10 @@ def build(kind: type[C], given: Mapping[str, Any], *, preset: str | None, of: st
     for name in given:
         if name not in known:
             raise unknown(f"setting of {of}", name, known)
-    if preset is not None and preset not in kind.presets:
+    if preset is not None and preset not in list(kind.presets):
         if not kind.presets:
             raise SettingError(f"{of} has no presets; {preset!r} was given.")
-        raise unknown(f"preset of {of}", preset, kind.presets)
+        raise unknown(f"preset of {of}", str(preset), kind.presets)
     values = dict(kind.presets[preset]) if preset else {}
     values.update(given)
     hints = get_type_hints(kind)
@@ -57,6 +58,13 @@ def settings_of(kind: type[Config]) -> list[Setting]:
     ]  # fmt: skip
 
 
+def whole(name: str, value: Any) -> int:
+    """A whole number, of whatever integer type."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise SettingError(f"{name} is {value!r}; allowed: a whole number.")
+    return int(value)
+
+
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:
     """Refuse a value outside its range."""
     if not holds:
@@ -64,15 +72,15 @@ def require(holds: bool, name: str, value: Any, allowed: str) -> None:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and not isinstance(value, bool) and isinstance(value, Real):
         return float(value)
+    if hint is int:
+        return whole(name, value)
     if get_origin(hint) is not None and any(isinstance(arg, str) for arg in get_args(hint)):
         require(value in get_args(hint), name, value, ", ".join(map(repr, get_args(hint))))
         return value
-    if hint in (int, float, bool, str):
-        wrong_bool = isinstance(value, bool) and hint is not bool
-        if wrong_bool or not isinstance(value, hint):
-            raise SettingError(f"{name} is {value!r}; allowed: a value of type {hint.__name__}.")
+    if hint in (float, bool, str) and not isinstance(value, hint):
+        raise SettingError(f"{name} is {value!r}; allowed: a value of type {hint.__name__}.")
     return value
 
 

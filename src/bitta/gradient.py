@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bitta.adapter import Adapter, AdapterConfig
 from bitta.config import require
+from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory
 from bitta.nn import LogitsOf
@@ -42,6 +43,9 @@ G = TypeVar("G", bound=GradientConfig)
 class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
 
+    trains: ClassVar[str] = "parameters that are not frozen"
+    """What a model must have, for the error where it has none."""
+
     def __init__(
         self, model: nn.Module, config: G, *, seed: int = 0, logits: LogitsOf = None
     ) -> None:
@@ -49,36 +53,38 @@ class GradientAdapter(Adapter[G]):
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
-        self.parameters = self.trained(model)
+        self.parameters = self._trainable(model)
         self.network.train_only(self.parameters)
         self.optimiser = self.make_optimiser()
 
     @abstractmethod
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters that change."""
+        """The parameters that change, as far as the user has not frozen them."""
 
     @abstractmethod
     def make_optimiser(self) -> torch.optim.Optimizer:
         """A fresh optimiser over `self.parameters`."""
 
     @abstractmethod
-    def objective(self, unlabelled: Tensor, epoch: int) -> dict[str, Tensor]:
-        """The terms of the loss, weighted; a term with nothing to say is left out."""
+    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
+        """The terms of the loss, weighted; a term with nothing to say is left out.
 
+        `mixed` is [correct; incorrect; unlabelled], the batch that every step sees.
+        """
+
+    @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Remember the answers, then take `epochs` steps; nothing to learn from, no step."""
         self.memory.add(feedback)
-        epochs = [self._descend(unlabelled, epoch) for epoch in range(self.config.epochs)]
+        remembered = (self.memory.correct.inputs, self.memory.incorrect.inputs)
+        mixed = torch.cat([*remembered, unlabelled])
+        epochs = [self._descend(mixed, epoch) for epoch in range(self.config.epochs)]
         self.step += 1
         names = dict.fromkeys(name for terms in epochs for name in terms)
         absent = torch.tensor(torch.nan, device=unlabelled.device)
         return Losses(
             {name: torch.stack([terms.get(name, absent) for terms in epochs]) for name in names}
         )
-
-    def mixed(self, unlabelled: Tensor) -> Tensor:
-        """[correct; incorrect; unlabelled], the batch that every step sees."""
-        return torch.cat([self.memory.correct.inputs, self.memory.incorrect.inputs, unlabelled])
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of a mixed batch: correct, incorrect, unlabelled."""
@@ -119,12 +125,25 @@ class GradientAdapter(Adapter[G]):
             | {"state": {int(place): slot for place, slot in state["optimiser"].items()}}
         )
 
-    def _descend(self, unlabelled: Tensor, epoch: int) -> dict[str, Tensor]:
-        if not len(self.mixed(unlabelled)):
+    def _trainable(self, model: nn.Module) -> list[nn.Parameter]:
+        """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
+        frozen = not any(parameter.requires_grad for parameter in model.parameters())
+        chosen = [p for p in self.trained(model) if p.requires_grad or frozen]
+        if not chosen:
+            raise ModelError(
+                f"{type(self).__name__} finds nothing to train in {type(model).__name__}; "
+                f"it needs {self.trains}."
+            )
+        return chosen
+
+    def _descend(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
+        if not len(mixed):
             return {}
-        terms = self.objective(unlabelled, epoch)
+        before = self.network.tracked
+        terms = self.objective(mixed, epoch)
         if terms:
             self.optimiser.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()
             self.optimiser.step()
+            self.backwards += self.network.tracked - before
         return {name: term.detach() for name, term in terms.items()}

@@ -30,7 +30,8 @@ class StepRecord:
     n_asked: int
     n_answered: int
     n_answered_correct: int
-    losses: Mapping[str, float]
+    losses: Mapping[str, float | None]
+    """Mean of each term over the epochs; None where it was not finite."""
     seconds: float
 
 
@@ -49,6 +50,7 @@ class RunResult:
     """Samples times passes through the model; a fan-out of N counts N."""
     backwards: int
     peak_memory: int
+    """Bytes: of tensors on a GPU, of the whole process on a CPU."""
     final_weights: str
     """Hash of the weights at the end."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +97,7 @@ class RunResult:
             "seconds_per_batch": self.seconds_per_batch,
         }
         table = {"format": _FORMAT, "summary": summary, **asdict(self)}
-        write_atomically(path, (json.dumps(table, indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(table, indent=1, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

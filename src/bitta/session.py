@@ -14,7 +14,7 @@ from bitta.adapter import Adapter
 from bitta.errors import FeedbackError, InputError, ModelError
 from bitta.feedback import FeedbackSource, Human
 from bitta.methods import method_named
-from bitta.nn import LogitsOf
+from bitta.nn import LogitsOf, give_back
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State
@@ -41,7 +41,7 @@ class Session:
     def __init__(
         self,
         model: nn.Module,
-        method: str = "bitta",
+        method: str | type[Adapter[Any]] = "bitta",
         *,
         preset: str | None = None,
         n_queries: int | None = None,
@@ -56,9 +56,9 @@ class Session:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"model is a {type(model).__name__}; an nn.Module is needed.")
-        kind = method_named(method)
-        config = kind.configure(settings, preset, name=method)
-        self.method = method
+        kind = method_named(method) if isinstance(method, str) else method
+        self.method = method if isinstance(method, str) else kind.__name__
+        config = kind.configure(settings, preset, name=self.method)
         self.selection = selection
         self.budget = Budget(
             n_queries=kind.n_queries if n_queries is None else n_queries, every=every, total=total
@@ -73,7 +73,11 @@ class Session:
         self._unlabelled: Tensor | None = None
         self._logits = logits
         model = deepcopy(model) if copy else model
-        self.adapter: Adapter[Any] = kind(model, config, seed=seed, logits=logits)
+        try:
+            self.adapter: Adapter[Any] = kind(model, config, seed=seed, logits=logits)
+        except BaseException:
+            give_back(model)
+            raise
 
     @property
     def model(self) -> nn.Module:
@@ -117,6 +121,7 @@ class Session:
 
     def reset(self) -> None:
         """Back to the source model, memories empty; open questions and counters stay."""
+        self._unlabelled = None
         self.adapter.reset()
 
     def close(self) -> None:
@@ -143,16 +148,13 @@ class Session:
         cls,
         path: str | Path,
         model: nn.Module,
-        *,
-        feedback: FeedbackSource | None = None,
-        copy: bool = False,
-        logits: LogitsOf = None,
+        **again: Any,
     ) -> Self:
         """Go on where `save` stopped, with a model of the same shape; its weights are replaced.
 
-        A source other than the person behind `answer` is given again, since it holds the truth.
+        What cannot be saved is given again, as to `from_state`.
         """
-        return cls.from_state(load_state(path), model, feedback=feedback, copy=copy, logits=logits)
+        return cls.from_state(load_state(path), model, **again)
 
     @classmethod
     def from_state(
@@ -160,18 +162,23 @@ class Session:
         state: Mapping[str, Any],
         model: nn.Module,
         *,
+        method: type[Adapter[Any]] | None = None,
         feedback: FeedbackSource | None = None,
         copy: bool = False,
         logits: LogitsOf = None,
     ) -> Self:
-        """Go on from a state tree."""
+        """Go on from a state tree.
+
+        Given again: a `method` that is not in the table, a `feedback` source other than the person
+        behind `answer` (it holds the truth), and `logits` if it is a function.
+        """
         if state.get("format") != _FORMAT:
             raise InputError(
                 f"the state has format {state.get('format')!r}; this version reads {_FORMAT}."
             )
         session = cls(
             model,
-            state["method"],
+            method or state["method"],
             **state["budget"],
             selection=state["selection"],
             feedback=feedback,
@@ -258,6 +265,7 @@ class Session:
         self.n_seen += len(inputs)
 
     def _adapt(self, answers: list[Answer]) -> Losses:
+        self._require_open()
         if self._unlabelled is None or not (answers or len(self._unlabelled)):
             return Losses()
         feedback = Feedback.of(answers, like=self._unlabelled)
@@ -265,6 +273,7 @@ class Session:
         return self.adapter.adapt(unlabelled, feedback)
 
     def _checked(self, inputs: Tensor) -> Tensor:
+        self._require_open()
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
             given = (
                 f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
@@ -274,4 +283,14 @@ class Session:
             raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
         if not len(inputs):
             raise InputError("inputs hold no sample; leave empty batches out.")
-        return inputs.to(self.adapter.network.device)
+        if not inputs.isfinite().all():
+            # One such image would stay in the running statistics for good.
+            raise InputError("inputs hold values that are not finite; leave such images out.")
+        return inputs.detach().to(self.adapter.network.device)
+
+    def _require_open(self) -> None:
+        if not self.adapter.network.borrowed:
+            raise ModelError(
+                "this session is closed, or a later session has taken its model over; "
+                "start a new one."
+            )

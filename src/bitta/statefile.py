@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     """Write under a temporary name, flush to disk, then rename."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.draft")
     with open(draft, "wb") as file:
         file.write(content)
         file.flush()
@@ -53,8 +54,19 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
+def check_writable(folder: str | Path) -> None:
+    """Refuse a folder that results could not be written to, before the work rather than after."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be written to ({error.strerror}).") from None
+
+
 def _fold(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
+        assert name not in tensors, f"two tensors would be called {name!r}"
         # A private copy: safetensors refuses tensors that share memory.
         tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: name}

@@ -42,6 +42,10 @@ def test_presets_and_settings_become_one_table():
         ({"feedback": {"selection": "rndom"}}, "did you mean 'random'"),
         ({"feedback": {"n_queries": "3"}}, "n_queries is '3'"),
         ({"seed": "0"}, "seed is '0'"),
+        ({"name": "../x"}, "name is '../x'"),
+        ({"name": ["x"]}, "allowed: text that can name a file"),
+        ({"method": {"name": "bitta", "preset": ["reference"]}}, "unknown preset"),
+        ({"method": {"name": "bitta", "sites": 5}}, "sites is 5"),
     ],
 )
 def test_mistakes_are_named(changed, message):

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, run
 from bitta.errors import InputError
 from bitta.results import RunResult
+from bitta.session import Session
+from bitta.testing import toy_classifier
 from small_experiment import without_times, write_experiment
 
 
@@ -57,8 +60,24 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     other = Experiment.of(
         experiment.as_table() | {"method": {"name": "bitta", "lr": 0.5}}, name="x"
     )
-    with pytest.raises(InputError, match="written with other settings"):
+    with pytest.raises(InputError, match="written with other settings, data or weights"):
         run(other, out=tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    with pytest.raises(Stopped):
+        run(experiment, out=tmp_path, should_stop=lambda: True)
+    write_experiment(tmp_path, labels=np.zeros(100, int))
+    with pytest.raises(InputError, match="written with other settings, data or weights"):
+        run(experiment, out=tmp_path, resume=True)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    Session(toy_classifier()).save(tmp_path / "trial-seed0.safetensors")
+    with pytest.raises(InputError, match="written with other settings"):
+        run(experiment, out=tmp_path, resume=True)
 
 
 def test_ten_kills_at_random_change_nothing_but_times(tmp_path):
@@ -87,7 +106,7 @@ def test_ten_kills_at_random_change_nothing_but_times(tmp_path):
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen:
             assert life.poll() is None, "the run ended before it could be killed"
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.4))
+        time.sleep(chance.uniform(0, 0.15))
         assert life.poll() is None, "the run ended before it could be killed"
         life.send_signal(signal.SIGKILL)
         assert life.wait() == -signal.SIGKILL

@@ -56,6 +56,7 @@ def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, mess
         ("model.factory=nowhere:thing", "cannot be loaded"),
         ("model.factory=bitta", '"module:function" is needed'),
         ("model.factory=builtins:dict", "returned a dict"),
+        ("model.factory=bitta.testing:check_method", "cannot be called"),
         ("method.name=btita", "did you mean 'bitta'"),
         ("stream.path=none.npz", "there is no file 'none.npz'"),
         ("stream.colour=1", "unknown setting of [stream] 'colour'"),
@@ -75,8 +76,11 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
     path.write_text('[stream]\nkind="digits"\n[model]\nweights="embedded:x"\n[method]\nname="tent"')
     assert main(["run", str(path), "--out", str(tmp_path)]) == 2
     assert "embedded are digits-resnet8" in capsys.readouterr().err
-    assert main(["run", str(path), "--device", "abacus"]) == 2
-    assert "device is 'abacus'" in capsys.readouterr().err
+    for device in ("abacus", "meta", "cuda:99"):
+        assert main(["run", str(path), "--device", device]) == 2
+        assert f"device is '{device}'" in capsys.readouterr().err
+    assert main(["run", str(path), "--out", str(path)]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "none.toml")]) == 2
     assert "there is no file" in capsys.readouterr().err
 
@@ -92,6 +96,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
         text=True,
     )
     while not (tmp_path / "parts" / "trial-seed0.safetensors").exists():
+        assert life.poll() is None, "the run ended before it could be stopped"
         time.sleep(0.01)
     life.send_signal(signal.SIGINT)
     _, error = life.communicate(timeout=60)
@@ -134,6 +139,24 @@ def test_help_and_usage_errors(capsys):
         with pytest.raises(SystemExit) as stop:
             main(command)
         assert stop.value.code == 2
+
+
+def test_a_factory_beside_the_experiment_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mymodels.py").write_text("from bitta.testing import toy_classifier as load")
+    path = write_experiment(tmp_path)
+    assert main(["run", str(path), "--set", "model.factory=mymodels:load"]) == 0
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m bitta.cli.main methods bitta | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
 
 
 BARE = """

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from importlib.resources import as_file, files
 
 from bitta.cli.demo import _experiments
+from bitta.cli.main import main
 from bitta.results import RunResult
 
 BARE = """
@@ -40,3 +42,12 @@ def test_all_methods_of_a_demo_see_the_same_stream():
         experiments = list(_experiments(name, seed=4).values())
         assert len({(e.stream, e.model, e.seed) for e in experiments}) == 1
         assert [e.feedback.n_queries for e in experiments] == [0, 0, 0, 3]
+
+
+def test_the_demo_of_corruptions_runs_on_a_part_of_its_images(tmp_path):
+    with as_file(files("bitta") / "assets" / "demo-corruptions.toml") as path:
+        command = ["run", str(path), "--out", str(tmp_path), "--set", "stream.n_samples=100"]
+        assert main(command) == 0
+    result = RunResult.load(tmp_path / "demo-corruptions-seed0.json")
+    assert [step.n for step in result.steps] == [64, 36] * 5
+    assert all(accuracy > 30 for accuracy in result.accuracy_by_domain.values())

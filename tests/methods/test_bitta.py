@@ -98,7 +98,8 @@ def test_presets_change_what_they_say():
     ("setting", "value", "allowed"),
     [("dropout", 1.0, "below 1"), ("lr", 0.0, "above 0"), ("restore", 2.0, "0 to 1"),
      ("epochs", 0, "1 or more"), ("observes", "never", "before_serving"), ("lr", "fast", "float"),
-     ("epochs", 1.5, "int"), ("second_softmax", 1, "bool")],
+     ("epochs", 1.5, "whole number"), ("sites", 5, "names of modules"),
+     ("sites", [], "names of modules"), ("second_softmax", 1, "bool")],
 )  # fmt: skip
 def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):

@@ -97,9 +97,39 @@ def test_logits_of_a_model_that_returns_an_object():
     assert by_function(x, statistics="running").shape == (2, 3)
 
 
-def test_logits_must_be_rows_of_classes():
-    with pytest.raises(ModelError, match=r"shape \(2, 3, 8, 8\)"):
-        Network(nn.Identity())(torch.rand(2, 3, 8, 8), statistics="running")
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1), (1, 3), (3,)], ids=str)
+def test_logits_must_be_rows_of_classes(shape):
+    class Fixed(nn.Module):
+        def forward(self, _):
+            return torch.zeros(shape)
+
+    with pytest.raises(ModelError, match=r"\(2, classes\) is needed"):
+        Network(Fixed())(torch.rand(2, 4), statistics="running")
+
+
+def test_any_error_of_a_fanned_forward_falls_back():
+    class Asserts(RemembersBatchSize):
+        def forward(self, x):
+            hidden = self.site(x)
+            assert len(hidden) == len(x), "rows were lost"
+            return self.head(hidden)
+
+    network = Network(Asserts(), sites=["site"])
+    with pytest.warns(FallbackWarning, match="rows were lost"):
+        assert sampled(network, torch.rand(4, 4)).shape == (3, 4, 3)
+
+
+def test_only_what_was_differentiated_is_counted_backwards():
+    x = torch.rand(6, 3, 8, 8, generator=generator(0))
+    deterministic = Session(toy_classifier(), n_queries=0, dropout=0, epochs=2)
+    deterministic.step(x)
+    assert deterministic.adapter.backwards == 12
+    idle = Session(toy_classifier(), n_queries=0, beta=0)
+    idle.step(x)
+    assert idle.adapter.backwards == 0
+    sampling = Session(toy_classifier(), n_queries=0, epochs=1)
+    sampling.step(x)
+    assert sampling.adapter.backwards == 24
 
 
 def test_sites_that_never_run_are_named():

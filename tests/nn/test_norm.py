@@ -4,26 +4,107 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.errors import ModelError
+from bitta.errors import FallbackWarning, ModelError
 from bitta.nn import Network, batch_norms, scale_and_shift
+from bitta.seeding import generator
 from bitta.testing import toy_classifier
 
 
 def test_observing_moves_running_statistics_by_the_momentum():
     """Values 1 and 3: mean 2, unbiased variance 2. From (0, 1), momentum .3: .6 and 1.3."""
-    model = nn.BatchNorm1d(1).eval()
-    Network(model).observe(torch.tensor([[1.0], [3.0]]), momentum=0.3)
-    assert model.running_mean.item() == pytest.approx(0.6)
-    assert model.running_var.item() == pytest.approx(1.3)
+    model = nn.BatchNorm1d(2).eval()
+    Network(model).observe(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), momentum=0.3)
+    assert model.running_mean.tolist() == pytest.approx([0.6, 0.6])
+    assert model.running_var.tolist() == pytest.approx([1.3, 1.3])
     assert not model.training
 
 
 def test_batch_statistics_normalise_without_touching_buffers():
-    model = nn.BatchNorm1d(1, eps=1e-12).eval()
-    out = Network(model)(torch.tensor([[1.0], [3.0]]), statistics="batch")
-    assert out.flatten().tolist() == pytest.approx([-1.0, 1.0])
-    assert model.running_mean.item() == 0
-    assert model.running_var.item() == 1
+    model = nn.BatchNorm1d(2, eps=1e-12).eval()
+    out = Network(model)(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
+    assert out.flatten().tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+    assert model.running_mean.tolist() == [0, 0]
+    assert model.running_var.tolist() == [1, 1]
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As timm has them: the activation is part of the layer."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Functional(nn.BatchNorm2d):
+    """A layer that calls the function itself, with positional arguments."""
+
+    def forward(self, x):
+        batch = self.training or self.running_mean is None
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, batch, 0.1, self.eps
+        )
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, WithActivation, Functional])
+def test_what_a_layer_does_around_its_normalisation_stays(kind):
+    layer = kind(4)
+    model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(5, 4, 3, 3, generator=generator(0))
+    expected = model.train()(x)
+    layer.reset_running_stats()
+    assert torch.equal(Network(model)(x, statistics="batch"), expected)
+    assert layer.running_mean.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm1d(4), (6, 4)),
+        (nn.BatchNorm1d(4), (6, 4, 5)),
+        (nn.BatchNorm2d(4, affine=False), (6, 4, 5, 5)),
+        (nn.BatchNorm3d(4), (6, 4, 2, 3, 3)),
+        (nn.SyncBatchNorm(4), (6, 4, 5, 5)),
+        (nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 5, 5)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("statistics", ["running", "batch"])
+def test_every_batch_norm_normalises_each_pass_by_itself(layer, shape, statistics):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.site, self.norm = nn.Identity(), layer
+
+        def forward(self, x):
+            return (
+                self.norm(self.site(x)).flatten(2).mean(2)
+                if x.dim() > 2
+                else self.norm(self.site(x))
+            )
+
+    network = Network(Model(), sites=["site"])
+    x = torch.randn(shape, generator=generator(3))
+    drawn = [
+        network.sample(x, statistics=statistics, rate=0.3, passes=3, key=(1,))
+        for network.fans_out in (True, False)
+    ]
+    assert torch.allclose(*drawn, atol=1e-6)
+
+
+def test_batch_norm_over_flattened_tokens_falls_back():
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.site, self.norm = nn.Identity(), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            x = self.site(x)
+            return self.norm(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
+
+    network = Network(Tokens(), sites=["site"])
+    x = torch.randn(6, 5, 4, generator=generator(0))
+    with pytest.warns(FallbackWarning):
+        logits = network.sample(x, statistics="batch", rate=0.3, passes=3, key=(0,))
+    assert logits.shape == (3, 6, 4)
 
 
 def test_one_value_per_channel_falls_back_on_running_statistics():

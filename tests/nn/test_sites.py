@@ -86,6 +86,23 @@ def test_small_repeated_stems_do_not_mislead():
     assert find_sites(model) == ("deep1", "deep2")
 
 
+def test_layers_inside_blocks_do_not_beat_the_blocks():
+    class ConvNorm(nn.Module):
+        def __init__(self, width=8):
+            super().__init__()
+            self.conv = nn.Conv2d(width, width, 3)
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.expand, self.reduce = ConvNorm(), ConvNorm()
+
+    model = nn.Module()
+    model.stem1, model.stem2 = ConvNorm(), ConvNorm()
+    model.layer = nn.ModuleList(Residual() for _ in range(3))
+    assert find_sites(model) == ("layer.0", "layer.1", "layer.2")
+
+
 def test_names_and_predicates():
     model = build_model("resnet8", **PIXELS)
     assert find_sites(model, ["layer2"]) == ("layer2",)

@@ -109,6 +109,11 @@ def test_arrays_of_pictures_and_domains(tmp_path):
         ({"inputs": np.zeros((2, 3)), "labels": np.array([0, -1])}, "go down to -1"),
         ({"inputs": np.zeros((3, 3)), "labels": np.zeros(2, int)}, "3 inputs, 2 labels"),
         ({"inputs": np.zeros((2, 3), int), "labels": np.zeros(2, int)}, "int64 of shape"),
+        ({"inputs": np.full((2, 3), np.nan), "labels": np.zeros(2, int)}, "not finite"),
+        (
+            {"inputs": np.zeros((1, 3)), "labels": np.zeros(1, int), "domains": np.array("a")},
+            "1 labels and 1 domains",
+        ),
         ({"inputs": np.array([{}]), "labels": np.zeros(1, int)}, "not a readable .npz"),
     ],
 )
@@ -120,6 +125,9 @@ def test_bad_arrays_are_refused(tmp_path, arrays, message):
 def test_files_that_are_no_arrays_are_refused(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
         read_arrays(tmp_path / "none.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(InputError, match="single array"):
+        read_arrays(tmp_path / "one.npy")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(InputError, match="not a readable"):
         read_arrays(tmp_path / "text.npz")
@@ -151,3 +159,6 @@ def test_mnist_idx_files(tmp_path, packed):
     images, labels = read_mnist(tmp_path, train=False)
     assert images.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert labels.tolist() == [4, 9]
+    write("t10k-images-idx3-ubyte", 3, (2, 2, 2), range(5))
+    with pytest.raises(InputError, match="is cut or no idx file"):
+        read_mnist(tmp_path, train=False)

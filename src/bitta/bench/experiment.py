@@ -8,7 +8,7 @@ from typing import Any, Self
 from bitta.adapter import AdapterConfig
 from bitta.bench.streams import StreamConfig
 from bitta.bench.toml import read_toml, section
-from bitta.config import Config, build, require
+from bitta.config import Config, build, require, whole
 from bitta.errors import SettingError, unknown
 from bitta.methods import method_named
 from bitta.selection import selector_named
@@ -93,11 +93,11 @@ class Experiment:
         stream = section(table, "stream")
         if "kind" not in stream:
             raise SettingError("stream.kind is missing; allowed: digits, corruptions, arrays.")
-        seed = table.get("seed", 0)
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise SettingError(f"seed is {seed!r}; allowed: a whole number.")
+        name = table.get("name", name)
+        if not isinstance(name, str) or not name or set(name) & set("/\\"):
+            raise SettingError(f"name is {name!r}; allowed: text that can name a file.")
         return cls(
-            name=str(table.get("name", name)),
+            name=name,
             stream=build(StreamConfig, stream, preset=None, of="[stream]"),
             model=build(ModelConfig, section(table, "model"), preset=None, of="[model]"),
             method=method,
@@ -105,7 +105,7 @@ class Experiment:
             feedback=build(
                 FeedbackConfig, section(table, "feedback"), preset=None, of="[feedback]"
             ),
-            seed=seed,
+            seed=whole("seed", table.get("seed", 0)),
         )
 
     def as_table(self) -> dict[str, Any]:

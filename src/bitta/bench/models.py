@@ -1,6 +1,10 @@
 """The source model an experiment asks for."""
 
 import importlib
+import inspect
+import os
+import sys
+from contextlib import suppress
 from importlib.resources import as_file, files
 
 import torch
@@ -9,6 +13,7 @@ from torch import nn
 from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import load_model
+from bitta.nn import LogitsOf, Network
 from bitta.streams import Stream
 
 _EMBEDDED = "embedded:"
@@ -31,35 +36,46 @@ def build_source(config: ModelConfig) -> nn.Module:
 
 
 @torch.no_grad()
-def check_fit(model: nn.Module, stream: Stream, *, logits: str) -> None:
+def check_fit(model: nn.Module, stream: Stream, *, logits: LogitsOf) -> None:
     """One small forward before a long run: do shapes and class counts match?"""
+    network = Network(model, logits=logits)
     inputs = next(stream.batches()).inputs[:2]
     try:
-        output = model.eval()(inputs)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        n_classes = network(inputs.to(network.device), statistics="running").shape[1]
+    except ModelError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
             f"the model cannot read images of shape {tuple(inputs.shape[1:])} ({reason})."
         ) from None
-    output = getattr(output, logits, None) if logits else output
-    if not isinstance(output, torch.Tensor) or output.dim() != 2:
-        raise ModelError("the model does not return logits (batch, classes); see model.logits.")
+    finally:
+        network.close()
     n_labels = int(stream.truth.max()) + 1
-    if n_labels > output.shape[1]:
+    if n_labels > n_classes:
         raise InputError(
-            f"labels go up to {n_labels - 1}, but the model knows {output.shape[1]} classes "
-            f"(0 to {output.shape[1] - 1})."
+            f"labels go up to {n_labels - 1}, but the model knows {n_classes} classes "
+            f"(0 to {n_classes - 1})."
         )
 
 
 def _from_factory(text: str) -> nn.Module:
     module, _, function = text.partition(":")
-    if not module or not function:
+    if not module or not function or module.startswith("."):
         raise SettingError(f'model.factory is {text!r}; "module:function" is needed.')
     try:
-        model = getattr(importlib.import_module(module), function)()
+        # The console script, unlike `python -m`, does not look in the working directory.
+        sys.path.insert(0, os.getcwd())
+        factory = getattr(importlib.import_module(module), function)
+        with suppress(ValueError):  # builtins have no signature
+            inspect.signature(factory).bind()
     except (ImportError, AttributeError) as error:
         raise SettingError(f"model.factory {text!r} cannot be loaded ({error}).") from None
+    except TypeError as error:
+        raise SettingError(f"model.factory {text!r} cannot be called ({error}).") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    model = factory()
     if not isinstance(model, nn.Module):
         raise SettingError(f"model.factory {text!r} returned a {type(model).__name__}.")
     return model

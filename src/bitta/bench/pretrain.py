@@ -3,22 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitta.bench.device import device_named
 from bitta.bench.toml import read_toml, section
 from bitta.config import Config, build, require
 from bitta.errors import unknown
 from bitta.models import ModelCard, build_model, initialise, save_model
 from bitta.seeding import generator
-from bitta.streams import CHANCES, coloured_digits, read_cifar, read_mnist
-
-_CIFAR_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
+from bitta.statefile import check_writable
+from bitta.streams import CHANCES, CIFAR10_CLASSES, coloured_digits, read_cifar, read_mnist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +41,14 @@ class Recipe(Config):
     seed: int = 0
     """Initial weights, order and augmentation."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-
     def __post_init__(self) -> None:
         if self.data not in LOADERS:
             raise unknown("data", self.data, LOADERS)
         require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
         require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more")
+        require(self.lr > 0, "lr", self.lr, "above 0")
+        require(0 < self.momentum < 1, "momentum", self.momentum, "above 0 and below 1")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +79,14 @@ def pretrain(
     on_epoch: Callable[[int, float, float], None] = lambda *_: None,
 ) -> ModelCard:
     """Train, measure, write weights with their card; `on_epoch` gets number, loss, accuracy."""
+    place = device_named(device)
+    check_writable(Path(out).parent)
     data = LOADERS[recipe.data](folder)
     arguments = {"n_classes": len(data.classes), "mean": data.mean, "std": data.std}
     model = build_model(recipe.architecture, **arguments)
     initialise(model, seed=recipe.seed)
-    model.to(device)
-    images, labels = data.images.to(device), data.labels.to(device)
+    model.to(place)
+    images, labels = data.images.to(place), data.labels.to(place)
     optimiser = torch.optim.SGD(
         model.parameters(),
         lr=recipe.lr,
@@ -99,9 +99,9 @@ def pretrain(
     first = next(iter(data.held_out))
     for epoch in range(recipe.epochs):
         model.train()
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), device=place)
         rows = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
-        batches = rows.to(device).split(recipe.batch_size)[: len(labels) // recipe.batch_size]
+        batches = rows.to(place).split(recipe.batch_size)[: len(labels) // recipe.batch_size]
         for number, batch in enumerate(batches):
             pixels = images[batch].float() / 255
             if recipe.augment:
@@ -133,7 +133,7 @@ def _cifar10(folder: str | Path) -> TrainingSet:
         images,
         labels,
         {"cifar10 test": read_cifar(folder, train=False)},
-        _CIFAR_CLASSES,
+        CIFAR10_CLASSES,
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
         "CIFAR-10 training images (Krizhevsky, 2009)",

@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from torch import nn
 
+from bitta.bench.device import device_named
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import build_source, check_fit
 from bitta.bench.streams import build_stream
-from bitta.errors import InputError, SettingError
+from bitta.errors import InputError
 from bitta.feedback import Simulated
-from bitta.metrics import Reliability, Stopwatch, peak_memory
+from bitta.metrics import Reliability, Stopwatch, peak_memory, reset_peak_memory
 from bitta.nn import weight_hash
 from bitta.results import RunResult, StepRecord, environment
 from bitta.session import Session
-from bitta.statefile import load_state, save_state
+from bitta.statefile import check_writable, load_state, save_state
 from bitta.streams import Stream
 from bitta.types import Batch
 
@@ -37,6 +38,8 @@ class Stopped(Exception):  # noqa: N818 (a wish, not an error)
 class _Progress:
     steps: list[StepRecord] = field(default_factory=list)
     reliability: Reliability = field(default_factory=Reliability)
+    peak_memory: int = 0
+    """Of the lives before this one."""
 
 
 def result_path(experiment: Experiment, out: Path) -> Path:
@@ -58,15 +61,17 @@ def run(
 
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
     """
-    place = _device(device)
+    place = device_named(device)
     path = result_path(experiment, out)
+    check_writable(out)
     checkpoint = path.with_suffix(".safetensors")
     stream = build_stream(experiment.stream, seed=experiment.seed)
-    model = build_source(experiment.model)
-    check_fit(model, stream, logits=experiment.model.logits)
-    model.to(place)
+    model = build_source(experiment.model).to(place)
+    check_fit(model, stream, logits=experiment.model.logits or None)
     circumstances = environment(place, weight_hash(model))
-    session, progress = _begin(experiment, stream, model, checkpoint if resume else None)
+    identity = _identity(experiment, stream, model)
+    session, progress = _begin(experiment, stream, model, identity, checkpoint if resume else None)
+    reset_peak_memory(place)
     with session:
         saved = monotonic()
         watch = Stopwatch(place)
@@ -75,10 +80,10 @@ def run(
             done = len(progress.steps)
             on_step(done, len(stream), progress.steps[-1])
             if should_stop() and done < len(stream):
-                _save(checkpoint, experiment, session, progress)
+                _save(checkpoint, identity, session, progress)
                 raise Stopped(done, len(stream))
             if monotonic() - saved >= checkpoint_seconds:
-                _save(checkpoint, experiment, session, progress)
+                _save(checkpoint, identity, session, progress)
                 saved = monotonic()
         result = RunResult(
             experiment=experiment.as_table(),
@@ -88,7 +93,7 @@ def run(
             reliability=progress.reliability,
             forwards=session.adapter.network.forwards,
             backwards=session.adapter.backwards,
-            peak_memory=peak_memory(place),
+            peak_memory=max(progress.peak_memory, peak_memory(place)),
             final_weights=weight_hash(session.model),
             extra={"fans_out": session.adapter.network.fans_out},
         )
@@ -97,14 +102,27 @@ def run(
     return result
 
 
-def _save(checkpoint: Path, experiment: Experiment, session: Session, progress: _Progress) -> None:
+def _identity(experiment: Experiment, stream: Stream, model: nn.Module) -> dict[str, Any]:
+    """What a checkpoint must share with the run that goes on from it."""
+    return {
+        "experiment": experiment.as_table(),
+        "stream": stream.fingerprint,
+        "source_weights": weight_hash(model),
+    }
+
+
+def _save(
+    checkpoint: Path, identity: Mapping[str, Any], session: Session, progress: _Progress
+) -> None:
+    peak = max(progress.peak_memory, peak_memory(session.adapter.network.device))
     save_state(
         checkpoint,
         {
-            "experiment": experiment.as_table(),
+            "identity": dict(identity),
             "session": session.state_dict(),
             "steps": [asdict(step) for step in progress.steps],
             "reliability": asdict(progress.reliability),
+            "peak_memory": peak,
         },
     )
 
@@ -123,14 +141,18 @@ def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch)
             n_asked=len(prediction.queries),
             n_answered=len(answers),
             n_answered_correct=sum(answer.correct for answer in answers),
-            losses=losses.mean(),
+            losses={n: v if isfinite(v) else None for n, v in losses.mean().items()},
             seconds=seconds,
         )
     )
 
 
 def _begin(
-    experiment: Experiment, stream: Stream, model: nn.Module, checkpoint: Path | None
+    experiment: Experiment,
+    stream: Stream,
+    model: nn.Module,
+    identity: Mapping[str, Any],
+    checkpoint: Path | None,
 ) -> tuple[Session, _Progress]:
     feedback = experiment.feedback
     annotator = Simulated(
@@ -141,7 +163,7 @@ def _begin(
         seed=experiment.seed,
     )
     if checkpoint is not None and checkpoint.exists():
-        return _continue(experiment, load_state(checkpoint), model, annotator)
+        return _continue(checkpoint, identity, model, annotator)
     session = Session(
         model,
         experiment.method,
@@ -158,23 +180,14 @@ def _begin(
 
 
 def _continue(
-    experiment: Experiment, state: Mapping[str, Any], model: nn.Module, annotator: Simulated
+    checkpoint: Path, identity: Mapping[str, Any], model: nn.Module, annotator: Simulated
 ) -> tuple[Session, _Progress]:
-    if state["experiment"] != experiment.as_table():
+    state = load_state(checkpoint)
+    if state.get("identity") != identity:
         raise InputError(
-            f"the checkpoint of {experiment.name!r} was written with other settings; run with the "
+            f"{str(checkpoint)!r} was written with other settings, data or weights; run with the "
             "same ones, or without --resume to start over."
         )
     session = Session.from_state(state["session"], model, feedback=annotator)
     steps = [StepRecord(**step) for step in state["steps"]]
-    return session, _Progress(steps, Reliability(**state["reliability"]))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingError(f"device is {name!r}; allowed: cpu, cuda, cuda:1 ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device is {name!r}, but torch sees no CUDA device; use cpu.")
-    return device
+    return session, _Progress(steps, Reliability(**state["reliability"]), state["peak_memory"])

@@ -1,8 +1,7 @@
 """The streams an experiment can ask for."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -33,8 +32,6 @@ class StreamConfig(Config):
     """corruptions: 1 to 5."""
     colour_flip: float = CHANCES["target"]
     """digits: how often the colour lies."""
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")

@@ -11,7 +11,7 @@ from bitta.errors import InputError, SettingError
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Parse a file."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -44,8 +44,9 @@ def main(arguments: argparse.Namespace) -> int:
     for line in _STORIES[arguments.stream]:
         print(line)
     results: dict[str, RunResult] = {}
+    experiments = _experiments(arguments.stream, arguments.seed)
     with progress() as shown:
-        for name, experiment in _experiments(arguments.stream, arguments.seed).items():
+        for name, experiment in experiments.items():
             results[name] = _run(name, experiment, out, shown)
     print()
     print(next(iter(results.values())).protocol)
@@ -54,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     print(text_table(summary_rows(results)))
     print()
     _save_plot(results, out / f"accuracy-seed{arguments.seed}.png", _STORIES[arguments.stream][0])
-    for experiment in _experiments(arguments.stream, arguments.seed).values():
+    for experiment in experiments.values():
         print(f"result: {result_path(experiment, out)}")
     print(f"{monotonic() - started:.0f} s in all")
     return 0

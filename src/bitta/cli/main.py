@@ -1,6 +1,7 @@
 """bitta: serve a stream, ask a few questions, learn from the answers."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _parser() -> argparse.ArgumentParser:

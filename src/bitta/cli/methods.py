@@ -15,8 +15,7 @@ def main(arguments: argparse.Namespace) -> int:
     """A line per method, or a line per setting."""
     if arguments.name is None:
         for name, kind in METHODS.items():
-            asks = f"asks {kind.n_queries}" if kind.n_queries else "asks 0"
-            learns = asks if kind.learns_from_feedback else "no feedback"
+            learns = f"asks {kind.n_queries}" if kind.learns_from_feedback else "no feedback"
             print(f"{name:<10} {_summary(kind):<76} {learns:<12} {kind.paper}".rstrip())
         print('\n"bitta methods NAME" shows its settings and presets.')
         return 0

@@ -64,6 +64,7 @@ class Human:
     def state_dict(self) -> State:
         """Open questions with their inputs, and verdicts by id."""
         return {
+            "capacity": self.capacity,
             "open": [query.state_dict() for query in self._open.values()],
             "fresh": {str(id_): correct for id_, correct in self._fresh.items()},
             "learned": {str(id_): correct for id_, correct in self._learned.items()},
@@ -72,6 +73,7 @@ class Human:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
+        self.capacity = state["capacity"]
         self._open = {query["id"]: Query(**query) for query in state["open"]}
         self._fresh = {int(id_): correct for id_, correct in state["fresh"].items()}
         self._learned = {int(id_): correct for id_, correct in state["learned"].items()}

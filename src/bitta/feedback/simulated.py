@@ -61,14 +61,26 @@ class Simulated:
         slips = torch.rand((), generator=generator(self.seed, "flip", query.id)).item() < self.flip
         return (query.label == int(self.truth[query.position])) != slips
 
+    @property
+    def settings(self) -> dict[str, float]:
+        """Whatever decides the answers, besides the truth."""
+        names = ("flip", "delay", "answer_every", "seed")
+        return {name: getattr(self, name) for name in names}
+
     def state_dict(self) -> State:
         """What waits, without the truth: whoever resumes brings it again."""
         return {
+            "settings": self.settings,
             "batches": self._batches,
             "waiting": [{"when": when, "query": q.state_dict()} for when, q in self._waiting],
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
+        if state["settings"] != self.settings:
+            raise InputError(
+                f"the annotator was saved with {state['settings']}, but is now {self.settings}; "
+                "give the same settings."
+            )
         self._batches = state["batches"]
         self._waiting = [(item["when"], Query(**item["query"])) for item in state["waiting"]]

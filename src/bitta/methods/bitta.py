@@ -82,8 +82,11 @@ class Bitta(GradientAdapter[BittaConfig]):
         self, model: nn.Module, config: BittaConfig, *, seed: int = 0, logits: LogitsOf = None
     ) -> None:
         super().__init__(model, config, seed=seed, logits=logits)
+        if config.dropout:
+            _ = self.network.sites  # a model without any is refused now, not in mid-stream
         self.policy_statistics = config.adapt_statistics
         self.observes = config.observes
+        self.learns_from_feedback = config.alpha > 0
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
@@ -104,15 +107,13 @@ class Bitta(GradientAdapter[BittaConfig]):
         """Let the running statistics follow the stream."""
         self.network.observe(inputs, momentum=self.config.bn_momentum)
 
-    def objective(self, unlabelled: Tensor, epoch: int) -> dict[str, Tensor]:
+    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
-        inputs = self.mixed(unlabelled)
-        probs = self.sampled_probs(inputs, key=(self.seed, "adapt", self.step, epoch))
-        self.backwards += self.config.passes * len(inputs)
-        with torch.no_grad():
-            # Over the whole mixed batch, whose statistics it shares.
-            labels = self.network(inputs, statistics=self.policy_statistics).argmax(-1)
-        return self._feedback_term(probs) | self._agreement_term(probs, labels)
+        remembers = len(self.memory.correct) + len(self.memory.incorrect)
+        if not (self.config.alpha and remembers) and not self.config.beta:
+            return {}
+        probs = self.sampled_probs(mixed, key=(self.seed, "adapt", self.step, epoch))
+        return self._feedback_term(probs) | self._agreement_term(probs, mixed)
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Algorithm 1, lines 14-29."""
@@ -138,11 +139,16 @@ class Bitta(GradientAdapter[BittaConfig]):
             return {}
         return {"feedback": self.config.alpha * torch.stack(terms).sum()}
 
-    def _agreement_term(self, probs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _agreement_term(self, probs: Tensor, mixed: Tensor) -> dict[str, Tensor]:
+        if not self.config.beta:
+            return {}
+        with torch.no_grad():
+            # Over the whole mixed batch, whose statistics the deterministic label shares.
+            labels = self.network(mixed, statistics=self.policy_statistics).argmax(-1)
         _, _, probs = self.split(probs)
         _, _, labels = self.split(labels)
         agreeing = probs.argmax(-1) == labels
-        if not self.config.beta or not agreeing.any():
+        if not agreeing.any():
             return {}
         double = self.config.second_softmax
         loss = policy_loss(probs[agreeing], labels[agreeing], second_softmax=double)

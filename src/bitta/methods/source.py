@@ -1,7 +1,6 @@
 """Source: serve the model as it was trained."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ class Source(Adapter[SourceConfig]):
     """No adaptation at all: the bottom line of every comparison."""
 
     Config = SourceConfig
-    learns_from_feedback: ClassVar[bool] = False
+    learns_from_feedback: bool = False
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:  # noqa: ARG002
         """Learn nothing."""

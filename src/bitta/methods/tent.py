@@ -37,6 +37,7 @@ class Tent(GradientAdapter[TentConfig]):
     paper: ClassVar[str] = "Wang et al., ICLR 2021"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
+    trains: ClassVar[str] = "normalisation layers with scale and shift that are not frozen"
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
@@ -46,11 +47,9 @@ class Tent(GradientAdapter[TentConfig]):
         """Adam, as the authors use on CIFAR."""
         return torch.optim.Adam(self.parameters, lr=self.config.lr)
 
-    def objective(self, unlabelled: Tensor, epoch: int) -> dict[str, Tensor]:  # noqa: ARG002
+    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy, and the feedback loss where there is feedback."""
-        inputs = self.mixed(unlabelled)
-        logits = self.network(inputs, statistics="batch")
-        self.backwards += len(inputs)
+        logits = self.network(mixed, statistics="batch")
         correct, incorrect, rest = self.split(logits)
         terms = self.feedback_terms(correct, incorrect)
         if len(rest):

@@ -1,6 +1,6 @@
 """Surgery on any `nn.Module`: borrowed, used, given back as it was."""
 
-from bitta.nn.network import LogitsOf, Network
+from bitta.nn.network import LogitsOf, Network, give_back
 from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
 from bitta.nn.restore import restore_stochastically
 from bitta.nn.sites import Sites
@@ -13,6 +13,7 @@ __all__ = [
     "Snapshot",
     "Statistics",
     "batch_norms",
+    "give_back",
     "restore_stochastically",
     "scale_and_shift",
     "weight_hash",

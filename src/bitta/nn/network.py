@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bitta.errors import FallbackWarning, ModelError
 from bitta.nn.dropout import dropout_at
-from bitta.nn.norm import Rows, Statistics, normalised_by
+from bitta.nn.norm import Rows, Statistics, batch_norms, normalised_by
 from bitta.nn.sites import Sites, find_sites
 from bitta.seeding import Key
 
@@ -18,6 +18,32 @@ LogitsOf: TypeAlias = str | Callable[[Any], Tensor] | None
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = 1e-3
+_PROBE_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+_LOAN = "_bitta_loan"
+
+
+class _Loan:
+    """How a model was before it was borrowed; kept on the model, so that a new session on it can
+    take over from one that was never closed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modes = {module: module.training for module in model.modules()}
+        self.gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
+
+    def undo(self) -> None:
+        for module, training in self.modes.items():
+            module.training = training
+        for parameter, (required, gradient) in self.gradients.items():
+            parameter.requires_grad_(required)
+            parameter.grad = gradient
+
+
+def give_back(model: nn.Module) -> None:
+    """End whatever loan there is: modes and gradients as they were; weights stay adapted."""
+    loan: _Loan | None = model.__dict__.pop(_LOAN, None)
+    if loan is not None:
+        loan.undo()
 
 
 class Network:
@@ -27,12 +53,15 @@ class Network:
         self.model = model
         self.forwards = 0
         """Samples times passes that went through the model so far."""
+        self.tracked = 0
+        """As many of these as ran with gradients enabled."""
         self.fans_out: bool | None = None
         """Whether N passes share one forward; None until the first stochastic pass was probed."""
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None
-        self._modes = {module: module.training for module in model.modules()}
-        self._gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
+        give_back(model)
+        self._loan = _Loan(model)
+        model.__dict__[_LOAN] = self._loan
         model.eval()
 
     @property
@@ -50,14 +79,16 @@ class Network:
 
     def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
         """Deterministic logits, (batch, classes)."""
-        self.forwards += len(inputs)
+        self._count(len(inputs))
         with normalised_by(self.model, statistics, rows=Rows()):
             return self._forward(inputs)
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
         """Let the running statistics follow this batch."""
-        self.forwards += len(inputs)
+        if not batch_norms(self.model):
+            return
+        self._count(len(inputs))
         with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
             self._forward(inputs)
 
@@ -75,7 +106,7 @@ class Network:
             return self(inputs, statistics=statistics).unsqueeze(0)
         if self.fans_out is None:
             self.fans_out = passes > 1 and self._probe(inputs, statistics, rate, passes)
-        self.forwards += passes * len(inputs)
+        self._count(passes * len(inputs))
         if self.fans_out:
             return self._pass(inputs, statistics, rate, range(passes), key)
         each = [self._pass(inputs, statistics, rate, (n,), key) for n in range(passes)]
@@ -87,13 +118,19 @@ class Network:
         for parameter in parameters:
             parameter.requires_grad_(True)
 
+    @property
+    def borrowed(self) -> bool:
+        """Whether the model is still ours: not closed, not taken over by a later session."""
+        return self.model.__dict__.get(_LOAN) is self._loan
+
     def close(self) -> None:
-        """Give the model back: modes and gradients as they were; weights stay adapted."""
-        for module, training in self._modes.items():
-            module.training = training
-        for parameter, (required, gradient) in self._gradients.items():
-            parameter.requires_grad_(required)
-            parameter.grad = gradient
+        """Give the model back, unless that has happened already."""
+        if self.borrowed:
+            give_back(self.model)
+
+    def _count(self, n_samples: int) -> None:
+        self.forwards += n_samples
+        self.tracked += n_samples if torch.is_grad_enabled() else 0
 
     def _pass(
         self,
@@ -108,7 +145,7 @@ class Network:
             normalised_by(self.model, statistics, rows=rows),
             dropout_at(self.model, self.sites, rate=rate, passes=passes, key=key, rows=rows),
         ):
-            logits = self._forward(inputs)
+            logits = self._forward(inputs, passes=len(passes))
         split: Tensor = logits.unflatten(0, (-1, len(passes)))
         return split.transpose(0, 1)
 
@@ -119,8 +156,8 @@ class Network:
         separate = torch.cat([self._pass(few, statistics, rate, (n,), (0,)) for n in range(passes)])
         try:
             fanned = self._pass(few, statistics, rate, range(passes), (0,))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+        except _PROBE_ERRORS as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
         else:
             scale = separate.abs().max().clamp_min(1.0)
             if fanned.shape == separate.shape and bool(
@@ -132,11 +169,11 @@ class Network:
             f"{type(self.model).__name__} cannot carry {passes} stochastic passes in one forward "
             f"({reason}); running {passes} forwards instead.",
             FallbackWarning,
-            stacklevel=2,
+            stacklevel=6,
         )
         return False
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
         output = self.model(inputs)
         if isinstance(self._logits, str):
             output = getattr(output, self._logits, None)
@@ -147,8 +184,10 @@ class Network:
                 f"the model returned {type(output).__name__} where logits are needed; say which "
                 'part holds them, such as logits="logits" or logits=lambda output: output[0].'
             )
-        if output.dim() != 2:
+        rows = passes * len(inputs)
+        if output.dim() != 2 or len(output) != rows or output.shape[1] < 2:
             raise ModelError(
-                f"logits have shape {tuple(output.shape)}; (batch, classes) is needed."
+                f"logits have shape {tuple(output.shape)}; ({rows}, classes) is needed, with two "
+                "classes or more."
             )
         return output

@@ -1,16 +1,20 @@
-"""BatchNorm under control: whose statistics normalise, and whether buffers move."""
+"""BatchNorm under control: whose statistics normalise, and whether buffers move.
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+Every BatchNorm layer, whatever its class does around it, ends in `torch.nn.functional.batch_norm`.
+That call is taken over for the length of a forward; layers and their flags are never touched.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
 from bitta.errors import ModelError
 
@@ -42,67 +46,87 @@ def scale_and_shift(model: nn.Module) -> list[nn.Parameter]:
 def normalised_by(
     model: nn.Module, statistics: Statistics, *, rows: Rows, momentum: float = 0.0
 ) -> Iterator[None]:
-    """Choose the statistics of every BatchNorm for the forwards inside; no flag is touched.
+    """Choose the statistics of every BatchNorm for the forwards inside.
 
     Batch statistics leave the running buffers alone unless `momentum` says how fast they follow.
     """
-    with ExitStack() as stack:
-        for layer in batch_norms(model):
-            if statistics == "batch" or layer.running_mean is None:
-                forward = partial(_by_batch, layer, rows=rows, momentum=momentum)
-                stack.enter_context(_replaced_forward(layer, forward))
+    if statistics == "running" and all(n.running_mean is not None for n in batch_norms(model)):
+        yield  # evaluation mode does just that
+        return
+    with _BatchNormCalls(statistics, rows, momentum):
         yield
 
 
-@contextmanager
-def _replaced_forward(layer: nn.Module, forward: object) -> Iterator[None]:
-    earlier = layer.__dict__.get("forward")
-    layer.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if earlier is None:
-            del layer.__dict__["forward"]
-        else:
-            layer.__dict__["forward"] = earlier
+class _Call(NamedTuple):
+    """The arguments of `torch.nn.functional.batch_norm`."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
 
 
-def _by_batch(layer: _BatchNorm, x: Tensor, *, rows: Rows, momentum: float) -> Tensor:
-    if x.numel() == rows.passes * x.shape[1]:
-        return _by_running(layer, x)
-    if rows.passes > 1:
-        return _per_pass(layer, x, rows.passes)
-    mean, var = (layer.running_mean, layer.running_var) if momentum else (None, None)
-    return F.batch_norm(x, mean, var, layer.weight, layer.bias, True, momentum, layer.eps)
+class _BatchNormCalls(TorchFunctionMode):
+    def __init__(self, statistics: Statistics, rows: Rows, momentum: float) -> None:
+        super().__init__()
+        self._statistics, self._rows, self._momentum = statistics, rows, momentum
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        call = _Call(*args, **(kwargs or {}))
+        if self._statistics == "running" and call.running_mean is not None:
+            return F.batch_norm(*call)
+        return _by_batch(call, passes=self._rows.passes, momentum=self._momentum)
 
 
-def _by_running(layer: _BatchNorm, x: Tensor) -> Tensor:
+def _by_batch(call: _Call, *, passes: int, momentum: float) -> Tensor:
+    if call.input.numel() == passes * call.input.shape[1]:
+        return _by_running(call)
+    if passes > 1:
+        return _per_pass(call, passes)
+    mean, var = (call.running_mean, call.running_var) if momentum else (None, None)
+    return F.batch_norm(call.input, mean, var, call.weight, call.bias, True, momentum, call.eps)
+
+
+def _by_running(call: _Call) -> Tensor:
     """One value per channel has no variance: fall back on what the model carries."""
-    if layer.running_mean is None:
+    if call.running_mean is None:
         raise ModelError(
             "a BatchNorm layer without running statistics was given one value per channel; "
             "send at least two images in a batch."
         )
-    mean, var = layer.running_mean, layer.running_var
-    return F.batch_norm(x, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+    return F.batch_norm(*call._replace(training=False))
 
 
-def _per_pass(layer: _BatchNorm, x: Tensor, passes: int) -> Tensor:
+def _per_pass(call: _Call, passes: int) -> Tensor:
     """Each stochastic pass normalised by its own statistics; pooling them would mix variances."""
-    weight, bias = layer.weight, layer.bias
+    x, weight, bias = call.input, call.weight, call.bias
     if x.is_contiguous():
         # Sample-major rows make (samples, passes * channels, ...) a view: passes become channels.
         wide = x.view(-1, passes * x.shape[1], *x.shape[2:])
         wide_weight = None if weight is None else weight.repeat(passes)
         wide_bias = None if bias is None else bias.repeat(passes)
-        normal = F.batch_norm(wide, None, None, wide_weight, wide_bias, True, 0.0, layer.eps)
-        return normal.view(x.shape)
+        return F.batch_norm(wide, None, None, wide_weight, wide_bias, True, 0.0, call.eps).view(
+            x.shape
+        )
     split = x.unflatten(0, (-1, passes))  # (samples, passes, channels, ...)
     over = (0, *range(3, split.dim()))
     var, mean = torch.var_mean(split, dim=over, correction=0, keepdim=True)
-    normal = (split - mean) * (var + layer.eps).rsqrt()
+    normal: Tensor = (split - mean) * (var + call.eps).rsqrt()
+    channels = (-1, *[1] * (split.dim() - 3))
     if weight is not None:
-        channels = (-1, *[1] * (split.dim() - 3))
-        normal = normal * weight.view(channels) + bias.view(channels)
-    rows: Tensor = normal.flatten(0, 1)
-    return rows
+        normal = normal * weight.view(channels)
+    if bias is not None:
+        normal = normal + bias.view(channels)
+    return normal.flatten(0, 1)

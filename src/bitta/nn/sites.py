@@ -13,6 +13,7 @@ Sites: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _QUARTERS = 4
+_GOOD_PART = 1 / 3
 
 
 def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
@@ -44,19 +45,22 @@ def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
 def _stages(model: nn.Module) -> tuple[str, ...]:
     """The ends of the stages, or of the quarters of a single chain of blocks.
 
-    A block is a module that is repeated side by side; of several kinds, the one that holds most of
-    the parameters is meant, the outermost first.
+    A block is a module that is repeated side by side. Of several kinds, the outermost that holds a
+    good part of the parameters is meant: neither the layers inside blocks nor a repeated stem.
     """
     kinds: dict[type[nn.Module], list[tuple[str, list[str]]]] = {}
     size: dict[type[nn.Module], int] = {}
+    depth: dict[type[nn.Module], int] = {}
     for name, parent in model.named_modules():
         for kind, blocks in _blocks(parent):
             kinds.setdefault(kind, []).append((name, [_join(name, child) for child, _ in blocks]))
             size[kind] = size.get(kind, 0) + sum(_n_parameters(block) for _, block in blocks)
+            depth[kind] = max(depth.get(kind, 0), name.count(".") + bool(name))
     if not kinds:
         return ()
-    # max() keeps the first of equals, and named_modules() comes from the outside in.
-    chains = kinds[max(kinds, key=lambda kind: size[kind])]
+    enough = min(_GOOD_PART * _n_parameters(model), max(size.values()))
+    large = [kind for kind in kinds if size[kind] >= enough]
+    chains = kinds[min(large, key=lambda kind: depth[kind])]
     if len(chains) == 1:
         return _quarters(chains[0][1])
     return _quarters([_end(model, name, blocks) for name, blocks in chains])

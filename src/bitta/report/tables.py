@@ -13,7 +13,7 @@ def summary_rows(results: Mapping[str, RunResult]) -> list[list[str]]:
     first = next(iter(results.values()))
     parts = list(first.accuracy_by_domain) if several else ["1st", "2nd", "3rd", "4th quarter"]
     header = ["method", *parts, "mean", "ECE", "questions", "answers", '"correct"', "s/batch"]
-    return [header, *(_row(name, result, several) for name, result in results.items())]
+    return [header, *(_row(name, result, by_domain=several) for name, result in results.items())]
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -30,7 +30,7 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _row(name: str, result: RunResult, by_domain: bool) -> list[str]:
+def _row(name: str, result: RunResult, *, by_domain: bool) -> list[str]:
     parts = (
         list(result.accuracy_by_domain.values()) if by_domain else result.accuracy_by_part(_PARTS)
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bitta.config import require
+from bitta.config import require, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +14,10 @@ class Budget:
     total: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("n_queries", "every"):
+            whole(name, getattr(self, name))
+        if self.total is not None:
+            whole("total", self.total)
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.total is None or self.total >= 0, "total", self.total, "0 or more, or None")

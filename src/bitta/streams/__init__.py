@@ -3,11 +3,12 @@
 from bitta.streams.arrays import read_arrays
 from bitta.streams.coloured_digits import CHANCES, coloured_digits
 from bitta.streams.pack import Pack, embedded_pack, write_pack
-from bitta.streams.raw import read_cifar, read_mnist
+from bitta.streams.raw import CIFAR10_CLASSES, read_cifar, read_mnist
 from bitta.streams.stream import Domain, Stream
 
 __all__ = [
     "CHANCES",
+    "CIFAR10_CLASSES",
     "Domain",
     "Pack",
     "Stream",

@@ -27,29 +27,31 @@ def read_arrays(path: str | Path) -> list[Domain]:
             f"labels in {str(path)!r} are {labels.dtype} of shape {labels.shape}; "
             "whole numbers (samples,) are needed."
         )
-    if len(labels) and labels.min() < 0:
-        raise InputError(
-            f"labels in {str(path)!r} go down to {labels.min()}; 0 is the first class."
-        )
+    truth = torch.from_numpy(labels.astype(np.int64))
+    if len(truth) and truth.min() < 0:
+        raise InputError(f"labels in {str(path)!r} go down to {truth.min()}; 0 is the first class.")
     names = arrays.get("domains", np.full(len(labels), "all"))
     if names.shape != labels.shape or len(inputs) != len(labels):
         raise InputError(
-            f"{str(path)!r} has {len(inputs)} inputs, {len(labels)} labels and {len(names)} "
+            f"{str(path)!r} has {len(inputs)} inputs, {len(labels)} labels and {names.size} "
             "domains; one of each per sample is needed."
         )
-    truth = torch.from_numpy(labels.astype(np.int64))
-    rows = {str(name): torch.from_numpy(names == name) for name in dict.fromkeys(names.tolist())}
+    texts = names.astype(str)
+    rows = {str(name): torch.from_numpy(texts == name) for name in dict.fromkeys(texts.tolist())}
     return [Domain(name, inputs[mask], truth[mask]) for name, mask in rows.items()]
 
 
 def _read(path: str | Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{str(path)!r} is a single array; an .npz with names is needed.")
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise InputError(f"{str(path)!r} is a single array; an .npz with names is needed.")
+        with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}.") from None
+    except InputError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{str(path)!r} is not a readable .npz file ({error}).") from None
 
@@ -61,6 +63,8 @@ def _images(array: np.ndarray, path: str | Path) -> Tensor:
             array = array.transpose(0, 3, 1, 2)
         return torch.from_numpy(np.ascontiguousarray(array))
     if np.issubdtype(array.dtype, np.floating) and array.ndim >= 2:
+        if not np.isfinite(array).all():
+            raise InputError(f"inputs in {str(path)!r} hold values that are not finite.")
         return torch.from_numpy(array.astype(np.float32))
     raise InputError(
         f"inputs in {str(path)!r} are {array.dtype} of shape {array.shape}; uint8 (samples, "

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from bitta.errors import InputError
 
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 _CIFAR_ROW = 1 + 3 * 32 * 32
 
 
@@ -39,10 +42,14 @@ def _read_idx(path: Path) -> Tensor:
     content = (
         _read(path) if path.exists() or not packed.exists() else gzip.decompress(_read(packed))
     )
-    n_dims = content[3]
-    shape = np.frombuffer(content, ">i4", count=n_dims, offset=4)
-    values = np.frombuffer(content, np.uint8, offset=4 + 4 * n_dims)
-    return torch.from_numpy(values.reshape(shape).copy())
+    n_dims = content[3] if len(content) > 3 else 0
+    header = 4 + 4 * n_dims
+    shape = np.frombuffer(content[4:header], ">i4") if len(content) >= header else np.array([-1])
+    if n_dims == 0 or len(content) - header != shape.prod():
+        raise InputError(
+            f"{path.name} in {str(path.parent)!r} is cut or no idx file; fetch it again."
+        )
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy())
 
 
 def _read(path: Path) -> bytes:

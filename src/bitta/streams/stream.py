@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -57,6 +58,14 @@ class Stream:
         return torch.cat(
             [d.labels[order] for d, order in zip(self.domains, self._orders, strict=True)]
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the labels in order and of one batch of each domain."""
+        digest = sha256(self.truth.numpy().tobytes())
+        for domain, order in zip(self.domains, self._orders, strict=True):
+            digest.update(domain.images[order[: self.batch_size]].numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def protocol(self) -> str:
