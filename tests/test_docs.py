@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import bitta
+from bitta.cli.demo import _experiments
 from bitta.cli.main import _COMMANDS
 from bitta.config import settings_of
 from bitta.methods import METHODS
+from bitta.report import summary_rows, text_table
+from bitta.results import RunResult
 from bitta.seeding import generator
 from bitta.testing import contract, toy_classifier
 
@@ -67,3 +70,32 @@ def test_links_between_documents_lead_somewhere(document):
 
 def test_the_citation_names_the_version():
     assert f"version: {bitta.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+DEMOS = [(demo, seed) for demo in ("digits", "corruptions") for seed in range(3)]
+
+
+def demo_results(demo, seed):
+    labels = {"Source": "source", "BN-Stats": "bn_stats", "TENT": "tent", "BiTTA": "bitta"}
+    folder = ROOT / "results" / "demo" / demo
+    return {
+        label: RunResult.load(folder / f"{name}-seed{seed}.json") for label, name in labels.items()
+    }
+
+
+@pytest.mark.parametrize(("demo", "seed"), DEMOS)
+def test_the_demo_page_shows_what_the_results_hold(demo, seed):
+    table = text_table(summary_rows(demo_results(demo, seed)))
+    assert table in (ROOT / "docs" / "demo.md").read_text()
+
+
+@pytest.mark.parametrize(("demo", "seed"), DEMOS)
+def test_the_published_demo_results_are_those_of_the_packaged_settings(demo, seed):
+    for label, experiment in _experiments(demo, seed).items():
+        assert demo_results(demo, seed)[label].experiment == experiment.as_table()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_binary_feedback_is_worth_twenty_points_where_colours_lie(seed):
+    accuracy = {name: result.accuracy for name, result in demo_results("digits", seed).items()}
+    assert accuracy.pop("BiTTA") >= max(accuracy.values()) + 20
