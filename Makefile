@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/bitta demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -rs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
