@@ -262,3 +262,12 @@ def test_open_questions_survive_saving(tmp_path):
     assert isinstance(loaded.source, Human)
     loaded.answer(first.id, correct=True)
     assert loaded.learn().terms["feedback"].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_other_precisions_adapt_with_fan_out(dtype):
+    session = Session(toy_classifier().to(dtype), n_queries=2, feedback=Simulated([0] * 99))
+    prediction, _, losses = session.step(images().to(dtype))
+    assert session.adapter.network.fans_out is True
+    assert prediction.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert losses.terms["feedback"].isfinite().all()

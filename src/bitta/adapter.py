@@ -12,7 +12,7 @@ from bitta.config import Config, build, require
 from bitta.nn import LogitsOf, Network, Sites, Snapshot, Statistics
 from bitta.nn.snapshot import tensors_of
 from bitta.seeding import Key
-from bitta.types import Feedback, Losses, Prediction, State
+from bitta.types import Feedback, Losses, Prediction, State, softmax
 
 Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
 """When a batch's statistics are taken in."""
@@ -112,7 +112,7 @@ class Adapter(ABC, Generic[A]):
             passes=self.config.passes,
             key=key,
         )
-        return logits.float().softmax(-1).mean(0)
+        return softmax(logits).mean(0)
 
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:

@@ -11,6 +11,11 @@ State: TypeAlias = dict[str, Any]
 """A tree of dicts, lists, tensors, numbers, strings and None: all that a part needs to go on."""
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities over the last dimension, in single precision at least."""
+    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What a stream delivers; `truth` is for metrics and simulated annotators only."""
@@ -63,7 +68,7 @@ class Prediction:
     @classmethod
     def of(cls, logits: Tensor) -> Self:
         """Serve the most probable class."""
-        probs = logits.detach().float().softmax(-1)
+        probs = softmax(logits.detach())
         confidence, labels = probs.max(-1)
         return cls(labels, probs, confidence)
 

@@ -159,10 +159,9 @@ class Network:
         except _PROBE_ERRORS as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
         else:
+            coarse = max(_PROBE_TOLERANCE, 8 * torch.finfo(separate.dtype).eps)
             scale = separate.abs().max().clamp_min(1.0)
-            if fanned.shape == separate.shape and bool(
-                ((fanned - separate).abs().max() <= _PROBE_TOLERANCE * scale).item()
-            ):
+            if bool(((fanned - separate).abs().max() <= coarse * scale).item()):
                 return True
             reason = "its rows do not stay independent after the first site"
         warnings.warn(
