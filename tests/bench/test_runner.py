@@ -53,6 +53,17 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 
 
+def test_a_finished_run_is_not_repeated_by_resume(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    run(experiment, out=tmp_path)
+    steps = []
+    again = run(experiment, out=tmp_path, resume=True, on_step=lambda *step: steps.append(step))
+    assert not steps
+    assert again.accuracy == RunResult.load(tmp_path / "trial-seed0.json").accuracy
+    run(experiment, out=tmp_path, on_step=lambda *step: steps.append(step))
+    assert len(steps) == 14
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     with pytest.raises(Stopped):

@@ -47,6 +47,11 @@ def result_path(experiment: Experiment, out: Path) -> Path:
     return out / f"{experiment.name}-seed{experiment.seed}.json"
 
 
+def checkpoint_path(experiment: Experiment, out: Path) -> Path:
+    """Where an unfinished experiment waits."""
+    return result_path(experiment, out).with_suffix(".safetensors")
+
+
 def run(
     experiment: Experiment,
     *,
@@ -59,12 +64,17 @@ def run(
 ) -> RunResult:
     """Stream, ask, learn, record; the result is written to `result_path` and returned.
 
+    `resume` goes on from a checkpoint, and takes a result that is there already as it is.
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
     """
     place = device_named(device)
     path = result_path(experiment, out)
+    if resume and path.exists():
+        finished = RunResult.load(path)
+        if finished.experiment == experiment.as_table():
+            return finished
     check_writable(out)
-    checkpoint = path.with_suffix(".safetensors")
+    checkpoint = checkpoint_path(experiment, out)
     stream = build_stream(experiment.stream, seed=experiment.seed)
     model = build_source(experiment.model).to(place)
     check_fit(model, stream, logits=experiment.model.logits or None)

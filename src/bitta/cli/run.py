@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import Stopped, result_path, run
+from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
 from bitta.report import summary_rows, text_table
@@ -51,6 +51,8 @@ def main(arguments: argparse.Namespace) -> int:
         table["seed"] = arguments.seed
     experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
     out = Path(arguments.out)
+    if not arguments.resume and checkpoint_path(experiment, out).exists():
+        print("starting over; --resume would go on from the checkpoint that is there.")
     with progress() as shown, _stop_on_signal() as should_stop:
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
