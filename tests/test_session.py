@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -124,6 +125,8 @@ def test_loading_checks_the_feedback_source_and_the_model(tmp_path):
     assert narrow.training
     with pytest.raises(InputError, match="belong to another model"):
         Session.load(path, toy_classifier("group"), feedback=Simulated([0] * 99))
+    with pytest.raises(InputError, match=r"torch\.float32 .* there and torch\.float64"):
+        Session.load(path, toy_classifier().double(), feedback=Simulated([0] * 99))
     with pytest.raises(InputError, match="annotator was saved with"):
         Session.load(path, toy_classifier(), feedback=Simulated([0] * 99, flip=0.1))
 
@@ -192,6 +195,63 @@ def test_images_that_are_not_finite_are_refused_before_they_do_harm():
     assert torch.equal(session.model.norm.running_mean, before)
 
 
+def test_a_late_answer_after_a_reset_is_learned_from():
+    session = Session(toy_classifier(), n_queries=1)
+    query = session.predict(images()).queries[0]
+    session.reset()
+    session.answer(query.id, correct=True)
+    assert session.learn().terms["feedback"].isfinite().all()
+
+
+def test_a_closed_session_does_not_reset_the_model():
+    model = toy_classifier()
+    with Session(model, n_queries=0, lr=0.1) as session:
+        session.step(images())
+    learned = model.stem.weight.clone()
+    with pytest.raises(ModelError, match="closed"):
+        session.reset()
+    assert torch.equal(model.stem.weight, learned)
+
+
+@pytest.mark.parametrize("verdict", ["no", None, 1, 0.0])
+def test_a_verdict_is_true_or_false(verdict):
+    session = Session(toy_classifier(), n_queries=1)
+    query = session.predict(images()).queries[0]
+    with pytest.raises(FeedbackError, match="allowed: True or False"):
+        session.answer(query.id, correct=verdict)
+    session.answer(query.id, correct=np.True_)
+
+
+def test_one_session_serves_one_shape():
+    session = Session(toy_classifier())
+    session.step(images())
+    with pytest.raises(InputError, match=r"now \(3, 16, 16\) and were \(3, 8, 8\)"):
+        session.predict(torch.rand(2, 3, 16, 16))
+
+
+def test_a_serving_loop_in_inference_mode_still_learns():
+    session = Session(toy_classifier(), n_queries=2, feedback=Simulated([0] * 99))
+    with torch.inference_mode():
+        for number in range(2):
+            losses = session.step(images(number) * 1.0)[2]
+    assert losses.terms["feedback"].isfinite().all()
+
+
+def test_an_annotator_belongs_to_one_session():
+    annotator = Simulated([0] * 99, delay=2)
+    Session(toy_classifier(), feedback=annotator).step(images())
+    with pytest.raises(FeedbackError, match="one per session"):
+        Session(toy_classifier(), feedback=annotator).step(images())
+
+
+def test_methods_that_are_none_are_refused():
+    for method in (None, nn.Linear):
+        with pytest.raises(SettingError, match="subclass of Adapter"):
+            Session(toy_classifier(), method)
+    with pytest.raises(SettingError, match="seed is 'a'"):
+        Session(toy_classifier(), seed="a")
+
+
 def test_a_method_of_ones_own_works_without_the_table(tmp_path):
     class Mine(Tent):
         """Tent, under another name."""
@@ -200,7 +260,11 @@ def test_a_method_of_ones_own_works_without_the_table(tmp_path):
         session.step(images())
         session.save(tmp_path / "s")
     assert Session.load(tmp_path / "s", toy_classifier(), method=Mine).adapter.config.lr == 0.01
-    check_method(Mine)
+    with pytest.raises(InputError, match="give method=Mine again"):
+        Session.load(tmp_path / "s", toy_classifier())
+    check_method(Mine, norms=["batch"])
+    with pytest.raises(SettingError, match="unknown norm 'foo'"):
+        check_method(Mine, norms=["foo"])
 
 
 def test_a_session_remembers_how_many_questions_may_stay_open(tmp_path):
@@ -267,7 +331,7 @@ def test_open_questions_survive_saving(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_other_precisions_adapt_with_fan_out(dtype):
     session = Session(toy_classifier().to(dtype), n_queries=2, feedback=Simulated([0] * 99))
-    prediction, _, losses = session.step(images().to(dtype))
+    prediction, _, losses = session.step(images())
     assert session.adapter.network.fans_out is True
     assert prediction.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert losses.terms["feedback"].isfinite().all()

@@ -27,7 +27,7 @@ class AdapterConfig(Config):
     dropout: float = 0.3
     """Rate of the MC-dropout; 0 makes the policy the plain softmax."""
     sites: Sites = None
-    """Modules after which dropout is applied: names or a predicate; found by structure if None."""
+    """Where dropout goes: module names, or a function of (name, module); found if None."""
 
     def __post_init__(self) -> None:
         require(self.passes >= 1, "passes", self.passes, "1 or more")

@@ -34,11 +34,11 @@ def build(kind: type[C], given: Mapping[str, Any], *, preset: str | None, of: st
     known = {field.name for field in fields(kind)}
     for name in given:
         if name not in known:
-            raise unknown(f"setting of {of}", name, known)
+            raise unknown("setting", name, known, of=of)
     if preset is not None and preset not in list(kind.presets):
         if not kind.presets:
             raise SettingError(f"{of} has no presets; {preset!r} was given.")
-        raise unknown(f"preset of {of}", str(preset), kind.presets)
+        raise unknown("preset", str(preset), kind.presets, of=of)
     values = dict(kind.presets[preset]) if preset else {}
     values.update(given)
     hints = get_type_hints(kind)

@@ -28,9 +28,12 @@ class FallbackWarning(UserWarning):
     """A slower way is taken because the model does not allow the fast one."""
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str], *, hint: str = "") -> SettingError:
+def unknown(
+    kind: str, given: str, allowed: Iterable[str], *, of: str = "", hint: str = ""
+) -> SettingError:
     """Build the error for a name that is not in a table, with the nearest name that is."""
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1)
     guess = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names)}."
-    return SettingError(f"unknown {kind} {given!r}; {guess}{' ' + hint if hint else ''}")
+    whose = f" of {of}" if of else ""
+    return SettingError(f"unknown {kind} {given!r}{whose}; {guess}{' ' + hint if hint else ''}")

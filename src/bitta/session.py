@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from bitta.adapter import Adapter
-from bitta.errors import FeedbackError, InputError, ModelError
+from bitta.config import whole
+from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
-from bitta.methods import method_named
+from bitta.methods import METHODS, method_named
 from bitta.nn import LogitsOf, give_back
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
@@ -57,6 +57,8 @@ class Session:
         if not isinstance(model, nn.Module):
             raise ModelError(f"model is a {type(model).__name__}; an nn.Module is needed.")
         kind = method_named(method) if isinstance(method, str) else method
+        if not (isinstance(kind, type) and issubclass(kind, Adapter)):
+            raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
         self.method = method if isinstance(method, str) else kind.__name__
         config = kind.configure(settings, preset, name=self.method)
         self.selection = selection
@@ -74,7 +76,9 @@ class Session:
         self._logits = logits
         model = deepcopy(model) if copy else model
         try:
-            self.adapter: Adapter[Any] = kind(model, config, seed=seed, logits=logits)
+            self.adapter: Adapter[Any] = kind(
+                model, config, seed=whole("seed", seed), logits=logits
+            )
         except BaseException:
             give_back(model)
             raise
@@ -84,6 +88,7 @@ class Session:
         """The model as adapted so far."""
         return self.adapter.model
 
+    @torch.inference_mode(False)
     def predict(self, inputs: Tensor) -> Prediction:
         """Answer first; put the most useful predictions to the feedback source."""
         inputs = self._checked(inputs)
@@ -109,10 +114,13 @@ class Session:
             )
         self.source.answer(query_id, correct=correct)
 
+    @torch.inference_mode(False)
     def learn(self) -> Losses:
         """Adapt from the last batch and from whatever answers have come in since the last call."""
+        self._require_open()
         return self._adapt(self.source.collect())
 
+    @torch.inference_mode(False)
     def step(self, inputs: Tensor) -> tuple[Prediction, list[Answer], Losses]:
         """Predict, collect and learn in one."""
         prediction = self.predict(inputs)
@@ -121,7 +129,9 @@ class Session:
 
     def reset(self) -> None:
         """Back to the source model, memories empty; open questions and counters stay."""
-        self._unlabelled = None
+        self._require_open()
+        if self._unlabelled is not None:
+            self._unlabelled = self._unlabelled[:0]
         self.adapter.reset()
 
     def close(self) -> None:
@@ -131,12 +141,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def save(self, path: str | Path) -> None:
@@ -175,6 +180,11 @@ class Session:
         if state.get("format") != _FORMAT:
             raise InputError(
                 f"the state has format {state.get('format')!r}; this version reads {_FORMAT}."
+            )
+        if method is None and state["method"] not in METHODS:
+            raise InputError(
+                f"the session was saved with {state['method']!r}, which is not in the table of "
+                f"methods; give method={state['method']} again."
             )
         session = cls(
             model,
@@ -265,7 +275,6 @@ class Session:
         self.n_seen += len(inputs)
 
     def _adapt(self, answers: list[Answer]) -> Losses:
-        self._require_open()
         if self._unlabelled is None or not (answers or len(self._unlabelled)):
             return Losses()
         feedback = Feedback.of(answers, like=self._unlabelled)
@@ -274,19 +283,13 @@ class Session:
 
     def _checked(self, inputs: Tensor) -> Tensor:
         self._require_open()
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
-            given = (
-                f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
-                if isinstance(inputs, Tensor)
-                else f"a {type(inputs).__name__}"
+        inputs = self.adapter.network.accepted(inputs)
+        if self._unlabelled is not None and inputs.shape[1:] != self._unlabelled.shape[1:]:
+            raise InputError(
+                f"inputs are now {tuple(inputs.shape[1:])} and were "
+                f"{tuple(self._unlabelled.shape[1:])}; one session serves one shape."
             )
-            raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
-        if not len(inputs):
-            raise InputError("inputs hold no sample; leave empty batches out.")
-        if not inputs.isfinite().all():
-            # One such image would stay in the running statistics for good.
-            raise InputError("inputs hold values that are not finite; leave such images out.")
-        return inputs.detach().to(self.adapter.network.device)
+        return inputs
 
     def _require_open(self) -> None:
         if not self.adapter.network.borrowed:

@@ -35,7 +35,7 @@ class Query:
     label: int
     """The label shown, which is the label judged."""
     uncertainty: float
-    input: Tensor
+    input: Tensor = field(repr=False)
     step: int
     """Which batch of the session it comes from."""
     version: int

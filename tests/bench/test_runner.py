@@ -64,6 +64,15 @@ def test_a_finished_run_is_not_repeated_by_resume(tmp_path):
     assert len(steps) == 14
 
 
+def test_a_result_of_other_settings_is_not_overwritten(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    run(experiment, out=tmp_path)
+    other = Experiment.of(experiment.as_table() | {"method": {"name": "tent"}}, name="x")
+    with pytest.raises(InputError, match="is the result of other settings"):
+        run(other, out=tmp_path)
+    assert run(other, out=tmp_path, overwrite=True).experiment["method"]["name"] == "tent"
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     with pytest.raises(Stopped):
@@ -71,7 +80,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     other = Experiment.of(
         experiment.as_table() | {"method": {"name": "bitta", "lr": 0.5}}, name="x"
     )
-    with pytest.raises(InputError, match="written with other settings, data or weights"):
+    with pytest.raises(InputError, match="written with another experiment;"):
         run(other, out=tmp_path, resume=True)
 
 
@@ -80,14 +89,14 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     with pytest.raises(Stopped):
         run(experiment, out=tmp_path, should_stop=lambda: True)
     write_experiment(tmp_path, labels=np.zeros(100, int))
-    with pytest.raises(InputError, match="written with other settings, data or weights"):
+    with pytest.raises(InputError, match="written with another stream;"):
         run(experiment, out=tmp_path, resume=True)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     Session(toy_classifier()).save(tmp_path / "trial-seed0.safetensors")
-    with pytest.raises(InputError, match="written with other settings"):
+    with pytest.raises(InputError, match="written with another experiment and stream and"):
         run(experiment, out=tmp_path, resume=True)
 
 

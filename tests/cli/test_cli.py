@@ -19,7 +19,7 @@ def test_run_writes_a_result_and_says_where(tmp_path, capsys):
     path = write_experiment(tmp_path)
     assert main(["run", str(path), "--out", str(tmp_path), "--seed", "3",
                  "--set", "method.name=tent", "--set", "method.restore=0"]) == 2  # fmt: skip
-    assert "unknown setting of method 'tent' 'restore'" in capsys.readouterr().err
+    assert "unknown setting 'restore' of method 'tent'" in capsys.readouterr().err
     assert main(["run", str(path), "--out", str(tmp_path), "--seed", "3",
                  "--set", "method.lr=1e-3"]) == 0  # fmt: skip
     out = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, mess
         ("model.factory=bitta.testing:check_method", "cannot be called"),
         ("method.name=btita", "did you mean 'bitta'"),
         ("stream.path=none.npz", "there is no file 'none.npz'"),
-        ("stream.colour=1", "unknown setting of [stream] 'colour'"),
+        ("stream.colour=1", "unknown setting 'colour' of [stream]"),
         ("feedback.delay=-1", "delay is -1"),
     ],
 )

@@ -93,8 +93,37 @@ def test_logits_of_a_model_that_returns_an_object():
     with pytest.raises(ModelError, match="SimpleNamespace where logits are needed"):
         Network(Wrapped())(x, statistics="running")
     assert Network(Wrapped(), logits="scores")(x, statistics="running").shape == (2, 3)
+    with pytest.raises(ModelError, match="SimpleNamespace has no part 'nope'"):
+        Network(Wrapped(), logits="nope")(x, statistics="running")
     by_function = Network(Wrapped(), logits=lambda output: output.scores)
     assert by_function(x, statistics="running").shape == (2, 3)
+
+
+@pytest.mark.parametrize(("output", "logits"), [("dict", "scores"), ("tuple", 1)])
+def test_logits_of_a_model_that_returns_a_dict_or_a_tuple(output, logits):
+    class Several(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x)
+            return {"aux": x, "scores": scores} if output == "dict" else (x, scores)
+
+    network = Network(Several(4, 3), logits=logits)
+    assert network(torch.rand(2, 4), statistics="running").shape == (2, 3)
+    with pytest.raises(ModelError, match=r"has no part .* for logits"):
+        Network(Several(4, 3), logits=7)(torch.rand(2, 4), statistics="running")
+
+
+def test_somebody_elses_train_does_not_make_serving_stochastic():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    network, x = Network(model), torch.rand(2, 4)
+    model.train()
+    one, two = (network(x, statistics="running") for _ in range(2))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit, which users still have
+def test_torchscript_is_refused():
+    with pytest.raises(ModelError, match="takes no hooks"):
+        Network(torch.jit.trace(nn.Linear(4, 3), torch.rand(1, 4)))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1), (1, 3), (3,)], ids=str)

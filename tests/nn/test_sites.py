@@ -111,8 +111,14 @@ def test_names_and_predicates():
     )  # fmt: skip
 
 
+def test_plain_chains_by_their_own_dropout_or_their_activations():
+    layers = [nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
+    assert find_sites(nn.Sequential(*layers)) == ("1", "3")
+    assert find_sites(nn.Sequential(*layers[:4], nn.Dropout(0.2), layers[4])) == ("4",)
+
+
 def test_errors_say_what_to_do():
-    plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(ModelError, match=r"sites=\[\"1\"\], or set dropout=0"):
         find_sites(plain)
     with pytest.raises(BittaError, match="did you mean 'layer1'"):

@@ -41,7 +41,7 @@ def check_fit(model: nn.Module, stream: Stream, *, logits: LogitsOf) -> None:
     network = Network(model, logits=logits)
     inputs = next(stream.batches()).inputs[:2]
     try:
-        n_classes = network(inputs.to(network.device), statistics="running").shape[1]
+        n_classes = network(network.accepted(inputs), statistics="running").shape[1]
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -69,7 +69,7 @@ def _from_factory(text: str) -> nn.Module:
         factory = getattr(importlib.import_module(module), function)
         with suppress(ValueError):  # builtins have no signature
             inspect.signature(factory).bind()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise SettingError(f"model.factory {text!r} cannot be loaded ({error}).") from None
     except TypeError as error:
         raise SettingError(f"model.factory {text!r} cannot be called ({error}).") from None

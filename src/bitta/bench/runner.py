@@ -57,6 +57,7 @@ def run(
     *,
     out: Path,
     resume: bool = False,
+    overwrite: bool = False,
     device: str = "cpu",
     checkpoint_seconds: float = 30.0,
     on_step: OnStep = lambda *_: None,
@@ -64,14 +65,20 @@ def run(
 ) -> RunResult:
     """Stream, ask, learn, record; the result is written to `result_path` and returned.
 
-    `resume` goes on from a checkpoint, and takes a result that is there already as it is.
+    `resume` goes on from a checkpoint, and takes a result that is there already as it is; only
+    `overwrite` replaces the result of other settings.
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
     """
     place = device_named(device)
     path = result_path(experiment, out)
-    if resume and path.exists():
+    if path.exists() and not overwrite:
         finished = RunResult.load(path)
-        if finished.experiment == experiment.as_table():
+        if finished.experiment != experiment.as_table():
+            raise InputError(
+                f"{str(path)!r} is the result of other settings; give this run a name of its own "
+                "(--set name=...) or another folder (--out)."
+            )
+        if resume:
             return finished
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
@@ -193,10 +200,12 @@ def _continue(
     checkpoint: Path, identity: Mapping[str, Any], model: nn.Module, annotator: Simulated
 ) -> tuple[Session, _Progress]:
     state = load_state(checkpoint)
-    if state.get("identity") != identity:
+    saved = state.get("identity", {})
+    other = [part for part, value in identity.items() if saved.get(part) != value]
+    if other:
         raise InputError(
-            f"{str(checkpoint)!r} was written with other settings, data or weights; run with the "
-            "same ones, or without --resume to start over."
+            f"{str(checkpoint)!r} was written with another {' and '.join(other)}; run with the "
+            "same, or without --resume to start over."
         )
     session = Session.from_state(state["session"], model, feedback=annotator)
     steps = [StepRecord(**step) for step in state["steps"]]

@@ -85,7 +85,7 @@ def _run(name: str, experiment: Experiment, out: Path, shown: Progress) -> RunRe
         steps.append(step)
         shown.update(name, done, total, f"{percent_right(steps[-8:]):.0f} % right")
 
-    return run(experiment, out=out, on_step=on_step)
+    return run(experiment, out=out, overwrite=True, on_step=on_step)
 
 
 def _save_plot(results: Mapping[str, RunResult], path: Path, title: str) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from bitta.errors import FeedbackError
 from bitta.types import Answer, Query, State
 
@@ -36,6 +38,11 @@ class Human:
 
     def answer(self, query_id: int, *, correct: bool) -> None:
         """Settle one question."""
+        if not isinstance(correct, bool | np.bool_):
+            raise FeedbackError(
+                f"correct is {correct!r}; allowed: True or False. Leave a question without an "
+                "answer if nobody knows."
+            )
         if query_id in self._open:
             self._fresh[query_id] = bool(correct)
             return

@@ -1,12 +1,13 @@
 """An annotator made of the truth: may err, may be late, may be away."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 
-from bitta.config import require
-from bitta.errors import InputError
+from bitta.config import require, whole
+from bitta.errors import FeedbackError, InputError
 from bitta.seeding import generator
 from bitta.types import Answer, Query, State
 
@@ -27,10 +28,15 @@ class Simulated:
         answer_every: int = 1,
         seed: int = 0,
     ) -> None:
+        require(isinstance(flip, Real), "flip", flip, "0 to 1")
+        delay, answer_every = whole("delay", delay), whole("answer_every", answer_every)
         require(0 <= flip <= 1, "flip", flip, "0 to 1")
         require(delay >= 0, "delay", delay, "0 or more batches")
         require(answer_every >= 1, "answer_every", answer_every, "1 or more")
-        self.truth = torch.as_tensor(truth).cpu()
+        try:
+            self.truth = torch.as_tensor(truth).cpu()
+        except (TypeError, ValueError) as error:
+            raise InputError(f"truth cannot be read as labels ({error}).") from None
         if self.truth.dim() != 1:
             raise InputError(
                 f"truth has shape {tuple(self.truth.shape)}; one label per sample of the stream, "
@@ -38,10 +44,16 @@ class Simulated:
             )
         self.flip, self.delay, self.answer_every, self.seed = flip, delay, answer_every, seed
         self._batches = 0
+        self._next_id = 0
         self._waiting: list[tuple[int, Query]] = []
 
     def ask(self, queries: Sequence[Query]) -> None:
         """Queue questions for the batch in which they will be answered."""
+        if any(query.id < self._next_id for query in queries):
+            raise FeedbackError(
+                "this annotator has answered another session's questions; make one per session."
+            )
+        self._next_id += len(queries)
         if self._batches % self.answer_every == 0:
             self._waiting += [(self._batches + self.delay, query) for query in queries]
 
@@ -72,6 +84,7 @@ class Simulated:
         return {
             "settings": self.settings,
             "batches": self._batches,
+            "next_id": self._next_id,
             "waiting": [{"when": when, "query": q.state_dict()} for when, q in self._waiting],
         }
 
@@ -83,4 +96,5 @@ class Simulated:
                 "give the same settings."
             )
         self._batches = state["batches"]
+        self._next_id = state["next_id"]
         self._waiting = [(item["when"], Query(**item["query"])) for item in state["waiting"]]

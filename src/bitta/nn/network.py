@@ -1,20 +1,20 @@
 """A borrowed classifier: run with either statistics, once or stochastically, then given back."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from bitta.errors import FallbackWarning, ModelError
+from bitta.errors import FallbackWarning, InputError, ModelError
 from bitta.nn.dropout import dropout_at
 from bitta.nn.norm import Rows, Statistics, batch_norms, normalised_by
 from bitta.nn.sites import Sites, find_sites
 from bitta.seeding import Key
 
-LogitsOf: TypeAlias = str | Callable[[Any], Tensor] | None
-"""How to get logits from what a model returns: an attribute's name, a function, or it is them."""
+LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
+"""Which part of a model's output holds the logits: a name, a place, a function; None for all."""
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = 1e-3
@@ -50,6 +50,8 @@ class Network:
     """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
 
     def __init__(self, model: nn.Module, *, logits: LogitsOf = None, sites: Sites = None) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
         self.forwards = 0
         """Samples times passes that went through the model so far."""
@@ -76,6 +78,24 @@ class Network:
         """Where the model's weights are."""
         tensors = (*self.model.parameters(), *self.model.buffers())
         return tensors[0].device if tensors else torch.device("cpu")
+
+    def accepted(self, inputs: Tensor) -> Tensor:
+        """Inputs on the model's device and in its precision, free of the caller's autograd."""
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
+            given = (
+                f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
+                if isinstance(inputs, Tensor)
+                else f"a {type(inputs).__name__}"
+            )
+            raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
+        if not len(inputs):
+            raise InputError("inputs hold no sample; leave empty batches out.")
+        if not inputs.isfinite().all():
+            # One such image would stay in the running statistics for good.
+            raise InputError("inputs hold values that are not finite; leave such images out.")
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        inputs = inputs.detach().to(self.device, next(floats, inputs.dtype))
+        return inputs.clone() if inputs.is_inference() else inputs
 
     def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
         """Deterministic logits, (batch, classes)."""
@@ -173,15 +193,14 @@ class Network:
         return False
 
     def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
-        output = self.model(inputs)
-        if isinstance(self._logits, str):
-            output = getattr(output, self._logits, None)
-        elif self._logits is not None:
-            output = self._logits(output)
+        if self.model.training:  # somebody called train() on the borrowed model
+            self.model.eval()
+        output = _part(self.model(inputs), self._logits)
         if not isinstance(output, Tensor):
             raise ModelError(
                 f"the model returned {type(output).__name__} where logits are needed; say which "
-                'part holds them, such as logits="logits" or logits=lambda output: output[0].'
+                'part holds them: logits="name" for a dict or an object, logits=0 for a tuple, or '
+                "a function of the output."
             )
         rows = passes * len(inputs)
         if output.dim() != 2 or len(output) != rows or output.shape[1] < 2:
@@ -190,3 +209,20 @@ class Network:
                 "classes or more."
             )
         return output
+
+
+def _part(output: Any, logits: LogitsOf) -> Any:
+    """The part of a model's output that is said to hold the logits."""
+    if logits is None:
+        return output
+    if callable(logits):
+        return logits(output)
+    try:
+        if isinstance(output, Mapping) or isinstance(logits, int):
+            return output[logits]
+        return getattr(output, logits)
+    except (LookupError, AttributeError, TypeError):
+        parts = f"; it has {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+        raise ModelError(
+            f"the model's {type(output).__name__} has no part {logits!r} for logits{parts}."
+        ) from None

@@ -12,6 +12,11 @@ Sites: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 """Module names, a predicate over (name, module), or None for the stages found by structure."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_ACTIVATIONS = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Hardswish, nn.Tanh, nn.Sigmoid, nn.Softplus,
+)  # fmt: skip
 _QUARTERS = 4
 _GOOD_PART = 1 / 3
 
@@ -19,10 +24,10 @@ _GOOD_PART = 1 / 3
 def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
     """Names of the modules after whose output dropout is applied, in the model's order."""
     if sites is None:
-        found = _stages(model)
+        found = _stages(model) or _own_dropouts(model) or _activations(model)
         if not found:
             raise ModelError(
-                f"no residual stages or transformer blocks were found in {type(model).__name__}; "
+                f"no stages, blocks or activation modules were found in {type(model).__name__}; "
                 f'name the dropout sites, such as sites=["{_example(model)}"], or set dropout=0.'
             )
         return found
@@ -64,6 +69,17 @@ def _stages(model: nn.Module) -> tuple[str, ...]:
     if len(chains) == 1:
         return _quarters(chains[0][1])
     return _quarters([_end(model, name, blocks) for name, blocks in chains])
+
+
+def _own_dropouts(model: nn.Module) -> tuple[str, ...]:
+    """Where the model's author put dropout, in a model without stages."""
+    return tuple(name for name, module in model.named_modules() if isinstance(module, _DROPOUTS))
+
+
+def _activations(model: nn.Module) -> tuple[str, ...]:
+    """The quarters of a plain chain, by its activations."""
+    names = [name for name, module in model.named_modules() if isinstance(module, _ACTIVATIONS)]
+    return _quarters(names)
 
 
 def _blocks(parent: nn.Module) -> Iterator[tuple[type[nn.Module], list[tuple[str, nn.Module]]]]:
@@ -109,4 +125,4 @@ def _join(parent: str, child: str) -> str:
 def _example(model: nn.Module) -> str:
     """A name to show in an error: the module in the middle of the model."""
     names = [name for name, _ in model.named_modules() if name]
-    return names[len(names) // 2] if names else "layer"
+    return names[(len(names) - 1) // 2] if names else "layer"

@@ -30,10 +30,10 @@ class Snapshot:
             raise InputError(f"saved weights belong to another model; {odd[0]!r} is in only one.")
         for name, tensor in target.items():
             saved = self.tensors[name]
-            if saved.shape != tensor.shape:
+            if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
                 raise InputError(
-                    f"saved weights belong to another model; {name!r} has shape "
-                    f"{tuple(saved.shape)} there and {tuple(tensor.shape)} here."
+                    f"saved weights belong to another model; {name!r} is {saved.dtype} "
+                    f"{tuple(saved.shape)} there and {tensor.dtype} {tuple(tensor.shape)} here."
                 )
             tensor.copy_(saved)
 

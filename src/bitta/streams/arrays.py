@@ -33,8 +33,9 @@ def read_arrays(path: str | Path) -> list[Domain]:
     names = arrays.get("domains", np.full(len(labels), "all"))
     if names.shape != labels.shape or len(inputs) != len(labels):
         raise InputError(
-            f"{str(path)!r} has {len(inputs)} inputs, {len(labels)} labels and {names.size} "
-            "domains; one of each per sample is needed."
+            f"{str(path)!r} has {len(inputs)} inputs, {len(labels)} labels"
+            f"{f' and {names.size} domains' if 'domains' in arrays else ''}; "
+            "one of each per sample is needed."
         )
     texts = names.astype(str)
     rows = {str(name): torch.from_numpy(texts == name) for name in dict.fromkeys(texts.tolist())}
@@ -52,8 +53,10 @@ def _read(path: str | Path) -> dict[str, np.ndarray]:
         raise InputError(f"there is no file {str(path)!r}.") from None
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{str(path)!r} is not a readable .npz file ({error}).") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        raise InputError(
+            f"{str(path)!r} is not an .npz file of plain arrays; write it with numpy.savez."
+        ) from None
 
 
 def _images(array: np.ndarray, path: str | Path) -> Tensor:

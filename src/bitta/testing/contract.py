@@ -3,13 +3,13 @@
 Run on a method of your own before it goes into the table:
 
 >>> from bitta.testing import check_method
->>> check_method("tent", norm="group")
+>>> check_method("tent", norms=["group"])
 """
 
 import io
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +22,8 @@ from bitta.adapter import Adapter
 from bitta.errors import FeedbackError
 from bitta.feedback import Simulated
 from bitta.nn.snapshot import tensors_of
-from bitta.seeding import generator
 from bitta.session import Session
-from bitta.testing.models import N_CLASSES, Norm
+from bitta.testing.models import N_CLASSES, NORMS, Norm
 from bitta.testing.subject import (
     BATCH,
     Subject,
@@ -40,11 +39,19 @@ Check = Callable[[Subject], None]
 
 
 def check_method(
-    method: str | type[Adapter[Any]], *, norm: Norm = "batch", device: str = "cpu", **settings: Any
+    method: str | type[Adapter[Any]],
+    *,
+    norms: Sequence[Norm] = NORMS,
+    device: str = "cpu",
+    **settings: Any,
 ) -> None:
-    """Run the whole contract on one method and norm family."""
-    for check in CHECKS:
-        check(Subject(method, norm, device=device, settings=settings))
+    """Run the whole contract on one method."""
+    for norm in norms:
+        for check in CHECKS:
+            try:
+                check(Subject(method, norm, device=device, settings=settings))
+            except AssertionError as failed:
+                raise AssertionError(f"{check.__name__} ({norm} norm): {failed}") from failed
 
 
 def predict_changes_nothing(subject: Subject) -> None:
@@ -124,7 +131,8 @@ def answers_matter(subject: Subject) -> None:
                 session.learn()
                 ends.append(copy_of(session.model))
         learns = session.adapter.learns_from_feedback
-        assert same(*ends) != learns, f"answers {'do not' if learns else ''} change the model"
+        said = "answers change nothing" if learns else "answers change the model"
+        assert same(*ends) != learns, f"{said}, but learns_from_feedback is {learns}"
 
 
 def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
@@ -160,7 +168,9 @@ def same_seed_same_trajectory(subject: Subject) -> None:
     with subject.session() as one, subject.session() as two:
         run_steps(one, subject, 4)
         run_steps(two, subject, 4)
-        assert same(copy_of(one.model), copy_of(two.model)), "one seed, two trajectories"
+        assert same(copy_of(one.model), copy_of(two.model)), (
+            "one seed, two trajectories; draw chance from bitta.seeding"
+        )
     assert torch.equal(states[0], torch.get_rng_state()), "torch's global chance was used"
     assert (states[1] == np.random.get_state()[1]).all(), "numpy's global chance was used"  # type: ignore[index]
     assert states[2] == random.getstate(), "Python's global chance was used"
@@ -207,14 +217,19 @@ def the_model_is_given_back(subject: Subject) -> None:
     model = subject.model().train()
     frozen = next(model.parameters()).requires_grad_(False)
     before = flags_of(model)
+
+    def break_down(*_: Any) -> None:
+        raise ArithmeticError
+
     try:
         with subject.session(model) as session:
             run_steps(session, subject, 2)
-            session.predict(torch.rand(2, 7, 8, 8, generator=generator(0)))
-    except RuntimeError:
-        pass
+            broken = model.get_submodule("stage2").register_forward_hook(break_down)
+            session.predict(subject.batch(2))
+    except ArithmeticError:
+        broken.remove()
     else:
-        raise AssertionError("seven channels should not fit")
+        raise AssertionError("the model's own error was swallowed")
     assert flags_of(model) == before, "the model was not given back as it was"
     assert not frozen.requires_grad
 

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from bitta.errors import unknown
 from bitta.seeding import generator
 
 Norm: TypeAlias = Literal["batch", "layer", "group"]
@@ -48,6 +49,8 @@ class _Toy(nn.Module):
 
 def toy_classifier(norm: Norm = "batch", *, width: int = 8, seed: int = 0) -> nn.Module:
     """Five classes from (n, 3, 8, 8) images; the same seed gives the same weights."""
+    if norm not in NORMS:
+        raise unknown("norm", norm, NORMS)
     with torch.random.fork_rng(devices=[]):
         model = _Toy(norm, width)
     chance = generator(seed, "toy")
