@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.corruptions.blur import _disk
+from bitta.corruptions.geometry import moved, smoothing_matrix, zoom_matrix
 from bitta.corruptions.weather import _plasma
 from bitta.errors import InputError, SettingError
 from bitta.models import build_model
@@ -29,7 +30,8 @@ def test_seeded_bytes_of_the_same_form(images, name):
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
+# Glass and elastic trade one kind of damage for another as severity grows.
+@pytest.mark.parametrize("name", sorted(CORRUPTIONS.keys() - {"glass_blur", "elastic_transform"}))
 def test_damage_grows_with_severity(images, name):
     damage = [
         (corrupt(images, name, severity=s).float() - images.float()).abs().mean().item()
@@ -66,6 +68,66 @@ def test_plasma_fills_the_unit_interval():
     assert maps.amax((1, 2)).tolist() == [1, 1, 1]
 
 
+def test_impulses_hit_channel_values_half_black_half_white():
+    grey = torch.full((16, 3, 32, 32), 128, dtype=torch.uint8)
+    hit = corrupt(grey, "impulse_noise")
+    for level in (0, 255):
+        assert (hit == level).float().mean().item() == pytest.approx(0.035, abs=0.003)
+    whole_pixels = ((hit != 128).sum(1) == 3).float().mean().item()
+    assert whole_pixels < 0.01
+
+
+def test_motion_blur_trails_to_one_side():
+    """Angle 0, sigma so large that the taps weigh the same: a pixel spreads to five on its left."""
+    point = torch.zeros(1, 3, 32, 32)
+    point[..., 10, 20] = 1
+    blurred = moved(point, radius=2, sigma=1e6, angles=torch.zeros(1))
+    columns = blurred[0, 0, 10].nonzero().flatten().tolist()
+    assert columns == [16, 17, 18, 19, 20]
+    assert blurred[0, 0, 10, 18].item() == pytest.approx(51 / 255)
+
+
+def test_brightness_keeps_hue_and_saturation():
+    """(100, 50, 0) with .3 more value: 100 + 76.5 = 176.5, the others in proportion."""
+    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    image[:, 0], image[:, 1] = 100, 50
+    assert corrupt(image, "brightness")[0, :, 0, 0].tolist() == [176, 88, 0]
+    assert corrupt(torch.zeros_like(image), "brightness").unique().tolist() == [76]
+
+
+def test_zoom_matrix_interpolates_its_centre():
+    """A ramp stays a ramp, steeper by nothing but the zoom: rows of the matrix sum to one."""
+    matrix = zoom_matrix(32, 1.25)
+    assert torch.allclose(matrix.sum(1), torch.ones(32))
+    ramp = matrix @ torch.arange(32.0)
+    steps = ramp.diff()
+    assert torch.allclose(steps, steps[:1].expand(31), atol=1e-4)
+    assert torch.equal(zoom_matrix(32, 1.0), torch.eye(32))
+
+
+def test_smoothing_mirrors_at_the_rim():
+    matrix = smoothing_matrix(8, 2.0)
+    assert torch.allclose(matrix.sum(1), torch.ones(8))
+    assert torch.allclose(matrix, matrix.flip(0, 1))
+    assert torch.equal(smoothing_matrix(8, 0.0), torch.eye(8))
+
+
+def test_glass_only_moves_pixels_about():
+    """Without blur to speak of, every value was there before, at most two places away."""
+    image = (torch.arange(32 * 32) % 256).to(torch.uint8).view(1, 1, 32, 32).expand(1, 3, 32, 32)
+    shuffled = corrupt(image.contiguous(), "glass_blur", severity=1)
+    assert torch.equal(shuffled[:, 0], shuffled[:, 2])
+    assert 0.3 < (shuffled != image).float().mean().item() < 0.95
+
+
+@pytest.mark.parametrize("side", [64, 224])
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_other_sizes_have_constants_of_their_own(name, side):
+    images = torch.randint(0, 256, (2, 3, side, side), generator=generator(0), dtype=torch.uint8)
+    for severity in (1, 5):
+        assert corrupt(images, name, severity=severity).shape == images.shape
+
+
 def test_bad_requests_are_refused(images):
     with pytest.raises(SettingError, match="did you mean 'fog'"):
         corrupt(images, "fogg")
@@ -73,10 +135,14 @@ def test_bad_requests_are_refused(images):
         corrupt(images, "fog", severity=6)
     with pytest.raises(InputError, match=r"torch\.float32"):
         corrupt(images.float(), "fog")
+    with pytest.raises(InputError, match="a side of 32, 64, 224"):
+        corrupt(images[..., :28, :28], "fog")
 
 
 UPSTREAM = {
-    "gaussian_noise": 30.6, "defocus_blur": 53.6, "fog": 68.9, "contrast": 29.3,
+    "gaussian_noise": 30.6, "shot_noise": 38.1, "impulse_noise": 24.2, "defocus_blur": 53.6,
+    "glass_blur": 48.4, "motion_blur": 63.6, "zoom_blur": 59.1, "snow": 75.3, "fog": 68.9,
+    "brightness": 88.9, "contrast": 29.3, "elastic_transform": 75.3, "pixelate": 46.0,
     "jpeg_compression": 76.0,
 }  # fmt: skip
 

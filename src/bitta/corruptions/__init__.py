@@ -1,6 +1,6 @@
-"""Common corruptions of small images, after Hendrycks & Dietterich, ICLR 2019.
+"""Common corruptions of images, after Hendrycks & Dietterich, ICLR 2019.
 
-Vectorised functions on batches of uint8 images, seeded, on any device.
+Vectorised functions on batches of uint8 images of 32, 64 or 224 pixels, seeded, on any device.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.corruptions import blur, digital, noise, weather
+from bitta.corruptions.geometry import SIDES
 from bitta.errors import InputError, unknown
 from bitta.seeding import generator
 
@@ -17,22 +18,32 @@ Corruption = Callable[[Tensor, int, torch.Generator], Tensor]
 
 CORRUPTIONS: Mapping[str, Corruption] = {
     "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
     "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
     "fog": weather.fog,
+    "brightness": weather.brightness,
     "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
     "jpeg_compression": digital.jpeg_compression,
 }
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> Tensor:
-    """Corrupt uint8 images (n, 3, h, w); the same seed gives the same bytes."""
+    """Corrupt uint8 images (n, 3, side, side); the same seed gives the same bytes."""
     if name not in CORRUPTIONS:
         raise unknown("corruption", name, CORRUPTIONS)
     require(1 <= severity <= 5, "severity", severity, "1 to 5")
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1:] != (3, 32, 32):
+    side = images.shape[-1] if images.dim() == 4 else 0
+    if images.dtype != torch.uint8 or side not in SIDES or images.shape[1:] != (3, side, side):
         raise InputError(
-            f"images are {images.dtype} of shape {tuple(images.shape)}; "
-            "uint8 (n, 3, 32, 32) is needed."
+            f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (n, 3, side, side) "
+            f"with a side of {', '.join(map(str, SIDES))} is needed."
         )
     chance = generator(seed, "corruption", name, severity, device=images.device)
     pixels = CORRUPTIONS[name](images.float() / 255, severity, chance)

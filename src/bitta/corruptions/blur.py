@@ -1,24 +1,93 @@
-"""Blur: convolutions with the kernel of an optical fault."""
+"""Blur: optics, frosted glass, movement."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_DEFOCUS = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
-_REACH = 8
+from bitta.corruptions.geometry import (
+    along_both_axes,
+    constant,
+    gaussian,
+    gaussian_blur,
+    moved,
+    quantised,
+    uniform,
+    zoom_matrix,
+)
+
+_DEFOCUS = {  # radius of the disk, sigma that smooths its rim
+    32: ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)),
+    64: ((0.5, 0.6), (1.0, 0.1), (1.5, 0.1), (2.5, 0.01), (3.0, 0.1)),
+    224: ((3.0, 0.1), (4.0, 0.5), (6.0, 0.5), (8.0, 0.5), (10.0, 0.5)),
+}
+_GLASS = {  # sigma, largest shift, iterations
+    32: ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
+    64: ((0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)),
+    224: ((0.7, 1, 2), (0.9, 2, 1), (1.0, 2, 3), (1.1, 3, 2), (1.5, 4, 2)),
+}
+_MOTION = {  # radius, sigma
+    32: ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)),
+    64: ((10, 1.0), (10, 1.5), (10, 2.0), (10, 2.5), (12, 3.0)),
+    224: ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0)),
+}
+_SMALL_ZOOM = ((7, 0.01), (12, 0.01), (16, 0.01), (21, 0.01), (26, 0.01))
+_ZOOM = {  # number of factors from 1 on, step between them
+    32: _SMALL_ZOOM,
+    64: _SMALL_ZOOM,
+    224: ((12, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03)),
+}
 
 
 def defocus_blur(x: Tensor, severity: int, _chance: torch.Generator) -> Tensor:
     """Correlate with a disk whose rim is smoothed."""
-    kernel = _disk(*_DEFOCUS[severity - 1]).to(x.device)
-    padded = F.pad(x, [_REACH] * 4, mode="reflect").flatten(0, 1).unsqueeze(1)
+    kernel = _disk(*constant(_DEFOCUS, x, severity)).to(x.device)
+    reach = kernel.shape[0] // 2
+    padded = F.pad(x, [reach] * 4, mode="reflect").flatten(0, 1).unsqueeze(1)
     return F.conv2d(padded, kernel[None, None]).view(x.shape)
 
 
+def glass_blur(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Blur, overwrite each pixel by one nearby, blur again.
+
+    Pixels are visited from the lower right; each is overwritten by a neighbour that may have been
+    overwritten before. (Upstream means to swap the two, but its assignment copies one way.)
+    """
+    sigma, delta, iterations = constant(_GLASS, x, severity)
+    pixels = quantised(gaussian_blur(x, sigma))
+    side, samples = x.shape[-1], torch.arange(len(x), device=x.device)
+    pixels = pixels.permute(2, 3, 0, 1).contiguous()  # (rows, columns, samples, channels)
+    for _ in range(iterations):
+        size = (side, side, 2, len(x))
+        shifts = torch.randint(-delta, delta, size, generator=chance, device=x.device)
+        for row in range(side - delta, delta, -1):
+            for column in range(side - delta, delta, -1):
+                down, right = shifts[row, column]
+                pixels[row, column] = pixels[row + down, column + right, samples]
+    return gaussian_blur(pixels.permute(2, 3, 0, 1).contiguous(), sigma)
+
+
+def motion_blur(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Move the camera along a random direction."""
+    radius, sigma = constant(_MOTION, x, severity)
+    angles = uniform((len(x),), -45, 45, chance)
+    return moved(x, radius=radius, sigma=sigma, angles=angles)
+
+
+def zoom_blur(x: Tensor, severity: int, _chance: torch.Generator) -> Tensor:
+    """Average the image with enlargements of its centre; it counts twice, as factor 1 too."""
+    count, step = constant(_ZOOM, x, severity)
+    total = x.clone()
+    for place in range(count):
+        total += along_both_axes(x, zoom_matrix(x.shape[-1], 1 + place * step))
+    return total / (count + 1)
+
+
 def _disk(radius: float, alias_sigma: float) -> Tensor:
-    steps = torch.arange(-_REACH, _REACH + 1, dtype=torch.float32)
+    reach, rim = (8, 1) if radius <= 8 else (int(radius), 2)
+    steps = torch.arange(-reach, reach + 1, dtype=torch.float32)
     disk = (steps[:, None] ** 2 + steps[None] ** 2 <= radius**2).float()
-    window = torch.exp(-torch.tensor([1.0, 0.0, 1.0]) / (2 * alias_sigma**2))
-    window = window / window.sum()
+    window = gaussian(alias_sigma, rim)
     smooth = (window[:, None] * window[None])[None, None]
-    return F.conv2d((disk / disk.sum())[None, None], smooth, padding=1)[0, 0]
+    # Mirrored without the edge, so that a disk that fills the window keeps its sum.
+    padded = F.pad((disk / disk.sum())[None, None], [rim] * 4, mode="reflect")
+    return F.conv2d(padded, smooth)[0, 0]

@@ -3,10 +3,39 @@
 import torch
 from torch import Tensor
 
-_GAUSSIAN_SIGMA = (0.04, 0.06, 0.08, 0.09, 0.10)
+from bitta.corruptions.geometry import constant
+
+_GAUSSIAN_SIGMA = {
+    32: (0.04, 0.06, 0.08, 0.09, 0.10),
+    64: (0.04, 0.08, 0.12, 0.15, 0.18),
+    224: (0.08, 0.12, 0.18, 0.26, 0.38),
+}
+_PHOTONS = {
+    32: (500, 250, 100, 75, 50),
+    64: (250, 100, 50, 30, 15),
+    224: (60, 25, 12, 5, 3),
+}
+_IMPULSES = {
+    32: (0.01, 0.02, 0.03, 0.05, 0.07),
+    64: (0.01, 0.02, 0.05, 0.08, 0.14),
+    224: (0.03, 0.06, 0.09, 0.17, 0.27),
+}
 
 
 def gaussian_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
     """Add normal noise."""
     noise = torch.randn(x.shape, generator=chance, device=x.device)
-    return x + noise * _GAUSSIAN_SIGMA[severity - 1]
+    return x + noise * constant(_GAUSSIAN_SIGMA, x, severity)
+
+
+def shot_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Count a limited number of photons."""
+    photons = constant(_PHOTONS, x, severity)
+    return torch.poisson(x * photons, generator=chance) / photons
+
+
+def impulse_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Hit channel values, half of them to black, half to white."""
+    amount = constant(_IMPULSES, x, severity)
+    drawn = torch.rand(x.shape, generator=chance, device=x.device)
+    return torch.where(drawn < amount / 2, 0.0, torch.where(drawn < amount, 1.0, x))

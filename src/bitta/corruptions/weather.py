@@ -1,17 +1,76 @@
-"""Weather: what stands between the camera and the scene."""
+"""Weather: what stands between the camera and the scene, and the light on it."""
 
 import torch
 from torch import Tensor
 
-_FOG = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
+from bitta.corruptions.geometry import (
+    along_both_axes,
+    constant,
+    moved,
+    quantised,
+    uniform,
+    zoom_matrix,
+)
+
+_SNOW = {  # mean and deviation of the flakes, zoom, threshold, radius and sigma of their fall, mix
+    32: (
+        (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95), (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9), (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
+    ),
+    64: (
+        (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.8), (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.8),
+        (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.7), (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.65),
+        (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.6),
+    ),
+    224: (
+        (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8), (0.2, 0.3, 2.0, 0.5, 12, 4.0, 0.7),
+        (0.55, 0.3, 4.0, 0.9, 12, 8.0, 0.7), (0.55, 0.3, 4.5, 0.85, 12, 8.0, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12.0, 0.55),
+    ),
+}  # fmt: skip
+_FOG = {  # amount, decay of the plasma
+    32: ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
+    64: ((0.4, 3.0), (0.7, 3.0), (1.0, 2.5), (1.5, 2.0), (2.0, 1.75)),
+    224: ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
+}
+_PLASMA_SIDE = {32: 32, 64: 64, 224: 256}
+_BRIGHTNESS = {
+    32: (0.05, 0.1, 0.15, 0.2, 0.3),
+    64: (0.1, 0.2, 0.3, 0.4, 0.5),
+    224: (0.1, 0.2, 0.3, 0.4, 0.5),
+}
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def snow(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Whiten the scene and add falling flakes, once as they are and once turned round."""
+    mean, deviation, zoom, threshold, radius, sigma, mix = constant(_SNOW, x, severity)
+    side = x.shape[-1]
+    flakes = torch.randn(len(x), 1, side, side, generator=chance, device=x.device)
+    flakes = along_both_axes(flakes * deviation + mean, zoom_matrix(side, zoom))
+    flakes = quantised(torch.where(flakes < threshold, 0.0, flakes))
+    angles = uniform((len(x),), -135, -45, chance)
+    flakes = moved(flakes, radius=radius, sigma=sigma, angles=angles)
+    grey = (x * torch.tensor(_LUMA, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    white = mix * x + (1 - mix) * torch.maximum(x, grey * 1.5 + 0.5)
+    return white + flakes + flakes.flip(2, 3)
 
 
 def fog(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
     """Add a plasma cloud, then scale back so that the brightest value stays."""
-    amount, decay = _FOG[severity - 1]
+    amount, decay = constant(_FOG, x, severity)
+    side = x.shape[-1]
     brightest = x.amax((1, 2, 3), keepdim=True)
-    cloud = _plasma(len(x), x.shape[-1], decay, chance, x.device)
+    cloud = _plasma(len(x), _PLASMA_SIDE[side], decay, chance, x.device)[:, :side, :side]
     return (x + amount * cloud.unsqueeze(1)) * brightest / (brightest + amount)
+
+
+def brightness(x: Tensor, severity: int, _chance: torch.Generator) -> Tensor:
+    """Raise the value of HSV: scale each pixel so that its largest channel grows by a constant."""
+    value = x.amax(1, keepdim=True)
+    raised = (value + constant(_BRIGHTNESS, x, severity)).clamp(max=1)
+    return torch.where(value > 0, x * raised / value.clamp_min(1e-6), raised)
 
 
 def _plasma(
@@ -23,20 +82,15 @@ def _plasma(
     while step >= 2:
         half = step // 2
         corners = plane[:, ::step, ::step]
-        shape = corners.shape
-
-        def wobble(shape: torch.Size = shape, reach: float = wibble**2) -> Tensor:
-            return (torch.rand(shape, generator=chance, device=device) * 2 - 1) * reach
-
         right, below = corners.roll(-1, 2), corners.roll(-1, 1)
-        centres = (corners + right + below + right.roll(-1, 1)) / 4 + wobble()
+
+        def wobbled(mean: Tensor, reach: float = wibble**2) -> Tensor:
+            return mean + uniform(mean.shape, -1, 1, chance) * reach
+
+        centres = wobbled((corners + right + below + right.roll(-1, 1)) / 4)
         plane[:, half::step, half::step] = centres
-        plane[:, ::step, half::step] = (
-            corners + right + centres + centres.roll(1, 1)
-        ) / 4 + wobble()
-        plane[:, half::step, ::step] = (
-            corners + below + centres + centres.roll(1, 2)
-        ) / 4 + wobble()
+        plane[:, ::step, half::step] = wobbled((corners + right + centres + centres.roll(1, 1)) / 4)
+        plane[:, half::step, ::step] = wobbled((corners + below + centres + centres.roll(1, 2)) / 4)
         wibble, step = wibble / decay, half
     plane -= plane.amin((1, 2), keepdim=True)
     return plane / plane.amax((1, 2), keepdim=True)
