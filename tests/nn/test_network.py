@@ -166,3 +166,16 @@ def test_sites_that_never_run_are_named():
     model.unused = nn.Linear(2, 2)
     with pytest.raises(ModelError, match="unused ran"):
         sampled(Network(model, sites=["unused"]), torch.rand(2, 3, 8, 8))
+
+
+def test_a_plain_chain_of_layers_adapts_as_it_is():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+    with Session(model, n_queries=2) as session:
+        for query in session.predict(torch.rand(6, 3, 8, 8, generator=generator(0))).queries:
+            session.answer(query.id, correct=True)
+        assert session.learn().terms["feedback"].isfinite().all()
+        assert session.adapter.network.sites == ("2", "4")
+        assert session.adapter.network.fans_out is True
