@@ -195,6 +195,26 @@ def test_images_that_are_not_finite_are_refused_before_they_do_harm():
     assert torch.equal(session.model.norm.running_mean, before)
 
 
+@pytest.mark.parametrize("logits", [0, 1, lambda output: output[1]], ids=["0", "1", "function"])
+def test_where_the_logits_are_survives_saving_unless_it_is_a_function(tmp_path, logits):
+    class Pair(type(toy_classifier())):
+        def forward(self, x):
+            scores = super().forward(x)
+            return (scores, scores)
+
+    def model():
+        pair = toy_classifier()
+        pair.__class__ = Pair
+        return pair
+
+    session = Session(model(), n_queries=1, logits=logits)
+    session.step(images())
+    session.save(tmp_path / "s")
+    again = {"logits": logits} if callable(logits) else {}
+    one = session.predict(images(1)).probs
+    assert torch.equal(one, Session.load(tmp_path / "s", model(), **again).predict(images(1)).probs)
+
+
 def test_a_late_answer_after_a_reset_is_learned_from():
     session = Session(toy_classifier(), n_queries=1)
     query = session.predict(images()).queries[0]

@@ -194,7 +194,7 @@ class Session:
             feedback=feedback,
             seed=state["seed"],
             copy=copy,
-            logits=logits or state["logits"],
+            logits=state["logits"] if logits is None else logits,
             **state["settings"],
         )
         try:
@@ -213,7 +213,7 @@ class Session:
             "budget": asdict(self.budget),
             "selection": self.selection,
             "seed": self.adapter.seed,
-            "logits": self._logits if isinstance(self._logits, str) else None,
+            "logits": None if callable(self._logits) else self._logits,
             "step_number": self.step_number,
             "n_asked": self.n_asked,
             "n_seen": self.n_seen,

@@ -90,33 +90,44 @@ def run(
     session, progress = _begin(experiment, stream, model, identity, checkpoint if resume else None)
     reset_peak_memory(place)
     with session:
-        saved = monotonic()
+        due = monotonic() + checkpoint_seconds
         watch = Stopwatch(place)
         for batch in stream.batches(len(progress.steps)):
             _step(session, batch, progress, watch)
             done = len(progress.steps)
             on_step(done, len(stream), progress.steps[-1])
-            if should_stop() and done < len(stream):
+            stopping = should_stop() and done < len(stream)
+            if stopping or monotonic() >= due:
                 _save(checkpoint, identity, session, progress)
+                due = monotonic() + checkpoint_seconds
+            if stopping:
                 raise Stopped(done, len(stream))
-            if monotonic() - saved >= checkpoint_seconds:
-                _save(checkpoint, identity, session, progress)
-                saved = monotonic()
-        result = RunResult(
-            experiment=experiment.as_table(),
-            protocol=stream.protocol,
-            environment=circumstances,
-            steps=progress.steps,
-            reliability=progress.reliability,
-            forwards=session.adapter.network.forwards,
-            backwards=session.adapter.backwards,
-            peak_memory=max(progress.peak_memory, peak_memory(place)),
-            final_weights=weight_hash(session.model),
-            extra={"fans_out": session.adapter.network.fans_out},
-        )
+        result = _result(experiment, stream, session, progress, circumstances)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
+
+
+def _result(
+    experiment: Experiment,
+    stream: Stream,
+    session: Session,
+    progress: _Progress,
+    circumstances: Mapping[str, Any],
+) -> RunResult:
+    network = session.adapter.network
+    return RunResult(
+        experiment=experiment.as_table(),
+        protocol=stream.protocol,
+        environment=circumstances,
+        steps=progress.steps,
+        reliability=progress.reliability,
+        forwards=network.forwards,
+        backwards=session.adapter.backwards,
+        peak_memory=max(progress.peak_memory, peak_memory(network.device)),
+        final_weights=weight_hash(session.model),
+        extra={"fans_out": network.fans_out},
+    )
 
 
 def _identity(experiment: Experiment, stream: Stream, model: nn.Module) -> dict[str, Any]:
