@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bitta.errors import InputError
-from bitta.streams.stream import Domain
+from bitta.streams.domain import Domain
 
 _COLOUR_CHANNELS = (1, 3, 4)
 

@@ -1,7 +1,6 @@
 """Domains one after another, each shuffled, cut into batches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 
 import torch
@@ -10,23 +9,8 @@ from torch import Tensor
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.seeding import generator
+from bitta.streams.domain import Domain
 from bitta.types import Batch
-
-
-@dataclass(frozen=True, eq=False)
-class Domain:
-    """Images of one kind: uint8 (0 to 255) or float, (samples, channels, height, width)."""
-
-    name: str
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.images) != len(self.labels):
-            raise InputError(
-                f"domain {self.name!r} has {len(self.images)} images and {len(self.labels)} "
-                "labels; one label per image is needed."
-            )
 
 
 class Stream:

@@ -1,0 +1,36 @@
+"""Images of one kind with their labels, in memory or on disk."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from bitta.errors import InputError
+
+
+class Images(Protocol):
+    """Pictures that are read when they are needed; a tensor is one of these too."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """These rows, uint8 (0 to 255) or float, (rows, channels, height, width)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """One condition under which a stream is taken."""
+
+    name: str
+    images: Tensor | Images
+    labels: Tensor
+    classes: tuple[str, ...] = ()
+    """Their names, in the order of the labels, where they are known."""
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise InputError(
+                f"domain {self.name!r} has {len(self.images)} images and {len(self.labels)} "
+                "labels; one label per image is needed."
+            )
