@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from bitta.corruptions import CORRUPTIONS, corrupt
-from bitta.corruptions.blur import _disk
+from bitta.corruptions.blur import _disk, _overwriting
+from bitta.corruptions.frost import frost_textures
 from bitta.corruptions.geometry import moved, smoothing_matrix, zoom_matrix
 from bitta.corruptions.weather import _plasma
 from bitta.errors import InputError, SettingError
@@ -30,8 +31,11 @@ def test_seeded_bytes_of_the_same_form(images, name):
     assert torch.equal(images, before)
 
 
-# Glass and elastic trade one kind of damage for another as severity grows.
-@pytest.mark.parametrize("name", sorted(CORRUPTIONS.keys() - {"glass_blur", "elastic_transform"}))
+# Glass, frost and elastic trade one kind of damage for another as severity grows.
+TRADES = {"glass_blur", "frost", "elastic_transform"}
+
+
+@pytest.mark.parametrize("name", sorted(CORRUPTIONS.keys() - TRADES))
 def test_damage_grows_with_severity(images, name):
     damage = [
         (corrupt(images, name, severity=s).float() - images.float()).abs().mean().item()
@@ -57,9 +61,9 @@ def test_noise_has_the_stated_deviation():
 def test_defocus_kernel_is_a_normalised_disk():
     """Radius 1.5 holds the nine points with x² + y² <= 2.25."""
     kernel = _disk(1.5, 0.1)
-    assert kernel.shape == (17, 17)
+    assert kernel.shape == (3, 3)
     assert kernel.sum().item() == pytest.approx(1)
-    assert kernel[7:10, 7:10].flatten().tolist() == pytest.approx([1 / 9] * 9, abs=1e-6)
+    assert kernel.flatten().tolist() == pytest.approx([1 / 9] * 9, abs=1e-6)
 
 
 def test_plasma_fills_the_unit_interval():
@@ -106,10 +110,10 @@ def test_zoom_matrix_interpolates_its_centre():
 
 
 def test_smoothing_mirrors_at_the_rim():
-    matrix = smoothing_matrix(8, 2.0)
+    matrix = smoothing_matrix(8, 2.0, cut=3, mirror=True)
     assert torch.allclose(matrix.sum(1), torch.ones(8))
     assert torch.allclose(matrix, matrix.flip(0, 1))
-    assert torch.equal(smoothing_matrix(8, 0.0), torch.eye(8))
+    assert torch.equal(smoothing_matrix(8, 0.0, cut=3, mirror=True), torch.eye(8))
 
 
 def test_glass_only_moves_pixels_about():
@@ -118,6 +122,56 @@ def test_glass_only_moves_pixels_about():
     shuffled = corrupt(image.contiguous(), "glass_blur", severity=1)
     assert torch.equal(shuffled[:, 0], shuffled[:, 2])
     assert 0.3 < (shuffled != image).float().mean().item() < 0.95
+
+
+@pytest.mark.parametrize("delta", [1, 2, 4])
+def test_glass_overwrites_pixel_by_pixel_from_the_lower_right(delta):
+    """The indices found at once are those of visiting one pixel after another."""
+    side, n = 12, 3
+    places = _overwriting(n, side, delta, generator(5))
+    shifts = torch.randint(-delta, delta, (2, n, side, side), generator=generator(5)).tolist()
+    for sample in range(n):
+        pixels = [[row * side + column for column in range(side)] for row in range(side)]
+        for row in range(side - delta, delta, -1):
+            for column in range(side - delta, delta, -1):
+                down, right = (shifts[axis][sample][row][column] for axis in (0, 1))
+                pixels[row][column] = pixels[row + down][column + right]
+        assert places[sample].tolist() == sum(pixels, [])
+
+
+def test_frost_mixes_in_a_part_of_a_texture():
+    """On black, only the texture is left: .45 of one of its crops at severity 5."""
+    ice = corrupt(torch.zeros(16, 3, 32, 32, dtype=torch.uint8), "frost")
+    weighed = [(0.45 * texture / 255 * 255).to(torch.uint8) for texture in frost_textures(32)]
+    for crop in ice:
+        assert any(
+            (texture.unfold(1, 32, 1).unfold(2, 32, 1).permute(1, 2, 0, 3, 4) == crop)
+            .flatten(2)
+            .all(-1)
+            .any()
+            for texture in weighed
+        )
+
+
+def test_chunks_do_not_repeat_themselves():
+    """The first image of the second chunk has noise of its own."""
+    grey = torch.full((300, 3, 32, 32), 128, dtype=torch.uint8)
+    noisy = corrupt(grey, "gaussian_noise")
+    assert not torch.equal(noisy[0], noisy[256])
+    assert torch.equal(noisy[:256], corrupt(grey[:256], "gaussian_noise"))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_threads_do_not_change_a_byte(name):
+    images = embedded_pack("cifar10").images[:600]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = corrupt(images, name)
+        torch.set_num_threads(2)
+        assert torch.equal(corrupt(images, name), alone)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("side", [64, 224])
@@ -141,7 +195,8 @@ def test_bad_requests_are_refused(images):
 
 UPSTREAM = {
     "gaussian_noise": 30.6, "shot_noise": 38.1, "impulse_noise": 24.2, "defocus_blur": 53.6,
-    "glass_blur": 48.4, "motion_blur": 63.6, "zoom_blur": 59.1, "snow": 75.3, "fog": 68.9,
+    "glass_blur": 48.4, "motion_blur": 63.6, "zoom_blur": 59.1, "snow": 75.3,
+    "frost": 61.9, "fog": 68.9,
     "brightness": 88.9, "contrast": 29.3, "elastic_transform": 75.3, "pixelate": 46.0,
     "jpeg_compression": 76.0,
 }  # fmt: skip

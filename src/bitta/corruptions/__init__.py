@@ -25,6 +25,7 @@ CORRUPTIONS: Mapping[str, Corruption] = {
     "motion_blur": blur.motion_blur,
     "zoom_blur": blur.zoom_blur,
     "snow": weather.snow,
+    "frost": weather.frost,
     "fog": weather.fog,
     "brightness": weather.brightness,
     "contrast": digital.contrast,
@@ -32,6 +33,10 @@ CORRUPTIONS: Mapping[str, Corruption] = {
     "pixelate": digital.pixelate,
     "jpeg_compression": digital.jpeg_compression,
 }
+
+
+_CHUNK_PIXELS = 2**18
+"""Pixels corrupted at a time: they fit the cache, and memory stays bounded."""
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> Tensor:
@@ -45,10 +50,14 @@ def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> T
             f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (n, 3, side, side) "
             f"with a side of {', '.join(map(str, SIDES))} is needed."
         )
-    chance = generator(seed, "corruption", name, severity, device=images.device)
-    pixels = CORRUPTIONS[name](images.float() / 255, severity, chance)
-    # Upstream truncates; rounding would be another set.
-    return pixels.clamp(0, 1).mul(255).to(torch.uint8)
+    out = torch.empty_like(images)
+    size = _CHUNK_PIXELS // side**2
+    for number, chunk in enumerate(images.split(size)):
+        chance = generator(seed, "corruption", name, severity, number, device=images.device)
+        pixels = CORRUPTIONS[name](chunk.float() / 255, severity, chance)
+        # Upstream truncates; rounding would be another set.
+        out[number * size : number * size + len(chunk)] = pixels.clamp(0, 1).mul(255)
+    return out
 
 
 __all__ = ["CORRUPTIONS", "corrupt"]

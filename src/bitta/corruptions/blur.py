@@ -47,23 +47,13 @@ def defocus_blur(x: Tensor, severity: int, _chance: torch.Generator) -> Tensor:
 
 
 def glass_blur(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Blur, overwrite each pixel by one nearby, blur again.
-
-    Pixels are visited from the lower right; each is overwritten by a neighbour that may have been
-    overwritten before. (Upstream means to swap the two, but its assignment copies one way.)
-    """
+    """Blur, overwrite each pixel by one nearby, blur again."""
     sigma, delta, iterations = constant(_GLASS, x, severity)
     pixels = quantised(gaussian_blur(x, sigma))
-    side, samples = x.shape[-1], torch.arange(len(x), device=x.device)
-    pixels = pixels.permute(2, 3, 0, 1).contiguous()  # (rows, columns, samples, channels)
     for _ in range(iterations):
-        size = (side, side, 2, len(x))
-        shifts = torch.randint(-delta, delta, size, generator=chance, device=x.device)
-        for row in range(side - delta, delta, -1):
-            for column in range(side - delta, delta, -1):
-                down, right = shifts[row, column]
-                pixels[row, column] = pixels[row + down, column + right, samples]
-    return gaussian_blur(pixels.permute(2, 3, 0, 1).contiguous(), sigma)
+        places = _overwriting(len(x), x.shape[-1], delta, chance)
+        pixels = pixels.flatten(2).gather(2, places.unsqueeze(1).expand(-1, 3, -1)).view(x.shape)
+    return gaussian_blur(pixels, sigma)
 
 
 def motion_blur(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
@@ -90,4 +80,27 @@ def _disk(radius: float, alias_sigma: float) -> Tensor:
     smooth = (window[:, None] * window[None])[None, None]
     # Mirrored without the edge, so that a disk that fills the window keeps its sum.
     padded = F.pad((disk / disk.sum())[None, None], [rim] * 4, mode="reflect")
-    return F.conv2d(padded, smooth)[0, 0]
+    kernel: Tensor = F.conv2d(padded, smooth)[0, 0]
+    rim = int((kernel.amax(1) > 1e-9).nonzero()[0])
+    return kernel[rim : len(kernel) - rim, rim : len(kernel) - rim].clone()
+
+
+def _overwriting(n: int, side: int, delta: int, chance: torch.Generator) -> Tensor:
+    """Where each pixel's value comes from, (n, side * side), after one round of overwriting.
+
+    Pixels are visited from the lower right; each is overwritten by a neighbour that may have been
+    overwritten before. (Upstream means to swap the two, but its assignment copies one way.)
+    """
+    size = (2, n, side, side)
+    shifts = torch.randint(-delta, delta, size, generator=chance, device=chance.device)
+    visited = torch.zeros(side, side, dtype=torch.bool, device=chance.device)
+    visited[delta + 1 : side - delta + 1, delta + 1 : side - delta + 1] = True
+    down, right = (shifts * visited).flatten(2)
+    here = torch.arange(side * side, device=chance.device).expand(n, -1)
+    neighbour = here + down * side + right
+    source: Tensor = neighbour
+    # A source further on was visited before: it holds the value of its own source.
+    while (overwritten := source > here).any():
+        here = torch.where(overwritten, source, here)
+        source = neighbour.gather(1, here)
+    return source

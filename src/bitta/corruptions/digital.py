@@ -50,7 +50,7 @@ def elastic_transform(x: Tensor, severity: int, chance: torch.Generator) -> Tens
     if displacement == 0:
         return x
     field = uniform((len(x), 2, side, side), -1, 1, chance)
-    field = along_both_axes(field, smoothing_matrix(side, sigma)) * displacement
+    field = along_both_axes(field, smoothing_matrix(side, sigma, cut=3, mirror=True)) * displacement
     steps = torch.arange(side, dtype=torch.float32, device=x.device)
     still = torch.stack(torch.meshgrid(steps, steps, indexing="xy"), dim=-1)
     return _sampled(x, still + field.permute(0, 2, 3, 1), align_corners=False)

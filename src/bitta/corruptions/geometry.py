@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 SIDES = (32, 64, 224)
@@ -33,24 +32,22 @@ def gaussian(sigma: float, reach: int) -> Tensor:
 
 def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
     """Separable blur cut at four sigma, edge values repeated outside."""
-    reach = int(4 * sigma + 0.5)
-    if reach == 0:
-        return x
-    window = gaussian(sigma, reach).to(x.device)
-    flat = F.pad(x.flatten(0, 1).unsqueeze(1), [reach] * 4, mode="replicate")
-    rows = F.conv2d(flat, window.view(1, 1, -1, 1))
-    return F.conv2d(rows, window.view(1, 1, 1, -1)).view(x.shape)
+    return along_both_axes(x, smoothing_matrix(x.shape[-1], sigma, cut=4, mirror=False))
 
 
-def smoothing_matrix(side: int, sigma: float) -> Tensor:
-    """Gaussian blur along one axis, cut at three sigma, mirrored at the edge pixel's outer rim."""
-    reach = int(3 * sigma + 0.5)
-    matrix = torch.zeros(side, side)
+def smoothing_matrix(side: int, sigma: float, *, cut: float, mirror: bool) -> Tensor:
+    """Gaussian blur along one axis, cut at some sigmas; outside, edge values are repeated, or the
+    picture is mirrored at the edge pixel's outer rim.
+    """
+    reach = int(cut * sigma + 0.5)
     if reach == 0:
         return torch.eye(side)
+    matrix = torch.zeros(side, side)
+    rows = torch.arange(side)
     for step, weight in zip(range(-reach, reach + 1), gaussian(sigma, reach), strict=True):
-        place = torch.arange(step, step + side) % (2 * side)
-        matrix[torch.arange(side), torch.minimum(place, 2 * side - 1 - place)] += weight
+        place = rows + step
+        mirrored = torch.minimum(place % (2 * side), 2 * side - 1 - place % (2 * side))
+        matrix[rows, mirrored if mirror else place.clamp(0, side - 1)] += weight
     return matrix
 
 

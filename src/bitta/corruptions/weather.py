@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bitta.corruptions.frost import frost_textures
 from bitta.corruptions.geometry import (
     along_both_axes,
     constant,
@@ -29,6 +30,11 @@ _SNOW = {  # mean and deviation of the flakes, zoom, threshold, radius and sigma
         (0.55, 0.3, 2.5, 0.85, 12, 12.0, 0.55),
     ),
 }  # fmt: skip
+_FROST = {  # weights of the image and of the texture
+    32: ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
+    64: ((1.0, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)),
+    224: ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
+}
 _FOG = {  # amount, decay of the plasma
     32: ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
     64: ((0.4, 3.0), (0.7, 3.0), (1.0, 2.5), (1.5, 2.0), (2.0, 1.75)),
@@ -55,6 +61,25 @@ def snow(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
     grey = (x * torch.tensor(_LUMA, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
     white = mix * x + (1 - mix) * torch.maximum(x, grey * 1.5 + 0.5)
     return white + flakes + flakes.flip(2, 3)
+
+
+def frost(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
+    """Mix in a random part of one of the textures."""
+    image_weight, texture_weight = constant(_FROST, x, severity)
+    side = x.shape[-1]
+    textures = frost_textures(side)
+    drawn = torch.randint(len(textures), (len(x),), generator=chance, device=x.device)
+    corners = uniform((2, len(x), 1), 0, 1, chance)
+    steps = torch.arange(side, device=x.device)
+    ice = torch.empty_like(x)
+    for place, texture in enumerate(textures):
+        rows = (drawn == place).nonzero().flatten()
+        _, height, width = texture.shape
+        down = (corners[0, rows] * (height - side)).long() + steps
+        right = (corners[1, rows] * (width - side)).long() + steps
+        crops = texture.to(x.device)[:, down[:, :, None], right[:, None, :]]
+        ice[rows] = crops.transpose(0, 1).float() / 255
+    return image_weight * x + texture_weight * ice
 
 
 def fog(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
