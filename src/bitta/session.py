@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from bitta.adapter import Adapter
-from bitta.config import whole
+from bitta.config import require, whole
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
+from bitta.memory import Window
 from bitta.methods import METHODS, method_named
 from bitta.nn import LogitsOf, give_back
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Session:
@@ -36,6 +37,10 @@ class Session:
 
     Weights are adapted in place; `copy=True` leaves the caller's model alone. Everything else about
     the model is as it was once the session is closed, or a `with` block around it ends.
+
+    With a `window`, requests may be as small as one sample: each is served at once, batch
+    statistics coming from the newest `window` samples, and questions and learning are due once per
+    `window` samples.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Session:
         n_queries: int | None = None,
         every: int = 1,
         total: int | None = None,
+        window: int = 0,
         selection: str = "mc_confidence",
         feedback: FeedbackSource | None = None,
         seed: int = 0,
@@ -67,12 +73,16 @@ class Session:
         )
         self.source: FeedbackSource = Human() if feedback is None else feedback
         self.step_number = 0
-        """How many batches have been served."""
+        """How many batches, or windows, have been served."""
         self.n_asked = 0
         self.n_seen = 0
         """How many samples have been served."""
+        require(whole("window", window) >= 0, "window", window, "0 or more samples")
+        self._window = Window(window) if window else None
         self._select = selector_named(selection)
         self._unlabelled: Tensor | None = None
+        self._due = not window
+        """Whether `learn` has a batch or a window to learn from."""
         self._logits = logits
         model = deepcopy(model) if copy else model
         try:
@@ -92,6 +102,8 @@ class Session:
     def predict(self, inputs: Tensor) -> Prediction:
         """Answer first; put the most useful predictions to the feedback source."""
         inputs = self._checked(inputs)
+        if self._window is not None:
+            return self._predict_within(self._window, inputs)
         adapter = self.adapter
         if adapter.observes == "before_serving":
             adapter.observe(inputs)
@@ -99,6 +111,7 @@ class Session:
         if adapter.observes == "before_asking":
             adapter.observe(inputs)
             judged = adapter.predict(inputs)
+        self.n_seen += len(inputs)
         queries = self._choose(inputs, judged)
         if adapter.observes == "after_asking":
             adapter.observe(inputs)
@@ -116,15 +129,18 @@ class Session:
 
     @torch.inference_mode(False)
     def learn(self) -> Losses:
-        """Adapt from the last batch and from whatever answers have come in since the last call."""
+        """Adapt from the last batch and from whatever answers have come in since the last call.
+
+        With a window: once it is full; until then answers wait.
+        """
         self._require_open()
-        return self._adapt(self.source.collect())
+        return self._adapt(self._collect())
 
     @torch.inference_mode(False)
     def step(self, inputs: Tensor) -> tuple[Prediction, list[Answer], Losses]:
         """Predict, collect and learn in one."""
         prediction = self.predict(inputs)
-        answers = self.source.collect()
+        answers = self._collect()
         return prediction, answers, self._adapt(answers)
 
     def reset(self) -> None:
@@ -132,6 +148,8 @@ class Session:
         self._require_open()
         if self._unlabelled is not None:
             self._unlabelled = self._unlabelled[:0]
+        if self._window is not None:
+            self._window.clear()
         self.adapter.reset()
 
     def close(self) -> None:
@@ -190,6 +208,7 @@ class Session:
             model,
             method or state["method"],
             **state["budget"],
+            window=state["window"]["size"] if state["window"] else 0,
             selection=state["selection"],
             feedback=feedback,
             seed=state["seed"],
@@ -211,6 +230,7 @@ class Session:
             "method": self.method,
             "settings": asdict(self.adapter.config),
             "budget": asdict(self.budget),
+            "window": self._window and {"size": self._window.size, **self._window.state_dict()},
             "selection": self.selection,
             "seed": self.adapter.seed,
             "logits": None if callable(self._logits) else self._logits,
@@ -218,6 +238,7 @@ class Session:
             "n_asked": self.n_asked,
             "n_seen": self.n_seen,
             "unlabelled": self._unlabelled,
+            "due": self._due,
             "adapter": self.adapter.state_dict(),
             "source": {"kind": type(self.source).__name__, **self.source.state_dict()},
         }
@@ -232,6 +253,9 @@ class Session:
             )
         self.adapter.load_state_dict(state["adapter"])
         self.source.load_state_dict(source)
+        if self._window is not None:
+            self._window.load_state_dict(state["window"], device=self.adapter.network.device)
+        self._due = state["due"]
         self.step_number = state["step_number"]
         self.n_asked = state["n_asked"]
         self.n_seen = state["n_seen"]
@@ -239,6 +263,30 @@ class Session:
         self._unlabelled = (
             None if unlabelled is None else unlabelled.to(self.adapter.network.device)
         )
+
+    def _predict_within(self, window: Window, inputs: Tensor) -> Prediction:
+        """Serve at once; when the window is full, ask about what was served in it."""
+        adapter = self.adapter
+        among = window.around(inputs) if adapter.statistics == "batch" else inputs
+        served = adapter.predict(among).last(len(inputs))
+        window.add(inputs, served)
+        self.n_seen += len(inputs)
+        if not window.due:
+            if self._unlabelled is None:
+                self._unlabelled = inputs[:0]
+            return served
+        self._due = True
+        recent, judged = window.take()
+        if adapter.observes != "after_asking":
+            adapter.observe(recent)
+        queries = self._choose(recent, judged)
+        if adapter.observes == "after_asking":
+            adapter.observe(recent)
+        self._commit(recent, queries)
+        return replace(served, queries=queries)
+
+    def _collect(self) -> list[Answer]:
+        return self.source.collect() if self._due else []
 
     def _choose(self, inputs: Tensor, judged: Prediction) -> tuple[Query, ...]:
         """The most uncertain predictions, as far as the budget allows; most uncertain first."""
@@ -259,7 +307,7 @@ class Session:
                 input=inputs[row].detach().clone(),
                 step=self.step_number,
                 version=self.adapter.step,
-                position=self.n_seen + row,
+                position=self.n_seen - len(inputs) + row,
             )
             for place, row in enumerate(rows)
         )
@@ -272,11 +320,11 @@ class Session:
         self._unlabelled = inputs[others.to(inputs.device)]
         self.step_number += 1
         self.n_asked += len(queries)
-        self.n_seen += len(inputs)
 
     def _adapt(self, answers: list[Answer]) -> Losses:
         if self._unlabelled is None or not (answers or len(self._unlabelled)):
             return Losses()
+        self._due = self._window is None
         feedback = Feedback.of(answers, like=self._unlabelled)
         unlabelled, self._unlabelled = self._unlabelled, self._unlabelled[:0]
         return self.adapter.adapt(unlabelled, feedback)

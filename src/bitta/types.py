@@ -23,6 +23,8 @@ class Batch:
     inputs: Tensor  # (batch, ...)
     truth: Tensor  # (batch,)
     domain: str
+    reset: bool = False
+    """Whether the model goes back to its source before this batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +33,7 @@ class Query:
 
     id: int
     index: int
-    """Row in its batch."""
+    """Row in its batch, or in the window that was full when it was asked."""
     label: int
     """The label shown, which is the label judged."""
     uncertainty: float
@@ -71,6 +73,10 @@ class Prediction:
         probs = softmax(logits.detach())
         confidence, labels = probs.max(-1)
         return cls(labels, probs, confidence)
+
+    def last(self, n: int) -> Self:
+        """The last n rows, without their questions."""
+        return type(self)(self.labels[-n:], self.probs[-n:], self.confidence[-n:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -156,6 +156,8 @@ def _save(
 
 
 def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch) -> None:
+    if batch.reset:
+        session.reset()
     watch.start()
     prediction, answers, losses = session.step(batch.inputs)
     seconds = watch.stop()
@@ -198,6 +200,7 @@ def _begin(
         n_queries=None if feedback.n_queries < 0 else feedback.n_queries,
         every=feedback.every,
         total=None if feedback.total < 0 else feedback.total,
+        window=experiment.stream.window_size,
         selection=feedback.selection,
         feedback=annotator,
         seed=experiment.seed,

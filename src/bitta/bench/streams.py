@@ -22,6 +22,8 @@ class StreamConfig(Config):
     """digits and corruptions ship with bitta; arrays reads an .npz."""
     batch_size: int = 64
     """Samples per batch."""
+    window: int = -1
+    """Samples whose statistics and questions count together; -1 for 64 at batch size 1, else 0."""
     path: str = ""
     """arrays: the .npz with inputs, labels and, if there are several, domains."""
     n_samples: int = 0
@@ -43,6 +45,11 @@ class StreamConfig(Config):
         for name in self.corruption_names:
             if name not in CORRUPTIONS:
                 raise unknown("corruption", name, CORRUPTIONS)
+
+    @property
+    def window_size(self) -> int:
+        """Samples that statistics and learning see at once, where batches are too small; 0: none."""
+        return (64 if self.batch_size == 1 else 0) if self.window < 0 else self.window
 
     @property
     def corruption_names(self) -> list[str]:

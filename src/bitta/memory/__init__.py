@@ -2,5 +2,6 @@
 
 from bitta.memory.feedback import FeedbackMemory
 from bitta.memory.fifo import Fifo
+from bitta.memory.window import Window
 
-__all__ = ["FeedbackMemory", "Fifo"]
+__all__ = ["FeedbackMemory", "Fifo", "Window"]

@@ -1,4 +1,4 @@
-"""Domains one after another, each shuffled, cut into batches."""
+"""Batches in a fixed order; the same for every method."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -8,29 +8,34 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.errors import InputError
-from bitta.seeding import generator
 from bitta.streams.domain import Domain
+from bitta.streams.order import Arrangement, Visit, visits
 from bitta.types import Batch
 
 
 class Stream:
-    """A fixed sequence of batches; a batch never crosses from one domain into the next."""
+    """A fixed sequence of batches; a batch never reaches from one visit into the next."""
 
-    def __init__(self, domains: Sequence[Domain], *, batch_size: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        domains: Sequence[Domain],
+        *,
+        batch_size: int = 64,
+        seed: int = 0,
+        arrangement: Arrangement | None = None,
+    ) -> None:
         require(batch_size >= 1, "batch_size", batch_size, "1 or more")
-        if not any(len(domain.labels) for domain in domains):
-            raise InputError("the stream holds no sample.")
         self.domains = tuple(domains)
         self.batch_size = batch_size
         self.seed = seed
-        self._orders = [
-            torch.randperm(len(d.labels), generator=generator(seed, "order", d.name))
-            for d in self.domains
-        ]
+        self.arrangement = arrangement or Arrangement()
+        self.visits = visits(self.domains, self.arrangement, seed=seed)
+        if not any(len(visit.rows) for visit in self.visits):
+            raise InputError("the stream holds no sample.")
         self._plan = [
-            (place, rows)
-            for place, order in enumerate(self._orders)
-            for rows in order.split(batch_size)
+            (visit, slice(start, start + batch_size))
+            for visit in self.visits
+            for start in range(0, len(visit.rows), batch_size)
         ]
 
     def __len__(self) -> int:
@@ -39,32 +44,69 @@ class Stream:
     @property
     def truth(self) -> Tensor:
         """Every label in the order of the stream."""
-        return torch.cat(
-            [d.labels[order] for d, order in zip(self.domains, self._orders, strict=True)]
-        )
+        return torch.cat([self._labels(visit.domains, visit.rows) for visit in self.visits])
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the labels in order and of one batch of each domain."""
+        """Hash of the labels in order and of the first batch."""
         digest = sha256(self.truth.numpy().tobytes())
-        for domain, order in zip(self.domains, self._orders, strict=True):
-            digest.update(domain.images[order[: self.batch_size]].numpy().tobytes())
+        digest.update(next(self.batches()).inputs.numpy().tobytes())
         return digest.hexdigest()
 
     @property
     def protocol(self) -> str:
-        """Samples, order, batch and seed in a line that belongs to every result."""
-        names = " > ".join(domain.name for domain in self.domains)
+        """Samples, order, reset, batch and seed in a line that belongs to every result."""
+        how = self.arrangement
+        within = "shuffled within" if how.labels == "iid" else f"dirichlet {how.beta:g} within"
+        reset = "reset before each" if how.order == "single" else "no reset"
         return (
-            f"{len(self.truth)} samples, continual {names}, shuffled within, no reset, "
+            f"{len(self.truth)} samples, {how.order} {self._path()}, {within}, {reset}, "
             f"batch {self.batch_size}, seed {self.seed}"
         )
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Batches from number `start` on."""
-        for place, rows in self._plan[start:]:
-            domain = self.domains[place]
-            images = domain.images[rows]
+        for visit, part in self._plan[start:]:
+            places, rows = visit.domains[part], visit.rows[part]
+            images = self._images(places, rows)
             if images.dtype == torch.uint8:
                 images = images.float().div_(255)
-            yield Batch(images, domain.labels[rows], domain.name)
+            reset = visit.reset and part.start == 0
+            yield Batch(images, self._labels(places, rows), visit.name, reset)
+
+    def _path(self) -> str:
+        names = [visit.name for visit in self.visits]
+        match self.arrangement.order:
+            case "mixed":
+                return " + ".join(self.domains[place].name for place in self._mixed())
+            case "gradual":
+                kinds = dict.fromkeys(name.rpartition(" ")[0] for name in names)
+                return " > ".join(f"{kind} rising and falling" for kind in kinds)
+            case "recurring":
+                rounds = self.arrangement.rounds
+                return f"{' > '.join(names[: len(names) // rounds])}, {rounds} times"
+        return " > ".join(names)
+
+    def _mixed(self) -> list[int]:
+        return sorted({place for visit in self.visits for place in visit.domains.tolist()})
+
+    def _images(self, places: Tensor, rows: Tensor) -> Tensor:
+        present = places.unique().tolist()
+        if len(present) == 1:
+            only: Tensor = self.domains[present[0]].images[rows]
+            return only
+        parts = [self.domains[place].images[rows[places == place]] for place in present]
+        images = torch.empty(len(rows), *parts[0].shape[1:], dtype=parts[0].dtype)
+        for place, part in zip(present, parts, strict=True):
+            images[places == place] = part
+        return images
+
+    def _labels(self, places: Tensor, rows: Tensor) -> Tensor:
+        labels = torch.empty_like(rows)
+        for place in places.unique().tolist():
+            chosen = places == place
+            labels[chosen] = self.domains[place].labels[rows[chosen]]
+        return labels
+
+
+__all__ = ["Stream", "Visit"]

@@ -254,6 +254,27 @@ def simulated_feedback_may_err_and_be_late(subject: Subject) -> None:
     assert not said.getvalue(), "a method printed"
 
 
+def a_window_is_asked_about_and_learned_from_once_full(subject: Subject) -> None:
+    """Served one by one; questions and learning come per window; saved inside one, it goes on."""
+    with TemporaryDirectory() as folder, subject.session(window=BATCH) as session:
+        served = run_steps(session, subject, 2 * BATCH + 2, size=1)
+        full = [number for number, prediction in enumerate(served) if prediction.queries]
+        assert all(len(prediction.labels) == 1 for prediction in served)
+        assert session.budget.n_queries == 0 or full == [BATCH - 1, 2 * BATCH - 1]
+        path = Path(folder) / "session.safetensors"
+        session.save(path)
+        again = {} if isinstance(subject.method, str) else {"method": subject.method}
+        with Session.load(path, subject.model(seed=99), **again) as other:
+            start = len(served)
+            one = run_steps(session, subject, BATCH, start, size=1)
+            two = run_steps(other, subject, BATCH, start, size=1)
+            assert all(
+                torch.equal(a.probs, b.probs) and asked_of(a) == asked_of(b)
+                for a, b in zip(one, two, strict=True)
+            ), "a session loaded inside a window went another way"
+            _assert_finite(session, "a window")
+
+
 CHECKS: tuple[Check, ...] = (
     predict_changes_nothing,
     predictions_are_distributions,
@@ -268,6 +289,7 @@ CHECKS: tuple[Check, ...] = (
     the_model_is_given_back,
     copy_leaves_the_model_alone,
     simulated_feedback_may_err_and_be_late,
+    a_window_is_asked_about_and_learned_from_once_full,
 )
 
 

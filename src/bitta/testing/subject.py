@@ -41,11 +41,13 @@ class Subject:
         return (drawn * (1 + 0.1 * number)).to(self.device)
 
 
-def run_steps(session: Session, subject: Subject, n: int, start: int = 0) -> list[Prediction]:
+def run_steps(
+    session: Session, subject: Subject, n: int, start: int = 0, *, size: int = BATCH
+) -> list[Prediction]:
     """Some steps with a person who finds even rows right."""
     served = []
     for number in range(start, start + n):
-        prediction = session.predict(subject.batch(number))
+        prediction = session.predict(subject.batch(number, size))
         for query in prediction.queries:
             session.answer(query.id, correct=query.index % 2 == 0)
         session.learn()

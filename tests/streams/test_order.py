@@ -1,0 +1,150 @@
+"""Orders of a stream, on domains small enough to follow by hand."""
+
+import pytest
+import torch
+
+from bitta.errors import SettingError
+from bitta.streams import Arrangement, Domain, Stream, correlated
+
+
+def domain(name, n=20, n_classes=4, start=0):
+    """Images whose single pixel is their number, so that every sample can be told apart."""
+    numbers = torch.arange(start, start + n)
+    images = numbers.to(torch.uint8).view(n, 1, 1, 1).expand(n, 3, 2, 2)
+    return Domain(name, images.contiguous(), numbers % n_classes)
+
+
+def stream(*domains, batch_size=8, seed=0, **how):
+    return Stream(domains, batch_size=batch_size, seed=seed, arrangement=Arrangement(**how))
+
+
+def names(stream):
+    return [batch.domain for batch in stream.batches()]
+
+
+def numbers(stream):
+    return [round(v * 255) for b in stream.batches() for v in b.inputs[:, 0, 0, 0].tolist()]
+
+
+DAY, NIGHT = domain("day"), domain("night", start=100)
+
+
+def test_continual_visits_each_domain_once_and_cuts_at_its_end():
+    batches = list(stream(DAY, NIGHT).batches())
+    assert [(b.domain, len(b.truth)) for b in batches] == [
+        ("day", 8), ("day", 8), ("day", 4), ("night", 8), ("night", 8), ("night", 4),
+    ]  # fmt: skip
+    assert not any(batch.reset for batch in batches)
+
+
+@pytest.mark.parametrize("order", ["continual", "mixed", "recurring", "single"])
+@pytest.mark.parametrize("labels", ["iid", "dirichlet"])
+def test_every_sample_comes_with_its_own_label(order, labels):
+    made = stream(DAY, NIGHT, order=order, labels=labels, rounds=2)
+    came = numbers(made)
+    assert made.truth.tolist() == [number % 4 for number in came]
+    assert torch.cat([batch.truth for batch in made.batches()]).equal(made.truth)
+    expected = sorted([*range(20), *range(100, 120)] * (2 if order == "recurring" else 1))
+    assert sorted(came) == expected
+
+
+def test_mixed_batches_hold_several_domains():
+    made = stream(DAY, NIGHT, order="mixed")
+    assert set(names(made)) == {"mixed"}
+    assert len(made) == 5
+    first = numbers(made)[:8]
+    assert min(first) < 20
+    assert max(first) >= 100
+
+
+def test_recurring_repeats_the_sequence_each_time_in_another_order():
+    made = stream(DAY, NIGHT, order="recurring", rounds=3, batch_size=20)
+    assert names(made) == ["day", "night"] * 3
+    rounds = torch.tensor(numbers(made)).view(3, 40)
+    assert not torch.equal(rounds[0], rounds[1])
+    assert "day > night, 3 times" in made.protocol
+
+
+def test_single_domains_start_from_the_source():
+    made = stream(DAY, NIGHT, order="single")
+    assert [batch.reset for batch in made.batches()] == [False, False, False, True, False, False]
+    assert "reset before each" in made.protocol
+
+
+def test_gradual_rises_and_falls_for_each_kind():
+    parts = [domain(f"{kind} {s}") for kind in ("fog", "snow") for s in (1, 2, 3)]
+    made = stream(*parts, order="gradual", batch_size=20)
+    assert names(made) == [f"{kind} {s}" for kind in ("fog", "snow") for s in (1, 2, 3, 2, 1)]
+    assert "fog rising and falling" in made.protocol
+
+
+def test_gradual_needs_severities():
+    with pytest.raises(SettingError, match="domain 'day' has no severity"):
+        stream(DAY, order="gradual")
+
+
+def test_a_custom_sequence_may_repeat_and_leave_out():
+    made = stream(DAY, NIGHT, domain("dusk"), sequence=("night", "day", "night"), batch_size=20)
+    assert names(made) == ["night", "day", "night"]
+    with pytest.raises(SettingError, match="did you mean 'night'"):
+        stream(DAY, NIGHT, sequence=("nigth",))
+
+
+def test_a_domain_comes_in_the_same_order_whatever_surrounds_it():
+    alone = numbers(stream(NIGHT))
+    assert numbers(stream(DAY, NIGHT))[20:] == alone
+    assert numbers(stream(NIGHT, seed=1)) != alone
+
+
+def test_batch_size_one():
+    made = stream(DAY, batch_size=1)
+    assert len(made) == 20
+    assert all(len(batch.truth) == 1 for batch in made.batches())
+
+
+def runs(labels):
+    return 1 + int((labels[1:] != labels[:-1]).sum())
+
+
+def test_correlated_labels_come_in_runs():
+    """1,000 samples of 10 classes: at random about 900 runs, at beta .1 at most one per class and
+    slot, 100; the smaller beta, the fewer.
+    """
+    labels = torch.arange(1000) % 10
+    order = correlated(labels, beta=0.1, seed=0)
+    assert order.sort().values.equal(torch.arange(1000))
+    assert runs(labels[order]) <= 100
+    assert runs(labels[correlated(labels, beta=0.01, seed=0)]) < runs(
+        labels[correlated(labels, beta=10.0, seed=0)]
+    )
+    assert order.equal(correlated(labels, beta=0.1, seed=0))
+
+
+def test_protocol_says_what_decides_the_stream():
+    assert stream(DAY, NIGHT, labels="dirichlet").protocol == (
+        "40 samples, continual day > night, dirichlet 0.1 within, no reset, batch 8, seed 0"
+    )
+    assert stream(DAY, NIGHT, order="mixed").protocol == (
+        "40 samples, mixed day + night, shuffled within, no reset, batch 8, seed 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"order": "contnual"}, "did you mean 'continual'"),
+        ({"labels": "sorted"}, "labels is 'sorted'; allowed: iid, dirichlet"),
+        ({"beta": 0.0}, "beta is 0.0"),
+        ({"rounds": 0}, "rounds is 0"),
+    ],
+)
+def test_bad_arrangements_are_refused(how, said):
+    with pytest.raises(SettingError, match=said):
+        Arrangement(**how)
+
+
+def test_batches_can_start_anywhere():
+    made = stream(DAY, NIGHT, order="single")
+    whole = list(made.batches())
+    assert [b.domain for b in made.batches(3)] == [b.domain for b in whole[3:]]
+    assert torch.equal(next(made.batches(4)).inputs, whole[4].inputs)
