@@ -1,15 +1,27 @@
 """Classifiers, and weights that know what they are."""
 
+from bitta.models.architectures import ARCHITECTURES, Architecture, build_model
 from bitta.models.card import ModelCard
-from bitta.models.resnet import ARCHITECTURES, CifarResNet, build_model, initialise
-from bitta.models.weights import load_model, save_model
+from bitta.models.catalogue import Entry, catalogue, embedded_names, entry_of, weights_at
+from bitta.models.checkpoints import Imported, import_checkpoint
+from bitta.models.initial import initialise
+from bitta.models.weights import halved, load_model, read_card, save_model
 
 __all__ = [
     "ARCHITECTURES",
-    "CifarResNet",
+    "Architecture",
+    "Entry",
+    "Imported",
     "ModelCard",
     "build_model",
+    "catalogue",
+    "embedded_names",
+    "entry_of",
+    "halved",
+    "import_checkpoint",
     "initialise",
     "load_model",
+    "read_card",
     "save_model",
+    "weights_at",
 ]

@@ -1,104 +1,135 @@
-"""Residual networks for small images; normalisation of pixels is part of the model."""
+"""Residual networks, for small images and in the form of torchvision's."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.errors import unknown
-from bitta.seeding import generator
+from bitta.models.pixels import PixelModel
 
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "resnet8": {"blocks": (1, 1, 1), "widths": (16, 32, 64)},
-    "resnet20": {"blocks": (3, 3, 3), "widths": (16, 32, 64)},
-    "resnet18": {"blocks": (2, 2, 2, 2), "widths": (64, 128, 256, 512)},
-}
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between published residual networks of one size."""
+
+    shortcut: str
+    """What weight files call the way around a block."""
+    stride_first: bool
+    eps: float
+
+    def norm(self, width: int) -> nn.BatchNorm2d:
+        """A normalisation layer."""
+        return nn.BatchNorm2d(width, eps=self.eps)
+
+    def projection(self, n_inputs: int, width: int, stride: int) -> nn.Sequential:
+        """The way around a block: nothing at all where shapes agree."""
+        if stride == 1 and n_inputs == width:
+            return nn.Sequential()
+        conv = nn.Conv2d(n_inputs, width, 1, stride=stride, bias=False)
+        return nn.Sequential(conv, self.norm(width))
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around a shortcut."""
 
-    def __init__(self, n_inputs: int, width: int, stride: int) -> None:
+    expansion: ClassVar[int] = 1
+
+    def __init__(self, n_inputs: int, width: int, stride: int, *, form: Form) -> None:
         super().__init__()
         self.conv1 = _conv3x3(n_inputs, width, stride)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = form.norm(width)
         self.conv2 = _conv3x3(width, width, 1)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or n_inputs != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(n_inputs, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
-            )
+        self.bn2 = form.norm(width)
+        self.add_module(form.shortcut, form.projection(n_inputs, width, stride))
+        self.bypass = form.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual sum, then ReLU."""
         residual: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        shortcut: Tensor = self.shortcut(x)
+        shortcut: Tensor = self.get_submodule(self.bypass)(x)
         return (residual + shortcut).relu()
 
 
-class CifarResNet(nn.Module):
-    """ResNet with a 3x3 stem and no pooling before the head; reads RGB in [0, 1]."""
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two of 1x1, around a shortcut; four times as wide outside."""
 
-    mean: Tensor
-    std: Tensor
+    expansion: ClassVar[int] = 4
+
+    def __init__(self, n_inputs: int, width: int, stride: int, *, form: Form) -> None:
+        super().__init__()
+        first, second = (stride, 1) if form.stride_first else (1, stride)
+        self.conv1 = nn.Conv2d(n_inputs, width, 1, stride=first, bias=False)
+        self.bn1 = form.norm(width)
+        self.conv2 = _conv3x3(width, width, second)
+        self.bn2 = form.norm(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = form.norm(4 * width)
+        self.add_module(form.shortcut, form.projection(n_inputs, 4 * width, stride))
+        self.bypass = form.shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Residual sum, then ReLU."""
+        hidden: Tensor = self.bn1(self.conv1(x)).relu()
+        residual: Tensor = self.bn3(self.conv3(self.bn2(self.conv2(hidden)).relu()))
+        shortcut: Tensor = self.get_submodule(self.bypass)(x)
+        return (residual + shortcut).relu()
+
+
+class ResNet(PixelModel):
+    """Stages of residual blocks, each half as large and twice as wide as the one before.
+
+    `stem` is a 3x3 convolution ("small"), or one of 7x7 with stride and a pooling ("imagenet").
+    `stride_first` halves images in the first 1x1 convolution of a stage, as Keras weights do.
+    """
 
     def __init__(
         self,
         *,
+        block: Literal["basic", "bottleneck"] = "basic",
         blocks: Sequence[int],
         widths: Sequence[int],
         n_classes: int,
         mean: Sequence[float],
         std: Sequence[float],
+        stem: Literal["small", "imagenet"] = "small",
+        stride_first: bool = False,
+        eps: float = 1e-5,
     ) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
-        self.conv1 = _conv3x3(len(mean), widths[0], 1)
-        self.bn1 = nn.BatchNorm2d(widths[0])
+        super().__init__(mean=mean, std=std)
+        self.stem = stem
+        small = stem == "small"
+        shortcut = "shortcut" if small else "downsample"
+        form = Form(shortcut=shortcut, stride_first=stride_first, eps=eps)
+        kind = BasicBlock if block == "basic" else Bottleneck
+        self.conv1 = _conv3x3(len(mean), widths[0], 1) if small else _conv7x7(len(mean), widths[0])
+        self.bn1 = form.norm(widths[0])
         n_inputs = widths[0]
         for stage, (n_blocks, width) in enumerate(zip(blocks, widths, strict=True)):
-            strides = (1 if stage == 0 else 2, *[1] * (n_blocks - 1))
-            chain = [
-                BasicBlock(n_inputs if place == 0 else width, width, stride)
-                for place, stride in enumerate(strides)
-            ]
+            chain: list[nn.Module] = []
+            for place in range(n_blocks):
+                stride = 2 if stage > 0 and place == 0 else 1
+                chain.append(kind(n_inputs, width, stride, form=form))
+                n_inputs = width * kind.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*chain))
-            n_inputs = width
         self.n_stages = len(blocks)
         self.fc = nn.Linear(n_inputs, n_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, classes) logits."""
-        x: Tensor = self.bn1(self.conv1((images - self.mean) / self.std)).relu()
+        x: Tensor = self.bn1(self.conv1(self.normalised(images))).relu()
+        if self.stem == "imagenet":
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in range(self.n_stages):
             x = self.get_submodule(f"layer{stage + 1}")(x)
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits
 
 
-def build_model(architecture: str, **arguments: Any) -> CifarResNet:
-    """A model of a named architecture, its weights not yet meaningful."""
-    if architecture not in ARCHITECTURES:
-        raise unknown("architecture", architecture, ARCHITECTURES)
-    with torch.random.fork_rng(devices=[]):  # torch initialises from global chance
-        return CifarResNet(**{**ARCHITECTURES[architecture], **arguments})
-
-
-@torch.no_grad()
-def initialise(model: nn.Module, *, seed: int) -> None:
-    """Seeded weights: He-normal convolutions, a small uniform head."""
-    for place, module in enumerate(model.modules()):
-        chance = generator(seed, "initialise", place)
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=chance)
-        elif isinstance(module, nn.Linear):
-            bound = module.in_features**-0.5
-            nn.init.uniform_(module.weight, -bound, bound, generator=chance)
-            nn.init.zeros_(module.bias)
-
-
 def _conv3x3(n_inputs: int, width: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(n_inputs, width, 3, stride=stride, padding=1, bias=False)
+
+
+def _conv7x7(n_inputs: int, width: int) -> nn.Conv2d:
+    return nn.Conv2d(n_inputs, width, 7, stride=2, padding=3, bias=False)

@@ -1,45 +1,109 @@
 """Weights as safetensors with their card in the header."""
 
-import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
-from bitta.errors import InputError
+from bitta.errors import InputError, ModelError
+from bitta.models.architectures import build_model
 from bitta.models.card import ModelCard
-from bitta.models.resnet import CifarResNet, build_model
-from bitta.statefile import write_atomically
+from bitta.models.parts import read_metadata, read_tensors, write_tensors
+
+_CARD = "bitta.model"
+_NAMED = 3
+_COUNTER = "num_batches_tracked"
 
 
-def save_model(path: str | Path, model: nn.Module, card: ModelCard) -> None:
-    """Write weights and card."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(path, save(tensors, metadata={"bitta.model": json.dumps(asdict(card))}))
+def save_model(
+    path: str | Path,
+    model: nn.Module,
+    card: ModelCard,
+    *,
+    half: bool = False,
+    part_bytes: int | None = None,
+) -> list[Path]:
+    """Write weights and card; the paths written to.
+
+    `half` stores floats in half precision, but for tensors whose values it cannot hold.
+    `part_bytes` is the most a file may take: weights that are larger go into several.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous()
+               for name, tensor in model.state_dict().items()}  # fmt: skip
+    if half:
+        tensors = {name: halved(tensor) for name, tensor in tensors.items()}
+    return write_tensors(path, tensors, {_CARD: card.as_text()}, part_bytes=part_bytes)
 
 
-def load_model(path: str | Path) -> tuple[CifarResNet, ModelCard]:
-    """Rebuild a model, ready to serve."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            header = (file.metadata() or {}).get("bitta.model")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise InputError(f"there are no weights at {str(path)!r}.") from None
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not a readable safetensors file ({error}).") from None
-    if header is None:
-        raise InputError(
-            f"{str(path)!r} does not say which architecture it belongs to; weights written by "
-            '"bitta pretrain" do, and model.factory = "module:function" loads any other model.'
-        )
-    fields = json.loads(header)
-    fields |= {"classes": tuple(fields["classes"]), "input_shape": tuple(fields["input_shape"])}
-    card = ModelCard(**fields)
+def load_model(path: str | Path) -> tuple[nn.Module, ModelCard]:
+    """Rebuild a model, ready to serve; `path` is that of the file, of its parts' whole or of one.
+
+    Weights come in full precision whatever they were stored in.
+    """
+    tensors, metadata = read_tensors(path)
+    card = _card_in(metadata, path)
     model = build_model(card.architecture, **card.arguments)
-    model.load_state_dict({name: tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-                           for name, tensor in tensors.items()})  # fmt: skip
+    load_weights(model, tensors, path=str(path), architecture=card.architecture)
     return model.eval(), card
+
+
+def read_card(path: str | Path) -> ModelCard:
+    """The card alone, without reading weights."""
+    return _card_in(read_metadata(path), path)
+
+
+def load_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor], *, path: str, architecture: str
+) -> None:
+    """Put tensors into a model, key for key; counters of batches may be missing."""
+    needed = model.state_dict()
+    missing = [name for name in needed if name not in tensors and not name.endswith(_COUNTER)]
+    strange = [name for name in tensors if name not in needed]
+    unlike = [
+        f"{name} is {tuple(tensor.shape)} instead of {tuple(needed[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in needed and tensor.shape != needed[name].shape
+    ]
+    if missing or strange or unlike:
+        faults = (
+            *_counted(missing, "key is missing", "keys are missing"),
+            *_counted(strange, "key is unknown", "keys are unknown"),
+            *_counted(unlike, "shape differs", "shapes differ"),
+        )
+        raise ModelError(
+            f"the weights in {path!r} do not fit {architecture}: {'; '.join(faults)}. "
+            "Give the architecture and the number of classes they were trained with."
+        )
+    model.load_state_dict(
+        {name: tensor.float() if tensor.is_floating_point() else tensor
+         for name, tensor in tensors.items()},
+        strict=False,
+    )  # fmt: skip
+
+
+def _card_in(metadata: Mapping[str, str], path: str | Path) -> ModelCard:
+    if _CARD not in metadata:
+        raise InputError(
+            f"{str(path)!r} does not say which architecture it belongs to; "
+            '"bitta models import" adds that, and model.factory = "module:function" loads any '
+            "other model."
+        )
+    return ModelCard.from_text(metadata[_CARD], path=str(path))
+
+
+def halved(tensor: Tensor) -> Tensor:
+    """In half precision, unless it is no float or holds values that half precision cannot."""
+    if not tensor.is_floating_point():
+        return tensor
+    half = tensor.to(torch.float16)
+    return half if half.isfinite().all() else tensor
+
+
+def _counted(names: Sequence[str], one: str, several: str) -> list[str]:
+    """["3 keys are missing (a, b, c, ...)"], or nothing."""
+    if not names:
+        return []
+    more = ", ..." if len(names) > _NAMED else ""
+    what = one if len(names) == 1 else several
+    return [f"{len(names)} {what} ({', '.join(names[:_NAMED])}{more})"]
