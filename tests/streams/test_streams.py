@@ -1,6 +1,4 @@
-"""Order, packs, colours, files."""
-
-import gzip
+"""Streams, packs, colours, arrays."""
 
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from bitta.streams import (
     coloured_digits,
     embedded_pack,
     read_arrays,
-    read_cifar,
-    read_mnist,
 )
 
 
@@ -134,34 +130,3 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(InputError, match="file of plain arrays"):
         read_arrays(tmp_path / "text.npz")
-
-
-def test_cifar_binary_batches(tmp_path):
-    row = np.concatenate([[7], np.arange(3072) % 251]).astype(np.uint8)
-    (tmp_path / "test_batch.bin").write_bytes(np.stack([row, row]).tobytes())
-    images, labels = read_cifar(tmp_path, train=False)
-    assert labels.tolist() == [7, 7]
-    assert images.shape == (2, 3, 32, 32)
-    assert images[0, 0, 0, :3].tolist() == [0, 1, 2]
-    (tmp_path / "test_batch.bin").write_bytes(b"short")
-    with pytest.raises(InputError, match="holds 5 bytes"):
-        read_cifar(tmp_path, train=False)
-    with pytest.raises(InputError, match=r"data_batch_1.bin cannot be read"):
-        read_cifar(tmp_path, train=True)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_mnist_idx_files(tmp_path, packed):
-    def write(name, magic, shape, values):
-        content = bytes([0, 0, 8, magic]) + np.array(shape, ">i4").tobytes() + bytes(values)
-        path = tmp_path / (f"{name}.gz" if packed else name)
-        path.write_bytes(gzip.compress(content) if packed else content)
-
-    write("t10k-images-idx3-ubyte", 3, (2, 2, 2), range(8))
-    write("t10k-labels-idx1-ubyte", 1, (2,), [4, 9])
-    images, labels = read_mnist(tmp_path, train=False)
-    assert images.tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert labels.tolist() == [4, 9]
-    write("t10k-images-idx3-ubyte", 3, (2, 2, 2), range(5))
-    with pytest.raises(InputError, match="is cut or no idx file"):
-        read_mnist(tmp_path, train=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.streams.domain import Domain
-from bitta.streams.order import Arrangement, Visit, visits
+from bitta.streams.order import Arrangement, visits
 from bitta.types import Batch
 
 
@@ -23,12 +23,15 @@ class Stream:
         batch_size: int = 64,
         seed: int = 0,
         arrangement: Arrangement | None = None,
+        origin: str = "",
     ) -> None:
         require(batch_size >= 1, "batch_size", batch_size, "1 or more")
         self.domains = tuple(domains)
         self.batch_size = batch_size
         self.seed = seed
         self.arrangement = arrangement or Arrangement()
+        self.origin = origin
+        """Where the samples come from, for the protocol."""
         self.visits = visits(self.domains, self.arrangement, seed=seed)
         if not any(len(visit.rows) for visit in self.visits):
             raise InputError("the stream holds no sample.")
@@ -58,9 +61,10 @@ class Stream:
         """Samples, order, reset, batch and seed in a line that belongs to every result."""
         how = self.arrangement
         within = "shuffled within" if how.labels == "iid" else f"dirichlet {how.beta:g} within"
+        of = f" of {self.origin}" if self.origin else ""
         reset = "reset before each" if how.order == "single" else "no reset"
         return (
-            f"{len(self.truth)} samples, {how.order} {self._path()}, {within}, {reset}, "
+            f"{len(self.truth)} samples{of}, {how.order} {self._path()}, {within}, {reset}, "
             f"batch {self.batch_size}, seed {self.seed}"
         )
 
@@ -107,6 +111,3 @@ class Stream:
             chosen = places == place
             labels[chosen] = self.domains[place].labels[rows[chosen]]
         return labels
-
-
-__all__ = ["Stream", "Visit"]
