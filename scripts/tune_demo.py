@@ -10,12 +10,13 @@ the target. corruptions: CIFAR-10 test images 2,000 to 3,999. One line per seed 
 import argparse
 from itertools import product
 
+import torch
+
 from bitta import Session, Simulated
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import build_source
-from bitta.bench.streams import StreamConfig
 from bitta.corruptions import corrupt
-from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_cifar, read_mnist
+from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_cifar10, read_mnist
 
 GRIDS = {
     "digits": {"lr": (3e-3, 1e-2), "beta": (0.0, 0.3, 1.0)},
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("folder", help="the data set's own files")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
     arguments = parser.parse_args()
-    model = build_source(ModelConfig(weights=MODELS[arguments.demo]))
+    model = build_source(ModelConfig(weights=MODELS[arguments.demo]))[0]
     grid = GRIDS[arguments.demo]
     for seed in arguments.seeds:
         stream = {"digits": digits, "corruptions": corruptions}[arguments.demo](
@@ -62,12 +63,14 @@ def digits(folder: str, seed: int) -> Stream:
 
 def corruptions(folder: str, seed: int) -> Stream:
     """Images of the test set that are not in the pack."""
-    images, labels = read_cifar(folder, train=False)
+    test = read_cifar10(folder, train=False)
     domains = []
-    for place, name in enumerate(StreamConfig(kind="corruptions").corruption_names):
+    names = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
+    for place, name in enumerate(names):
         start = 2000 + 1000 * (place % 2)
-        rows = slice(start, start + 1000)
-        domains.append(Domain(name, corrupt(images[rows], name, seed=seed), labels[rows]))
+        rows = torch.arange(start, start + 1000)
+        images = corrupt(test.images[rows], name, seed=seed)
+        domains.append(Domain(name, images, test.labels[rows]))
     return Stream(domains, seed=seed)
 
 

@@ -136,7 +136,7 @@ def test_glass_overwrites_pixel_by_pixel_from_the_lower_right(delta):
             for column in range(side - delta, delta, -1):
                 down, right = (shifts[axis][sample][row][column] for axis in (0, 1))
                 pixels[row][column] = pixels[row + down][column + right]
-        assert places[sample].tolist() == sum(pixels, [])
+        assert places[sample].tolist() == [pixel for line in pixels for pixel in line]
 
 
 def test_frost_mixes_in_a_part_of_a_texture():

@@ -92,7 +92,7 @@ class Experiment:
         preset = given.pop("preset", None)
         stream = section(table, "stream")
         if "kind" not in stream:
-            raise SettingError("stream.kind is missing; allowed: digits, corruptions, arrays.")
+            raise SettingError('stream.kind is missing; "bitta streams" lists what there is.')
         name = table.get("name", name)
         if not isinstance(name, str) or not name or set(name) & set("/\\"):
             raise SettingError(f"name is {name!r}; allowed: text that can name a file.")

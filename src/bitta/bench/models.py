@@ -4,35 +4,60 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from importlib.resources import as_file, files
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.models import load_model
+from bitta.models import ModelCard, load_model, weights_at
 from bitta.nn import LogitsOf, Network
 from bitta.streams import Stream
 
-_EMBEDDED = "embedded:"
+
+class Restricted(nn.Module):
+    """A classifier held to some of its classes, in the order of a stream's labels."""
+
+    columns: Tensor
+
+    def __init__(self, model: nn.Module, columns: Sequence[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, columns) logits."""
+        logits: Tensor = self.model(inputs)[:, self.columns]
+        return logits
 
 
-def build_source(config: ModelConfig) -> nn.Module:
-    """Load weights, or call the user's factory."""
+def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
+    """Load weights with their card, or call the user's factory."""
     if config.factory:
-        return _from_factory(config.factory)
-    if not config.weights.startswith(_EMBEDDED):
-        return load_model(config.weights)[0]
-    name = config.weights.removeprefix(_EMBEDDED)
-    asset = files("bitta") / "assets" / f"{name}.safetensors"
-    if not asset.is_file():
-        raise SettingError(
-            f"model.weights is {config.weights!r}; embedded are digits-resnet8, cifar10-resnet8."
-        )
-    with as_file(asset) as path:
-        return load_model(path)[0]
+        return _from_factory(config.factory), None
+    with weights_at(config.weights) as path:
+        return load_model(path)
+
+
+def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:
+    """The model's outputs in the order of a stream's classes, where both name theirs.
+
+    As many classes under other names are taken to be in the model's order.
+    """
+    known = {name: place for place, name in enumerate(card.classes if card else ())}
+    if not known or not classes or tuple(classes) == tuple(known):
+        return model
+    strange = [name for name in classes if name not in known]
+    if not strange:
+        return Restricted(model, [known[name] for name in classes]).eval()
+    if len(classes) == len(known):
+        return model
+    raise InputError(
+        f"the stream has {len(classes)} classes and the model {len(known)}, which do not include "
+        f"{strange[0]!r}; give a model of the stream's classes, or name both alike."
+    )
 
 
 @torch.no_grad()

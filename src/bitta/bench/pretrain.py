@@ -1,203 +1,218 @@
-"""Train a source model with the paper's recipe: SGD, momentum .9, cosine from .1."""
+"""Train a source model, or go on from one; killed at any moment, it resumes from its last epoch."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitta.bench.augment import AUGMENTATIONS
 from bitta.bench.device import device_named
-from bitta.bench.toml import read_toml, section
-from bitta.config import Config, build, require
-from bitta.errors import unknown
-from bitta.models import ModelCard, build_model, initialise, save_model
+from bitta.bench.recipe import Recipe
+from bitta.bench.trainer import Trainer
+from bitta.bench.training_sets import FOLDER_NAMES, LOADERS, TrainingSet
+from bitta.errors import InputError
+from bitta.models import ModelCard, build_model, halved, initialise, load_model, save_model
+from bitta.results import environment
 from bitta.seeding import generator
-from bitta.statefile import check_writable
-from bitta.streams import CHANCES, CIFAR10_CLASSES, coloured_digits, read_cifar, read_mnist
+from bitta.statefile import check_writable, load_state, save_state
+from bitta.streams import Domain, set_folder
+
+_CHUNK_VALUES = 2**26
+"""Values augmented at a time."""
+_MEASURED = 20
+"""How often accuracy is measured on the way."""
+PART_BYTES = 12_000_000
+"""Of weights that are kept under version control."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe(Config):
-    """How a source model is trained."""
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One pass over the training images."""
 
-    data: str = "cifar10"
-    """Which set: cifar10 or coloured_digits."""
-    architecture: str = "resnet8"
-    """Which model."""
-    epochs: int = 200
-    """Passes over the training images."""
-    batch_size: int = 128
-    """Images per step."""
-    lr: float = 0.1
-    """First step size, lowered to 0 along a cosine."""
-    momentum: float = 0.9
-    """Nesterov momentum."""
-    weight_decay: float = 5e-4
-    """Weight decay on all parameters."""
-    augment: bool = True
-    """Random mirror and shift by up to four pixels."""
-    seed: int = 0
-    """Initial weights, order and augmentation."""
-
-    def __post_init__(self) -> None:
-        if self.data not in LOADERS:
-            raise unknown("data", self.data, LOADERS)
-        require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
-        require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more")
-        require(self.lr > 0, "lr", self.lr, "above 0")
-        require(0 < self.momentum < 1, "momentum", self.momentum, "above 0 and below 1")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+    number: int
+    loss: float
+    accuracy: float | None
+    """Percent right on the first held-out set, where it was measured."""
+    seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingSet:
-    """Images to learn from, and images to be judged on."""
-
-    images: Tensor
-    labels: Tensor
-    held_out: Mapping[str, tuple[Tensor, Tensor]]
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    source: str
-    terms: str
+class Paused(Exception):  # noqa: N818 (a wish, not an error)
+    """Training was asked to stop; its checkpoint holds everything up to this epoch."""
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """A recipe from the [pretrain] table of a TOML file."""
-    return build(Recipe, section(read_toml(path), "pretrain"), preset=None, of="[pretrain]")
+def checkpoint_path(out: Path) -> Path:
+    """Where unfinished training waits."""
+    return out.with_name(f"{out.stem}.checkpoint")
 
 
 def pretrain(
     recipe: Recipe,
     *,
-    folder: str | Path,
-    out: str | Path,
+    out: Path,
+    folder: str = "",
     device: str = "cpu",
-    on_epoch: Callable[[int, float, float], None] = lambda *_: None,
-) -> ModelCard:
-    """Train, measure, write weights with their card; `on_epoch` gets number, loss, accuracy."""
+    half: bool = False,
+    resume: bool = False,
+    checkpoint_seconds: float = 30.0,
+    on_epoch: Callable[[Epoch, int], None] = lambda *_: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[ModelCard, dict[str, Any]]:
+    """Train, measure, write weights with their card; gives the card and the log of the training.
+
+    `half` writes half precision in parts of 12 MB, and measures what was written. `on_epoch` gets
+    each epoch and the number of them; `should_stop` is asked after each, and raises `Paused`.
+    """
     place = device_named(device)
-    check_writable(Path(out).parent)
-    data = LOADERS[recipe.data](folder)
-    arguments = {"n_classes": len(data.classes), "mean": data.mean, "std": data.std}
-    model = build_model(recipe.architecture, **arguments)
+    check_writable(out.parent)
+    data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source)
+    model, card = _first_weights(recipe, data)
+    per_epoch = len(data.train.labels) // recipe.batch_size
+    if not per_epoch:
+        raise InputError(
+            f"batch_size is {recipe.batch_size}, but there are {len(data.train.labels)} images "
+            "to train on; give a smaller one."
+        )
+    n_steps = recipe.iterations or recipe.epochs * per_epoch
+    trainer = Trainer(model.to(place), recipe, n_steps=n_steps)
+    identity = {"recipe": asdict(recipe), "images": len(data.train.labels)}
+    checkpoint = checkpoint_path(out)
+    epochs = _resumed(checkpoint, identity, trainer) if resume and checkpoint.exists() else []
+    images = data.train.images[torch.arange(len(data.train.labels))].to(place)
+    n_epochs = -(-n_steps // per_epoch)
+    due = monotonic() + checkpoint_seconds
+    for number in range(len(epochs), n_epochs):
+        epochs.append(_epoch(trainer, recipe, images, data, number, n_epochs))
+        on_epoch(epochs[-1], n_epochs)
+        stopping = should_stop() and number + 1 < n_epochs
+        if stopping or monotonic() >= due:
+            log = [asdict(epoch) for epoch in epochs]
+            save_state(
+                checkpoint, {"identity": identity, "epochs": log, "state": trainer.state_dict()}
+            )
+            due = monotonic() + checkpoint_seconds
+        if stopping:
+            raise Paused(f"stopped after epoch {number + 1} of {n_epochs}")
+    if half:
+        _round_to_half(model)
+    card = replace(card, accuracy={d.name: _accuracy(trainer, d) for d in data.held_out})
+    paths = save_model(out, model, card, half=half, part_bytes=PART_BYTES if half else None)
+    checkpoint.unlink(missing_ok=True)
+    return card, _log(card, epochs, paths, place)
+
+
+def _folder_of(recipe: Recipe, given: str) -> Path:
+    if recipe.data != "folders":
+        return set_folder(FOLDER_NAMES.get(recipe.data, recipe.data), given)
+    if not given:
+        raise InputError('data is "folders"; give --data, the folder that holds the domains.')
+    return Path(given)
+
+
+def _epoch(
+    trainer: Trainer,
+    recipe: Recipe,
+    images: Tensor,
+    data: TrainingSet,
+    number: int,
+    n_epochs: int,
+) -> Epoch:
+    started = monotonic()
+    trainer.model.train()
+    losses = [
+        trainer.step(*batch)
+        for batch in _batches(images, data.train.labels, recipe, number)
+        if trainer.step_number < trainer.n_steps
+    ]
+    loss = torch.stack(losses).mean().item()
+    measured = (number + 1) % max(1, n_epochs // _MEASURED) == 0 or number + 1 == n_epochs
+    accuracy = _accuracy(trainer, data.held_out[0]) if measured else None
+    return Epoch(number + 1, loss, accuracy, monotonic() - started)
+
+
+def _batches(
+    images: Tensor, labels: Tensor, recipe: Recipe, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole batches in random order, augmented many at a time."""
+    order = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
+    order = order[: len(order) - len(order) % recipe.batch_size].to(images.device)
+    labels = labels.to(images.device)
+    n_batches = max(1, _CHUNK_VALUES // (recipe.batch_size * images[0].numel()))
+    for number, rows in enumerate(order.split(n_batches * recipe.batch_size)):
+        key = (recipe.seed, "augment", epoch, number)
+        augmented = AUGMENTATIONS[recipe.augment](images[rows], key)
+        yield from zip(
+            augmented.split(recipe.batch_size), labels[rows].split(recipe.batch_size), strict=True
+        )
+
+
+def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelCard]:
+    """Seeded weights, or those of another model with, where classes differ, a new head."""
+    arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
+    architecture, earlier = recipe.architecture, None
+    if recipe.start:
+        earlier, start = load_model(recipe.start)
+        architecture, arguments = start.architecture, dict(start.arguments)
+    arguments["n_classes"] = len(data.train.classes)
+    model = build_model(architecture, **arguments)
     initialise(model, seed=recipe.seed)
-    model.to(place)
-    images, labels = data.images.to(place), data.labels.to(place)
-    optimiser = torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=True,
-    )
-    steps = recipe.epochs * (len(labels) // recipe.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=steps)
-    first = next(iter(data.held_out))
-    for epoch in range(recipe.epochs):
-        model.train()
-        total = torch.zeros((), device=place)
-        rows = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
-        batches = rows.to(place).split(recipe.batch_size)[: len(labels) // recipe.batch_size]
-        for number, batch in enumerate(batches):
-            pixels = images[batch].float() / 255
-            if recipe.augment:
-                pixels = _augmented(pixels, generator(recipe.seed, "augment", epoch, number))
-            loss = F.cross_entropy(model(pixels), labels[batch])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-            total += loss.detach()
-        on_epoch(epoch + 1, total.item() / len(batches), _accuracy(model, *data.held_out[first]))
+    if earlier is not None:
+        fresh = model.state_dict()
+        kept = {n: t for n, t in earlier.state_dict().items() if t.shape == fresh[n].shape}
+        model.load_state_dict(fresh | kept)
+    shape = data.train.images[torch.arange(1)].shape[1:]
     card = ModelCard(
-        architecture=recipe.architecture,
+        architecture=architecture,
         arguments=arguments,
-        classes=data.classes,
-        input_shape=tuple(images.shape[1:]),
-        accuracy={name: _accuracy(model, *test) for name, test in data.held_out.items()},
+        classes=data.train.classes,
+        input_shape=tuple(shape),
+        preprocessing=data.preprocessing,
         source=data.source,
         recipe=asdict(recipe),
         terms=data.terms,
     )
-    save_model(out, model, card)
-    return card
+    return model, card
 
 
-def _cifar10(folder: str | Path) -> TrainingSet:
-    images, labels = read_cifar(folder, train=True)
-    return TrainingSet(
-        images,
-        labels,
-        {"cifar10 test": read_cifar(folder, train=False)},
-        CIFAR10_CLASSES,
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
-        "CIFAR-10 training images (Krizhevsky, 2009)",
-        "Weights: Apache-2.0. CIFAR-10 comes without a licence text; cite Krizhevsky, 2009.",
-    )
-
-
-def _coloured_digits(folder: str | Path) -> TrainingSet:
-    """The first 40,000 MNIST training digits; the colour tells the label in 80 and 90 %."""
-    digits, numerals = read_mnist(folder, train=True)
-    parts = []
-    for place, name in enumerate(("source_1", "source_2")):
-        rows = slice(20_000 * place, 20_000 * (place + 1))
-        images, _, noisy = coloured_digits(
-            digits[rows], numerals[rows], colour_flip=CHANCES[name], seed=0
+def _resumed(checkpoint: Path, identity: dict[str, Any], trainer: Trainer) -> list[Epoch]:
+    state = load_state(checkpoint)
+    if state.get("identity") != identity:
+        raise InputError(
+            f"{str(checkpoint)!r} was written with another recipe or other images; train with the "
+            "same, or without --resume to start over."
         )
-        parts.append((images, noisy))
-    test_digits, test_numerals = read_mnist(folder, train=False)
-    held_out = {}
-    for name, chance in CHANCES.items():
-        images, clean, noisy = coloured_digits(
-            test_digits, test_numerals, colour_flip=chance, seed=0
-        )
-        held_out[f"{name} test, noisy labels"] = (images, noisy)
-        held_out[f"{name} test, clean labels"] = (images, clean)
-    return TrainingSet(
-        torch.cat([images for images, _ in parts]),
-        torch.cat([noisy for _, noisy in parts]),
-        held_out,
-        ("0 to 4", "5 to 9"),
-        (0.066, 0.066, 0.001),
-        (0.22, 0.22, 0.22),
-        "MNIST training digits 0 to 39,999 (LeCun, Cortes and Burges), coloured",
-        "Weights: Apache-2.0. MNIST: CC BY-SA 3.0.",
-    )
+    trainer.load_state_dict(state["state"])
+    return [Epoch(**epoch) for epoch in state["epochs"]]
 
 
-LOADERS: Mapping[str, Callable[[str | Path], TrainingSet]] = {
-    "cifar10": _cifar10,
-    "coloured_digits": _coloured_digits,
-}
-
-
-def _augmented(pixels: Tensor, chance: torch.Generator) -> Tensor:
-    """Mirror half of the images; shift each by up to four pixels, black coming in."""
-    n, _, height, width = pixels.shape
-    draws = torch.randint(0, 9, (2, n), generator=chance).to(pixels.device)
-    mirror = (torch.rand(n, generator=chance) < 0.5).to(pixels.device)
-    pixels = torch.where(mirror[:, None, None, None], pixels.flip(-1), pixels)
-    padded = F.pad(pixels, [4] * 4)
-    ys = draws[0, :, None] + torch.arange(height, device=pixels.device)
-    xs = draws[1, :, None] + torch.arange(width, device=pixels.device)
-    samples = torch.arange(n, device=pixels.device)[:, None, None, None]
-    channels = torch.arange(pixels.shape[1], device=pixels.device)[None, :, None, None]
-    return padded[samples, channels, ys[:, None, :, None], xs[:, None, None, :]]
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+def _accuracy(trainer: Trainer, domain: Domain) -> float:
     """Percent of labels that the model gets right."""
-    model.eval()
-    device = next(model.parameters()).device
-    right = sum(
-        int((model(pixels.to(device).float() / 255).argmax(-1).cpu() == truth).sum().item())
-        for pixels, truth in zip(images.split(512), labels.split(512), strict=True)
-    )
-    return round(100 * right / len(labels), 2)
+    trainer.model.eval()
+    rows = torch.arange(len(domain.labels)).split(500)
+    right = sum(trainer.right(domain.images[part], domain.labels[part]) for part in rows)
+    return round(100 * right / len(domain.labels), 2)
+
+
+def _round_to_half(model: nn.Module) -> None:
+    """What is measured is what will be written."""
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.copy_(halved(tensor))
+
+
+def _log(
+    card: ModelCard, epochs: list[Epoch], paths: list[Path], device: torch.device
+) -> dict[str, Any]:
+    """What happened, for whoever has not got the weights: recipe, course, hashes, accuracy."""
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {
+        "card": asdict(card),
+        "environment": environment(device, ""),
+        "seconds": round(sum(epoch.seconds for epoch in epochs), 1),
+        "sha256": hashes,
+        "epochs": [asdict(epoch) for epoch in epochs],
+    }

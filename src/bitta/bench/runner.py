@@ -11,7 +11,7 @@ from torch import nn
 
 from bitta.bench.device import device_named
 from bitta.bench.experiment import Experiment
-from bitta.bench.models import build_source, check_fit
+from bitta.bench.models import build_source, check_fit, restricted
 from bitta.bench.streams import build_stream
 from bitta.errors import InputError
 from bitta.feedback import Simulated
@@ -82,8 +82,13 @@ def run(
             return finished
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
-    stream = build_stream(experiment.stream, seed=experiment.seed)
-    model = build_source(experiment.model).to(place)
+    model, card = build_source(experiment.model)
+    stream = build_stream(
+        experiment.stream,
+        seed=experiment.seed,
+        preprocessing=card.preprocessing if card else None,
+    )
+    model = restricted(model, card, stream.domains[0].classes).to(place)
     check_fit(model, stream, logits=experiment.model.logits or None)
     circumstances = environment(place, weight_hash(model))
     identity = _identity(experiment, stream, model)
@@ -118,7 +123,7 @@ def _result(
     network = session.adapter.network
     return RunResult(
         experiment=experiment.as_table(),
-        protocol=stream.protocol,
+        protocol=_protocol(experiment, stream),
         environment=circumstances,
         steps=progress.steps,
         reliability=progress.reliability,
@@ -128,6 +133,11 @@ def _result(
         final_weights=weight_hash(session.model),
         extra={"fans_out": network.fans_out},
     )
+
+
+def _protocol(experiment: Experiment, stream: Stream) -> str:
+    window = experiment.stream.window_size
+    return stream.protocol + (f", window {window}" if window else "")
 
 
 def _identity(experiment: Experiment, stream: Stream, model: nn.Module) -> dict[str, Any]:

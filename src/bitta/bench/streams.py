@@ -1,98 +1,121 @@
 """The streams an experiment can ask for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
-
+from bitta.bench.sets import KINDS, Request
 from bitta.config import Config, require
-from bitta.corruptions import CORRUPTIONS, corrupt
+from bitta.corruptions import CORRUPTIONS
 from bitta.errors import SettingError, unknown
-from bitta.seeding import generator
-from bitta.streams import CHANCES, Domain, Stream, coloured_digits, embedded_pack, read_arrays
-
-_DEMO_CORRUPTIONS = "gaussian_noise,defocus_blur,fog,contrast,jpeg_compression"
+from bitta.streams import CHANCES, ORDERS, Arrangement, Geometry, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(Config):
     """What is streamed, in which order."""
 
-    kind: Literal["digits", "corruptions", "arrays"]
-    """digits and corruptions ship with bitta; arrays reads an .npz."""
+    kind: str
+    """Which set; "bitta streams" lists them."""
+    path: str = ""
+    """Where its files lie, if not where "bitta data get" puts them."""
     batch_size: int = 64
     """Samples per batch."""
     window: int = -1
     """Samples whose statistics and questions count together; -1 for 64 at batch size 1, else 0."""
-    path: str = ""
-    """arrays: the .npz with inputs, labels and, if there are several, domains."""
     n_samples: int = 0
     """At most so many samples of each domain; 0 for all."""
-    corruptions: str = _DEMO_CORRUPTIONS
-    """corruptions: which, in order, separated by commas."""
+    corruptions: str = ""
+    """Which, in order, separated by commas; empty for all that the set has."""
     severity: int = 5
-    """corruptions: 1 to 5."""
+    """Of corruptions, 1 to 5; an order "gradual" goes through all of them."""
+    domains: str = ""
+    """Which, in order, separated by commas; empty for all that the set has."""
     colour_flip: float = CHANCES["target"]
-    """digits: how often the colour lies."""
+    """digits, coloured-mnist: how often the colour lies."""
+    resize: int = 0
+    """Shorter side that pictures in files are scaled to; 0 for what the model's card says."""
+    crop: int = 0
+    """Square that is then cut from the centre; 0 for what the model's card says."""
+    order: str = "continual"
+    """continual, mixed, gradual, recurring, or single: each domain from the source model."""
+    labels: str = "iid"
+    """iid, or dirichlet: labels that come in runs."""
+    beta: float = 0.1
+    """dirichlet: the smaller, the longer the runs."""
+    rounds: int = 3
+    """recurring: how often the sequence is repeated."""
+    sequence: str = ""
+    """Names of domains in the order of visits, repeats allowed; empty for all, once each."""
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("kind", self.kind, KINDS, of="stream", hint='"bitta streams" lists them.')
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
+        require(self.window >= -1, "window", self.window, "0 or more, or -1")
         require(self.n_samples >= 0, "n_samples", self.n_samples, "0 or more")
         require(1 <= self.severity <= 5, "severity", self.severity, "1 to 5")
         require(0 <= self.colour_flip <= 1, "colour_flip", self.colour_flip, "0 to 1")
-        if (self.kind == "arrays") != bool(self.path):
-            raise SettingError('stream.path goes with stream.kind = "arrays", and only with it.')
-        for name in self.corruption_names:
+        _ = Geometry(self.resize, self.crop)
+        if self.order not in ORDERS:
+            raise unknown("order", self.order, ORDERS)
+        _ = self.arrangement
+        for name in listed(self.corruptions):
             if name not in CORRUPTIONS:
                 raise unknown("corruption", name, CORRUPTIONS)
+        needs_path, takes_path = KINDS[self.kind].needs_path, KINDS[self.kind].takes_path
+        if (needs_path and not self.path) or (self.path and not takes_path):
+            raise SettingError(
+                f"stream.path is {self.path!r}; kind {self.kind!r} "
+                f"{'needs one' if needs_path else 'ships with bitta and takes none'}."
+            )
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """The order of samples."""
+        return Arrangement(
+            order=self.order,
+            labels=self.labels,
+            beta=self.beta,
+            rounds=self.rounds,
+            sequence=listed(self.sequence),
+        )
 
     @property
     def window_size(self) -> int:
-        """Samples that statistics and learning see at once, where batches are too small; 0: none."""
+        """Samples that statistics and learning see at once; 0 where each batch is enough."""
         return (64 if self.batch_size == 1 else 0) if self.window < 0 else self.window
 
-    @property
-    def corruption_names(self) -> list[str]:
-        """The corruptions, in order."""
-        return [name.strip() for name in self.corruptions.split(",")]
 
+def build_stream(
+    config: StreamConfig, *, seed: int, preprocessing: Mapping[str, int] | None = None
+) -> Stream:
+    """The batches of an experiment; the same for every method.
 
-def build_stream(config: StreamConfig, *, seed: int) -> Stream:
-    """The batches of an experiment; the same for every method."""
-    domains = {"digits": _digits, "corruptions": _corruptions, "arrays": _arrays}[config.kind](
-        config, seed
+    `preprocessing` is how the model wants pictures brought to size, unless the stream says it.
+    """
+    wanted = preprocessing or {}
+    request = Request(
+        path=config.path,
+        n_samples=config.n_samples,
+        corruptions=listed(config.corruptions),
+        severities=(1, 2, 3, 4, 5) if config.order == "gradual" else (config.severity,),
+        domains=listed(config.domains),
+        colour_flip=config.colour_flip,
+        geometry=Geometry(
+            config.resize or wanted.get("resize", 0), config.crop or wanted.get("crop", 0)
+        ),
+        seed=seed,
     )
-    return Stream(domains, batch_size=config.batch_size, seed=seed)
-
-
-def _digits(config: StreamConfig, seed: int) -> list[Domain]:
-    pack = embedded_pack("digits")
-    rows = _some(len(pack.labels), config.n_samples, seed, "digits")
-    images, clean, _ = coloured_digits(
-        pack.images[rows], pack.labels[rows], colour_flip=config.colour_flip, seed=seed
+    domains, origin = KINDS[config.kind].read(request)
+    return Stream(
+        domains,
+        batch_size=config.batch_size,
+        seed=seed,
+        arrangement=config.arrangement,
+        origin=origin,
     )
-    return [Domain("target", images, clean)]
 
 
-def _corruptions(config: StreamConfig, seed: int) -> list[Domain]:
-    pack = embedded_pack("cifar10")
-    domains = []
-    for name in config.corruption_names:
-        rows = _some(len(pack.labels), config.n_samples, seed, name)
-        images = corrupt(pack.images[rows], name, severity=config.severity, seed=seed)
-        domains.append(Domain(name, images, pack.labels[rows]))
-    return domains
-
-
-def _arrays(config: StreamConfig, seed: int) -> list[Domain]:
-    domains = []
-    for domain in read_arrays(config.path):
-        rows = _some(len(domain.labels), config.n_samples, seed, domain.name)
-        domains.append(Domain(domain.name, domain.images[rows], domain.labels[rows]))
-    return domains
-
-
-def _some(n_all: int, n_wanted: int, seed: int, name: str) -> torch.Tensor:
-    """A random choice of rows, or all of them."""
-    order = torch.randperm(n_all, generator=generator(seed, "sample", name))
-    return order[:n_wanted].sort().values if n_wanted else torch.arange(n_all)
+def listed(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -29,4 +29,4 @@ class RichProgress:
         """Move a bar, adding it the first time."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, note=note)
-        self._bars.update(self._tasks[name], completed=done, note=note)
+        self._bars.update(self._tasks[name], completed=done, total=total, note=note)

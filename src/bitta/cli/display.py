@@ -19,7 +19,8 @@ class Progress(Protocol):
 class PlainProgress:
     """A line every few seconds, and one at the end of each piece of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._last = monotonic()
 
     def update(self, name: str, done: int, total: int, note: str) -> None:
@@ -27,19 +28,19 @@ class PlainProgress:
         if done < total and monotonic() - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = monotonic()
-        print(f"{name:<10} batch {done}/{total}  {note}", flush=True)
+        print(f"{name:<10} {self._unit} {done}/{total}  {note}".rstrip(), flush=True)
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """The best display this terminal and this installation allow."""
+def progress(unit: str = "batch") -> Iterator[Progress]:
+    """The best display this terminal and this installation allow; work is counted in `unit`s."""
     if not sys.stdout.isatty():
-        yield PlainProgress()
+        yield PlainProgress(unit)
         return
     try:
         from bitta.cli.bars import RichProgress  # noqa: PLC0415 (rich is an extra)
     except ImportError:
-        yield PlainProgress()
+        yield PlainProgress(unit)
         return
     with RichProgress() as bars:
         yield bars

@@ -5,11 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bitta.cli import demo, methods, pretrain, run
+from bitta.cli import data, demo, methods, models, pretrain, run, streams
 from bitta.errors import BittaError
 from bitta.version import __version__
 
-_COMMANDS = {"demo": demo, "run": run, "methods": methods, "pretrain": pretrain}
+_COMMANDS = {
+    "demo": demo,
+    "run": run,
+    "methods": methods,
+    "streams": streams,
+    "models": models,
+    "data": data,
+    "pretrain": pretrain,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,17 +1,14 @@
 """bitta run: run one experiment and write its result."""
 
 import argparse
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
+from bitta.cli.signals import stop_on_signal
 from bitta.report import summary_rows, text_table
 from bitta.results import StepRecord
 
@@ -53,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     if not arguments.resume and checkpoint_path(experiment, out).exists():
         print("starting over; --resume would go on from the checkpoint that is there.")
-    with progress() as shown, _stop_on_signal() as should_stop:
+    with progress() as shown, stop_on_signal() as should_stop:
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
             note = f"{step.domain}: {100 * step.n_correct / step.n:.0f} % right"
@@ -76,21 +73,3 @@ def main(arguments: argparse.Namespace) -> int:
     print(text_table(summary_rows({experiment.method: result})))
     print(f"result: {result_path(experiment, out)}")
     return 0
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM finish the batch and save; a second one stops at once."""
-    received: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

@@ -1,0 +1,240 @@
+"""What can be streamed: each kind of set, and how its domains are read or made."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bitta.corruptions import CORRUPTIONS, corrupt
+from bitta.errors import InputError, SettingError
+from bitta.seeding import generator
+from bitta.streams import (
+    DOMAINNET126_DOMAINS,
+    Chosen,
+    Domain,
+    Geometry,
+    Images,
+    coloured_digits,
+    embedded_pack,
+    read_arrays,
+    read_cifar10,
+    read_cifar100,
+    read_corrupted,
+    read_domainnet126,
+    read_folders,
+    read_imagenet_c,
+    read_imagenet_r,
+    read_mnist,
+    read_tiny_imagenet_c,
+    read_visda2021,
+    set_folder,
+)
+
+_DEMO = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an experiment wants of a set."""
+
+    path: str
+    n_samples: int
+    corruptions: tuple[str, ...]
+    severities: tuple[int, ...]
+    domains: tuple[str, ...]
+    colour_flip: float
+    geometry: Geometry
+    seed: int
+
+    def folder(self, name: str) -> Path:
+        """Where a set lies, or what to run to get it."""
+        return set_folder(name, self.path)
+
+    def some(self, domain: Domain) -> Domain:
+        """At most so many samples as were asked for."""
+        rows = self.rows(len(domain.labels), domain.name)
+        return Domain(domain.name, Chosen(domain.images, rows), domain.labels[rows], domain.classes)
+
+    def rows(self, n_all: int, name: str) -> Tensor:
+        """A random choice of rows, or all of them."""
+        order = torch.randperm(n_all, generator=generator(self.seed, "sample", name))
+        return order[: self.n_samples].sort().values if self.n_samples else torch.arange(n_all)
+
+
+Read = Callable[[Request], tuple[list[Domain], str]]
+"""Gives domains, and a line on where they come from."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One line of "bitta streams"."""
+
+    summary: str
+    read: Read
+    takes_path: bool = True
+    needs_path: bool = False
+
+
+class Corrupted:
+    """Images that are corrupted when the first of them is needed."""
+
+    def __init__(
+        self, images: Tensor | Images, rows: Tensor, *, name: str, severity: int, seed: int
+    ) -> None:
+        self._clean, self._rows = images, rows
+        self._name, self._severity, self._seed = name, severity, seed
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Corrupted uint8 images."""
+        return self._made[rows]
+
+    @cached_property
+    def _made(self) -> Tensor:
+        clean = self._clean[self._rows]
+        return corrupt(clean, self._name, severity=self._severity, seed=self._seed)
+
+
+def _made(clean: Domain, request: Request, names: Sequence[str]) -> list[Domain]:
+    """A domain per corruption and severity."""
+    domains = []
+    for name in names:
+        for severity in request.severities:
+            rows = request.rows(len(clean.labels), name)
+            images = Corrupted(clean.images, rows, name=name, severity=severity, seed=request.seed)
+            title = _title(name, severity, request)
+            domains.append(Domain(title, images, clean.labels[rows], clean.classes))
+    return domains
+
+
+def _title(name: str, severity: int, request: Request) -> str:
+    return name if len(request.severities) == 1 else f"{name} {severity}"
+
+
+def _digits(request: Request) -> tuple[list[Domain], str]:
+    pack = embedded_pack("digits")
+    return _coloured(pack.images, pack.labels, request), "embedded digits"
+
+
+def _coloured_mnist(request: Request) -> tuple[list[Domain], str]:
+    digits, numerals = read_mnist(request.folder("mnist"), train=True)
+    # The published recipe: the last 20,000 training digits are the target.
+    return _coloured(digits[40_000:], numerals[40_000:], request), "ColoredMNIST"
+
+
+def _coloured(digits: Tensor, numerals: Tensor, request: Request) -> list[Domain]:
+    rows = request.rows(len(numerals), "digits")
+    images, clean, _ = coloured_digits(
+        digits[rows], numerals[rows], colour_flip=request.colour_flip, seed=request.seed
+    )
+    return [Domain("target", images, clean, ("0 to 4", "5 to 9"))]
+
+
+def _corruptions(request: Request) -> tuple[list[Domain], str]:
+    pack = embedded_pack("cifar10")
+    clean = Domain("cifar10", pack.images, pack.labels, pack.classes)
+    return _made(clean, request, request.corruptions or _DEMO), "embedded CIFAR-10"
+
+
+def _cifar_c(
+    request: Request, *, name: str, read: Callable[..., Domain]
+) -> tuple[list[Domain], str]:
+    """The official arrays where they are; else corrupted here from the clean test images."""
+    names = request.corruptions or tuple(CORRUPTIONS)
+    folder = _with_arrays(request, f"{name}-c")
+    if folder is None:
+        clean = read(request.folder(name), train=False)
+        return _made(clean, request, names), f"{name}-c, corrupted by bitta"
+    domains = []
+    for severity in request.severities:
+        for domain in read_corrupted(folder, names, severity=severity):
+            title = _title(domain.name, severity, request)
+            domains.append(request.some(Domain(title, domain.images, domain.labels)))
+    # Corruption by corruption, as in the order of names.
+    domains.sort(key=lambda domain: names.index(domain.name.rpartition(" ")[0] or domain.name))
+    return domains, f"{name}-c, arrays on disk"
+
+
+def _with_arrays(request: Request, name: str) -> Path | None:
+    try:
+        folder = request.folder(name)
+    except InputError:
+        return None
+    return folder if any(folder.rglob("labels.npy")) else None
+
+
+def _tree_c(
+    request: Request, *, name: str, read: Callable[..., list[Domain]]
+) -> tuple[list[Domain], str]:
+    folder = request.folder(name)
+    names = request.corruptions or tuple(CORRUPTIONS)
+    by_severity = [
+        read(folder, names, severity=severity, geometry=request.geometry)
+        for severity in request.severities
+    ]
+    domains = [
+        Domain(_title(d.name, severity, request), d.images, d.labels, d.classes)
+        for together in zip(*by_severity, strict=True)
+        for severity, d in zip(request.severities, together, strict=True)
+    ]
+    return [request.some(domain) for domain in domains], name
+
+
+def _folders(request: Request, *, name: str = "") -> tuple[list[Domain], str]:
+    folder = request.folder(name) if name else Path(request.path)
+    domains = read_folders(folder, domains=request.domains or None, geometry=request.geometry)
+    return [request.some(domain) for domain in domains], name or folder.name
+
+
+def _domainnet126(request: Request) -> tuple[list[Domain], str]:
+    domains = read_domainnet126(
+        request.folder("domainnet126"),
+        domains=request.domains or DOMAINNET126_DOMAINS,
+        geometry=request.geometry,
+    )
+    return [request.some(domain) for domain in domains], "domainnet126"
+
+
+def _one(request: Request, *, name: str, read: Callable[..., Domain]) -> tuple[list[Domain], str]:
+    return [request.some(read(request.folder(name), geometry=request.geometry))], name
+
+
+def _arrays(request: Request) -> tuple[list[Domain], str]:
+    domains = [request.some(domain) for domain in read_arrays(request.path)]
+    return _chosen(domains, request.domains), Path(request.path).name
+
+
+def _chosen(domains: list[Domain], names: Sequence[str]) -> list[Domain]:
+    by_name = {domain.name: domain for domain in domains}
+    for name in names:
+        if name not in by_name:
+            raise SettingError(f"there is no domain {name!r}; there are {', '.join(by_name)}.")
+    return [by_name[name] for name in names] or domains
+
+
+KINDS: Mapping[str, Kind] = {
+    "digits": Kind("coloured digits whose colour lies, embedded", _digits, takes_path=False),
+    "corruptions": Kind("2,000 CIFAR-10 images, corrupted, embedded", _corruptions,
+                        takes_path=False),
+    "arrays": Kind("your own: an .npz, or a folder of .npy files", _arrays, needs_path=True),
+    "folders": Kind("your own: a folder per domain, in it a folder per class", _folders,
+                    needs_path=True),
+    "cifar10-c": Kind("CIFAR-10-C; corrupted here if only CIFAR-10 is there",
+                      partial(_cifar_c, name="cifar10", read=read_cifar10)),
+    "cifar100-c": Kind("CIFAR-100-C; corrupted here if only CIFAR-100 is there",
+                       partial(_cifar_c, name="cifar100", read=read_cifar100)),
+    "tiny-imagenet-c": Kind("Tiny-ImageNet-C", partial(_tree_c, name="tiny-imagenet-c",
+                                                       read=read_tiny_imagenet_c)),
+    "imagenet-c": Kind("ImageNet-C", partial(_tree_c, name="imagenet-c", read=read_imagenet_c)),
+    "imagenet-r": Kind("ImageNet-R, 200 classes", partial(_one, name="imagenet-r",
+                                                          read=read_imagenet_r)),
+    "pacs": Kind("PACS: photo, art_painting, cartoon, sketch", partial(_folders, name="pacs")),
+    "domainnet126": Kind("DomainNet-126: real, clipart, painting, sketch", _domainnet126),
+    "visda2021": Kind("VisDA-2021", partial(_one, name="visda2021", read=read_visda2021)),
+    "coloured-mnist": Kind("ColoredMNIST, the 20,000 digits of the target", _coloured_mnist),
+}  # fmt: skip

@@ -1,0 +1,28 @@
+"""bitta streams: list what can be streamed, and where it is looked for."""
+
+import argparse
+
+from bitta.bench.sets import KINDS
+from bitta.bench.streams import StreamConfig
+from bitta.config import settings_of
+from bitta.streams import ORDERS, data_folder
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("--settings", action="store_true", help="show the keys of [stream] instead")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """A line per kind, or a line per setting."""
+    if arguments.settings:
+        for setting in settings_of(StreamConfig):
+            default = "" if setting.default is None else str(setting.default)
+            print(f"{setting.name:<12} {default:<10} {setting.meaning}".rstrip())
+        return 0
+    for name, kind in KINDS.items():
+        print(f"{name:<16} {kind.summary}")
+    print(f"\norders: {', '.join(ORDERS)}; labels: iid, dirichlet")
+    print(f"sets are looked for in {str(data_folder())!r}, or where stream.path says.")
+    print('"bitta streams --settings" shows every key of [stream].')
+    return 0

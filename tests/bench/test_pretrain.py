@@ -1,0 +1,220 @@
+"""Training of source models, on a handful of images."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bitta.bench.augment import AUGMENTATIONS
+from bitta.bench.pretrain import Paused, _round_to_half, checkpoint_path, pretrain
+from bitta.bench.recipe import Recipe, read_recipe
+from bitta.bench.trainer import Trainer
+from bitta.cli.main import main
+from bitta.errors import InputError, SettingError
+from bitta.models import load_model, read_card
+from bitta.seeding import generator
+from bitta.streams import embedded_pack
+from bitta.testing import toy_classifier
+
+RECIPE = Recipe(data="cifar10", architecture="resnet8", epochs=3, batch_size=32, lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """Binary batches of the official shape: 100 images to train on, 60 to test."""
+    folder = tmp_path_factory.mktemp("cifar10")
+    pack = embedded_pack("cifar10")
+
+    def write(name, rows):
+        table = torch.cat(
+            [pack.labels[rows, None].to(torch.uint8), pack.images[rows].flatten(1)], 1
+        )
+        (folder / name).write_bytes(table.numpy().tobytes())
+
+    for number in range(5):
+        write(f"data_batch_{number + 1}.bin", slice(20 * number, 20 * number + 20))
+    write("test_batch.bin", slice(200, 260))
+    return folder
+
+
+def weights(path):
+    return load_model(path)[0].state_dict()
+
+
+def test_a_trained_model_carries_what_it_is(cifar, tmp_path):
+    card, log = pretrain(RECIPE, out=tmp_path / "m.safetensors", folder=str(cifar))
+    assert read_card(tmp_path / "m.safetensors").accuracy == card.accuracy
+    assert card.recipe["lr"] == 0.05
+    assert card.classes[3] == "cat"
+    assert [epoch["number"] for epoch in log["epochs"]] == [1, 2, 3]
+    assert not checkpoint_path(tmp_path / "m.safetensors").exists()
+
+
+def test_training_learns_its_images(cifar, tmp_path):
+    recipe = replace(RECIPE, epochs=30, augment="none")
+    _, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))
+    assert log["epochs"][-1]["loss"] < 0.5 * log["epochs"][0]["loss"]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_resumed_training_ends_with_the_same_weights(cifar, tmp_path, optimiser):
+    recipe = replace(RECIPE, optimiser=optimiser, lr=1e-2)
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    pretrain(recipe, out=whole, folder=str(cifar))
+    with pytest.raises(Paused, match="stopped after epoch 1 of 3"):
+        pretrain(recipe, out=parts, folder=str(cifar), should_stop=lambda: True)
+    done = []
+    pretrain(
+        recipe,
+        out=parts,
+        folder=str(cifar),
+        resume=True,
+        on_epoch=lambda epoch, _: done.append(epoch.number),
+    )
+    assert done == [2, 3]
+    one, two = weights(whole), weights(parts)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(cifar, tmp_path):
+    out = tmp_path / "m.safetensors"
+    with pytest.raises(Paused):
+        pretrain(RECIPE, out=out, folder=str(cifar), should_stop=lambda: True)
+    with pytest.raises(InputError, match="another recipe"):
+        pretrain(replace(RECIPE, lr=0.2), out=out, folder=str(cifar), resume=True)
+
+
+def test_bfloat16_and_channels_last_train_as_well(cifar, tmp_path):
+    recipe = replace(RECIPE, precision="bfloat16", channels_last=True, epochs=12, augment="none")
+    _, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))
+    assert log["epochs"][-1]["loss"] < log["epochs"][0]["loss"]
+    assert all(v.dtype != torch.bfloat16 for v in weights(tmp_path / "m.safetensors").values())
+
+
+def test_half_precision_is_measured_as_written(cifar, tmp_path):
+    card, log = pretrain(RECIPE, out=tmp_path / "m.safetensors", folder=str(cifar), half=True)
+    model, _ = load_model(tmp_path / "m.safetensors")
+    pack = embedded_pack("cifar10")
+    with torch.no_grad():
+        right = model(pack.images[200:260].float() / 255).argmax(-1) == pack.labels[200:260]
+    assert card.accuracy["cifar10 test"] == round(100 * right.float().mean().item(), 2)
+    assert len(log["sha256"]) == 1
+
+
+def test_values_beyond_half_precision_stay_as_they_are():
+    model = toy_classifier()
+    norm = next(module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm.running_var.fill_(1e5 + 1)
+    _round_to_half(model)
+    assert norm.running_var.unique().tolist() == [1e5 + 1]
+    weight = next(model.parameters())
+    assert torch.equal(weight, weight.half().float())
+
+
+def test_the_step_size_falls_along_a_cosine():
+    """From .05 over half of it at half time to 0."""
+    trainer = Trainer(toy_classifier(), replace(RECIPE, augment="none"), n_steps=8)
+    sizes = []
+    for _ in range(8):
+        sizes.append(trainer.lr)
+        images = torch.randint(0, 256, (4, 3, 8, 8), generator=generator(0), dtype=torch.uint8)
+        trainer.step(images, torch.arange(4))
+    assert sizes[0] == 0.05
+    assert sizes[4] == pytest.approx(0.025)
+    assert trainer.lr == pytest.approx(0, abs=1e-9)
+
+
+def write_tree(root):
+    """Two domains of two classes; in the source the colour tells them apart."""
+    for domain, shade in (("photo", 200), ("sketch", 90)):
+        for place, kind in enumerate(("dog", "house")):
+            folder = root / domain / kind
+            folder.mkdir(parents=True)
+            for number in range(20):
+                pixels = np.full((40, 48, 3), 30 + number, np.uint8)
+                pixels[..., place] = shade
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
+    pretrain(RECIPE, out=tmp_path / "start.safetensors", folder=str(cifar))
+    write_tree(tmp_path / "tree")
+    recipe = Recipe(
+        data="folders",
+        source="photo",
+        start=str(tmp_path / "start.safetensors"),
+        optimiser="adam",
+        lr=1e-4,
+        schedule="constant",
+        iterations=5,
+        batch_size=12,
+        augment="zoom",
+    )
+    card, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
+    assert card.classes == ("dog", "house")
+    assert card.arguments["mean"] == read_card(tmp_path / "start.safetensors").arguments["mean"]
+    assert card.preprocessing == {"resize": 224, "crop": 224}
+    assert set(card.accuracy) == {"photo, held out", "sketch"}
+    assert len(log["epochs"]) == 2  # 36 images, 3 steps an epoch, 5 in all
+    before, after = (weights(tmp_path / f"{name}.safetensors") for name in ("start", "m"))
+    moved = (before["conv1.weight"] - after["conv1.weight"]).abs().max().item()
+    assert 0 < moved <= 5.1e-4
+    assert after["fc.weight"].shape == (2, 64)
+
+
+def test_shifting_keeps_every_image_within_reach():
+    """A white dot at the centre lands at most four pixels away on either axis."""
+    images = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
+    images[:, :, 16, 16] = 255
+    moved = AUGMENTATIONS["shift"](images, (0, "augment"))
+    places = moved[:, 0].nonzero()
+    assert len(places) == 64
+    assert (places[:, 1] - 16).abs().max() == 4
+    assert places[:, 2].min() >= 15 - 4
+    assert places[:, 2].max() <= 16 + 4
+
+
+def test_zooming_enlarges_a_part():
+    ramp = torch.arange(32, dtype=torch.uint8).mul(8).view(1, 1, 1, 32).expand(16, 3, 32, 32)
+    zoomed = AUGMENTATIONS["zoom"](ramp.contiguous(), (0, "augment"))
+    assert zoomed.dtype == torch.uint8
+    spans = zoomed[:, 0, 0].float().amax(-1) - zoomed[:, 0, 0].float().amin(-1)
+    assert (spans < 248).all()
+    assert (spans > 0.6 * 248).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[pretrain]\ndata = "cifar11"\nepochs = 1', "did you mean 'cifar1"),
+        ("[pretrain]\nepochs = 1\niterations = 2", "give one of them"),
+        ("[pretrain]", "give one of them"),
+        ('[pretrain]\ndata = "pacs"\nepochs = 1', "needs a source domain"),
+        ('[pretrain]\nepochs = 1\narchitecture = "resnet19"', "did you mean 'resnet18'"),
+        ("[pretrain]\nepochs = 1\nlr = 0", "lr is 0"),
+        ('[pretrain]\nepochs = 1\nprecision = "half"', "precision is 'half'"),
+        ("[train]\nepochs = 1", "unknown key 'train'"),
+    ],
+)
+def test_bad_recipes_are_refused(tmp_path, text, said):
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_recipe(tmp_path / "r.toml")
+
+
+def test_the_command_writes_weights_and_log(cifar, tmp_path, capsys):
+    (tmp_path / "r.toml").write_text("[pretrain]\nepochs = 1\nbatch_size = 32\n")
+    out = tmp_path / "m.safetensors"
+    assert (
+        main(["pretrain", str(tmp_path / "r.toml"), "--data", str(cifar), "--out", str(out)]) == 0
+    )
+    assert "cifar10 test:" in capsys.readouterr().out
+    log = json.loads((tmp_path / "m.json").read_text())
+    assert log["card"]["architecture"] == "resnet8"
+    assert (
+        main(["pretrain", str(tmp_path / "r.toml"), "--data", "/nowhere", "--out", str(out)]) == 2
+    )
+    assert 'run "bitta data get cifar10"' in capsys.readouterr().err

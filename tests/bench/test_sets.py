@@ -1,0 +1,310 @@
+"""Every kind of stream an experiment can name, on small trees of the official shape."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from bitta.bench.corrupted import contact_sheet, make_corrupted
+from bitta.bench.models import Restricted, restricted
+from bitta.bench.sets import KINDS
+from bitta.bench.streams import StreamConfig, build_stream
+from bitta.cli.main import main
+from bitta.corruptions import CORRUPTIONS, corrupt
+from bitta.errors import InputError, SettingError
+from bitta.models import ModelCard
+from bitta.streams import Domain, embedded_pack, imagenet_wnids, read_corrupted
+
+
+def picture(path, side=64, shade=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((side, side, 3), shade, np.uint8)).save(path)
+
+
+def cifar10(root, n=40):
+    root.mkdir(parents=True, exist_ok=True)
+    pack = embedded_pack("cifar10")
+    table = torch.cat([pack.labels[:n, None].to(torch.uint8), pack.images[:n].flatten(1)], 1)
+    (root / "test_batch.bin").write_bytes(table.numpy().tobytes())
+
+
+def cifar100(root, n=40):
+    root.mkdir(parents=True)
+    pack = embedded_pack("cifar10")
+    labels = torch.stack([torch.zeros(n), torch.arange(n) % 100], 1).to(torch.uint8)
+    table = torch.cat([labels, pack.images[:n].flatten(1)], 1)
+    (root / "test.bin").write_bytes(table.numpy().tobytes())
+
+
+def tree_c(root, wnids, side):
+    for corruption in CORRUPTIONS:
+        for severity in range(1, 6):
+            for place, wnid in enumerate(wnids):
+                picture(root / corruption / str(severity) / wnid / "a.JPEG", side, 40 * place)
+
+
+def imagenet_r(root):
+    for place, wnid in enumerate(imagenet_wnids()[5:8]):
+        picture(root / wnid / "art_0.jpg", 300, 60 * place)
+
+
+def pacs(root):
+    for place, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
+        for kind in ("dog", "house"):
+            picture(root / domain / kind / "1.png", 64, 50 * place)
+
+
+def domainnet(root):
+    for domain in ("real", "clipart", "painting", "sketch"):
+        name = f"{domain}/axe/{domain}_1.jpg"
+        picture(root / name, 300)
+        (root / f"{domain}_list.txt").write_text(f"{name} 0\n")
+
+
+def visda(root):
+    picture(root / "val_data" / "imagenet_c_and_r" / imagenet_wnids()[3] / "x.jpg", 300)
+
+
+def mnist(root):
+    root.mkdir(parents=True)
+
+    def write(name, magic, shape, values):
+        content = bytes([0, 0, 8, magic]) + np.array(shape, ">i4").tobytes() + bytes(values)
+        (root / name).write_bytes(content)
+
+    write("train-images-idx3-ubyte", 3, (40_050, 2, 2), np.full(40_050 * 4, 9, np.uint8))
+    write("train-labels-idx1-ubyte", 1, (40_050,), np.arange(40_050, dtype=np.uint8) % 10)
+
+
+MAKERS = {
+    "cifar10-c": ("cifar10", cifar10),
+    "cifar100-c": ("cifar100", cifar100),
+    "tiny-imagenet-c": (
+        "tiny-imagenet-c", lambda root: tree_c(root, ["n01443537", "n01629819"], 64)
+    ),
+    "imagenet-c": ("imagenet-c", lambda root: tree_c(root, imagenet_wnids()[:2], 224)),
+    "imagenet-r": ("imagenet-r", imagenet_r),
+    "pacs": ("pacs", pacs),
+    "domainnet126": ("domainnet126", domainnet),
+    "visda2021": ("visda2021", visda),
+    "coloured-mnist": ("mnist", mnist),
+}  # fmt: skip
+EXPECTED = {
+    "cifar10-c": (15, 40 * 15, (3, 32, 32)),
+    "cifar100-c": (15, 40 * 15, (3, 32, 32)),
+    "tiny-imagenet-c": (15, 30, (3, 64, 64)),
+    "imagenet-c": (15, 30, (3, 224, 224)),
+    "imagenet-r": (1, 3, (3, 224, 224)),
+    "pacs": (4, 8, (3, 64, 64)),
+    "domainnet126": (4, 4, (3, 224, 224)),
+    "visda2021": (1, 1, (3, 224, 224)),
+    "coloured-mnist": (1, 50, (3, 2, 2)),
+}
+
+
+LARGE = {"imagenet-r", "domainnet126", "visda2021"}
+
+
+def test_every_kind_is_tested():
+    assert set(MAKERS) | {"digits", "corruptions", "arrays", "folders"} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_set_is_streamed_from_where_get_puts_it(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("BITTA_DATA", str(tmp_path))
+    name, make = MAKERS[kind]
+    make(tmp_path / name)
+    stream = build_stream(
+        StreamConfig(kind=kind),
+        seed=0,
+        preprocessing={"resize": 256, "crop": 224} if kind in LARGE else None,
+    )
+    n_domains, n_samples, shape = EXPECTED[kind]
+    assert len(stream.domains) == n_domains
+    assert len(stream.truth) == n_samples
+    assert next(stream.batches()).inputs.shape[1:] == shape
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_missing_set_says_what_to_run(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("BITTA_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=f'run "bitta data get {MAKERS[kind][0]}"'):
+        build_stream(StreamConfig(kind=kind), seed=0)
+
+
+def test_gradual_goes_through_severities_of_what_is_made_here(tmp_path):
+    cifar10(tmp_path, n=6)
+    config = StreamConfig(
+        kind="cifar10-c", path=str(tmp_path), corruptions="fog,contrast", order="gradual"
+    )
+    stream = build_stream(config, seed=0)
+    names = list(dict.fromkeys(batch.domain for batch in stream.batches()))
+    assert names[:5] == [f"fog {s}" for s in (1, 2, 3, 4, 5)]
+    assert len(stream.visits) == 18
+    assert "corrupted by bitta" in stream.protocol
+
+
+def test_arrays_on_disk_come_before_making(tmp_path):
+    cifar10(tmp_path / "clean", n=20)
+    clean = embedded_pack("cifar10")
+    domain = Domain("cifar10", clean.images[:20], clean.labels[:20])
+    make_corrupted(domain, tmp_path / "arrays", severities=(3, 5), names=("fog", "contrast"))
+    config = StreamConfig(kind="cifar10-c", path=str(tmp_path / "arrays"), corruptions="fog")
+    stream = build_stream(config, seed=0)
+    assert "arrays on disk" in stream.protocol
+    made = build_stream(
+        StreamConfig(kind="cifar10-c", path=str(tmp_path / "clean"), corruptions="fog"), seed=0
+    )
+    assert torch.equal(next(stream.batches()).inputs, next(made.batches()).inputs)
+
+
+def test_domains_are_chosen_and_ordered(tmp_path):
+    pacs(tmp_path)
+    config = StreamConfig(kind="pacs", path=str(tmp_path), domains="sketch, cartoon")
+    stream = build_stream(config, seed=0, preprocessing={"resize": 32, "crop": 32})
+    assert [domain.name for domain in stream.domains] == ["sketch", "cartoon"]
+    assert next(stream.batches()).inputs.shape == (2, 3, 32, 32)
+    assert stream.protocol == (
+        "4 samples of pacs, continual sketch > cartoon, shuffled within, no reset, batch 64, seed 0"
+    )
+
+
+def test_the_stream_may_say_its_own_size(tmp_path):
+    pacs(tmp_path)
+    config = StreamConfig(kind="folders", path=str(tmp_path), resize=40, crop=36)
+    stream = build_stream(config, seed=0, preprocessing={"resize": 32, "crop": 32})
+    assert next(stream.batches()).inputs.shape[1:] == (3, 36, 36)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "cifar10c"}, "did you mean 'cifar10-c'"),
+        ({"kind": "arrays"}, "needs one"),
+        ({"kind": "digits", "path": "x"}, "ships with bitta and takes none"),
+        ({"kind": "pacs", "order": "random"}, "unknown order"),
+        ({"kind": "pacs", "labels": "sorted"}, "labels is 'sorted'"),
+        ({"kind": "cifar10-c", "corruptions": "fogg"}, "did you mean 'fog'"),
+        ({"kind": "pacs", "crop": -1}, "crop is -1"),
+        ({"kind": "pacs", "window": -2}, "window is -2"),
+    ],
+)
+def test_bad_streams_are_refused(settings, said):
+    with pytest.raises(SettingError, match=said):
+        StreamConfig(**settings)
+
+
+def test_a_window_comes_with_batch_size_one():
+    assert StreamConfig(kind="digits", batch_size=1).window_size == 64
+    assert StreamConfig(kind="digits").window_size == 0
+    assert StreamConfig(kind="digits", batch_size=1, window=0).window_size == 0
+
+
+def card(*classes):
+    return ModelCard(architecture="x", arguments={}, classes=classes, input_shape=(2,))
+
+
+def test_a_model_is_held_to_the_classes_of_the_stream():
+    model = nn.Linear(2, 4)
+    held = restricted(model, card("a", "b", "c", "d"), ("d", "b"))
+    assert isinstance(held, Restricted)
+    x = torch.ones(1, 2)
+    assert torch.equal(held(x), model(x)[:, [3, 1]])
+    assert restricted(model, card("a", "b"), ("a", "b")) is model
+    assert restricted(model, card("a", "b"), ("cat", "dog")) is model
+    assert restricted(model, None, ("cat", "dog")) is model
+    with pytest.raises(InputError, match="2 classes and the model 3, which do not include 'cat'"):
+        restricted(model, card("a", "b", "c"), ("a", "cat"))
+
+
+def some(n=12):
+    pack = embedded_pack("cifar10")
+    return Domain("cifar10", pack.images[:n], pack.labels[:n], pack.classes)
+
+
+def test_the_usual_layout_is_written(tmp_path):
+    """Five severities one after another; holes where none was asked for."""
+    made = []
+    make_corrupted(
+        some(), tmp_path, severities=(5,), names=("fog",), on_made=lambda *m: made.append(m[0])
+    )
+    array, labels = np.load(tmp_path / "fog.npy"), np.load(tmp_path / "labels.npy")
+    assert array.shape == (60, 32, 32, 3)
+    assert not array[:48].any()
+    expected = corrupt(some().images, "fog", severity=5).permute(0, 2, 3, 1).numpy()
+    assert (array[48:] == expected).all()
+    assert labels.tolist() == some().labels.tolist() * 5
+    assert made == ["fog"]
+    [read] = read_corrupted(tmp_path, ["fog"], severity=5)
+    assert torch.equal(read.images[torch.arange(12)], corrupt(some().images, "fog"))
+    with pytest.raises(InputError, match="severity 3"):
+        read_corrupted(tmp_path, ["fog"], severity=3)
+
+
+def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
+    make_corrupted(some(), tmp_path, severities=(5,), names=("fog",))
+    seconds = {}
+    make_corrupted(
+        some(),
+        tmp_path,
+        severities=(5,),
+        names=("fog", "contrast"),
+        on_made=lambda name, taken: seconds.update({name: taken}),
+    )
+    assert seconds["fog"] == 0
+    assert seconds["contrast"] > 0
+    with pytest.raises(InputError, match="seed 0"):
+        make_corrupted(some(), tmp_path, severities=(5,), names=("snow",), seed=1)
+    np.save(tmp_path / "x.npy", np.zeros(1))
+    (tmp_path / "bitta.json").unlink()
+    with pytest.raises(InputError, match="not made here"):
+        make_corrupted(some(), tmp_path)
+
+
+def test_a_contact_sheet_shows_every_corruption_and_severity(tmp_path):
+    contact_sheet(some().images[:2], tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        width, height = sheet.size
+        pixels = np.asarray(sheet.convert("RGB"))
+    assert height == 24 + 15 * 96
+    assert width == 150 + 6 * (2 * 96 + 6)
+    clean = some().images[0].permute(1, 2, 0).numpy()
+    assert (pixels[24 : 24 + 96 : 3, 150 : 150 + 96 : 3] == clean).all()
+
+
+def test_the_command_makes_arrays_and_a_sheet(tmp_path, capsys):
+    cifar10(tmp_path / "data", n=10)
+    arguments = ["data", "make-corrupted", "cifar10", "--data", str(tmp_path / "data")]
+    out = ["--out", str(tmp_path / "c"), "--sheet", str(tmp_path / "s.png")]
+    assert main([*arguments, *out, "--severity", "5", "--corruptions", "fog,frost"]) == 0
+    said = capsys.readouterr().out
+    assert "2 corruptions x 10 images at severity 5 in" in said
+    assert (tmp_path / "s.png").exists()
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
+        "bitta.json", "fog.npy", "frost.npy", "labels.npy",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["cifar10"], "nothing to make"),
+        (["cifar1", "--out", "x"], "did you mean 'cifar10"),
+        (["cifar10", "--out", "x", "--severity", "6"], "--severity is '6'"),
+        (["cifar10", "--out", "x", "--corruptions", "fogg"], "did you mean 'fog'"),
+        (["cifar10", "--out", "x", "--data", "/nowhere"], "bitta data get cifar10"),
+    ],
+)
+def test_bad_requests_end_in_one_sentence(extra, said, capsys):
+    assert main(["data", "make-corrupted", *extra]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_streams_lists_kinds_orders_and_settings(capsys):
+    assert main(["streams"]) == 0
+    listing = capsys.readouterr().out
+    assert all(kind in listing for kind in KINDS)
+    assert "gradual" in listing
+    assert main(["streams", "--settings"]) == 0
+    assert "batch_size" in capsys.readouterr().out
