@@ -33,8 +33,11 @@ def test_presets_and_settings_become_one_table():
         ({"method": {"name": "tent", "preset": "x"}}, "unknown preset"),
         ({"method": "bitta"}, r"a table \[method\] is needed"),
         ({"stream": {}}, "stream.kind is missing"),
-        ({"stream": {"kind": "movie"}}, "kind is 'movie'; allowed: 'digits', 'corruptions'"),
-        ({"stream": {"kind": "arrays"}}, "stream.path goes with"),
+        (
+            {"stream": {"kind": "movie"}},
+            "unknown kind 'movie' of stream; allowed: arrays, cifar10-c",
+        ),
+        ({"stream": {"kind": "arrays"}}, "kind 'arrays' needs one"),
         ({"stream": {"kind": "digits", "batch_size": 0}}, "batch_size is 0"),
         ({"stream": {"kind": "corruptions", "corruptions": "fgo"}}, "did you mean 'fog'"),
         ({"model": {}}, "give one of model.weights and model.factory"),

@@ -11,6 +11,7 @@ import pytest
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, run
+from bitta.bench.toml import read_toml
 from bitta.errors import InputError
 from bitta.results import RunResult
 from bitta.session import Session
@@ -23,7 +24,7 @@ def test_a_run_records_everything(tmp_path):
     result = run(experiment, out=tmp_path)
     read = RunResult.load(tmp_path / "trial-seed0.json")
     assert read.accuracy == result.accuracy
-    assert read.protocol.startswith("100 samples, continual day > night")
+    assert read.protocol.startswith("100 samples of data.npz, continual day > night")
     assert sum(step.n for step in read.steps) == 100
     assert list(read.accuracy_by_domain) == ["day", "night"]
     assert read.total("n_asked") == 2 * len(read.steps)
@@ -136,3 +137,30 @@ def test_ten_kills_at_random_change_nothing_but_times(tmp_path):
         [*command, "--out", str(parts), "--resume"], check=True, stdout=subprocess.DEVNULL
     )
     assert without_times(result) == without_times(tmp_path / "whole" / "trial-seed0.json")
+
+
+def changed(tmp_path, **stream):
+    table = read_toml(write_experiment(tmp_path))
+    table["stream"] |= stream
+    return Experiment.of(table, name="trial")
+
+
+def test_one_sample_at_a_time_asks_once_per_window(tmp_path):
+    """100 samples, windows of 8: 12 of them are full, two questions each, one late answer lost."""
+    result = run(changed(tmp_path, batch_size=1, window=8), out=tmp_path / "out")
+    assert len(result.steps) == 100
+    asked = [number for number, step in enumerate(result.steps) if step.n_asked]
+    assert asked == list(range(7, 96, 8))
+    assert result.total("n_asked") == 24
+    assert result.protocol.endswith("batch 1, seed 0, window 8")
+
+
+def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
+    resets = []
+    reset = Session.reset
+    monkeypatch.setattr(
+        Session, "reset", lambda session: (resets.append(session.step_number), reset(session))
+    )
+    result = run(changed(tmp_path, order="single"), out=tmp_path / "out")
+    assert resets == [7]  # day has 50 samples in 7 batches
+    assert "reset before each" in result.protocol

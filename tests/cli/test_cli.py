@@ -75,7 +75,7 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
     path = tmp_path / "x.toml"
     path.write_text('[stream]\nkind="digits"\n[model]\nweights="embedded:x"\n[method]\nname="tent"')
     assert main(["run", str(path), "--out", str(tmp_path)]) == 2
-    assert "embedded are digits-resnet8" in capsys.readouterr().err
+    assert "allowed: cifar10-resnet8, digits-resnet8" in capsys.readouterr().err
     for device in ("abacus", "meta", "cuda:99"):
         assert main(["run", str(path), "--device", device]) == 2
         assert f"device is '{device}'" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""What is published beside the package: source models, recipes, the check of the generator."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bitta.bench.recipe import read_recipe
+from bitta.corruptions import CORRUPTIONS
+from bitta.models import read_card
+
+ROOT = Path(__file__).parents[1]
+WEIGHTS = ROOT / "weights"
+LOGS = sorted(WEIGHTS.glob("*.json"))
+CHECK = json.loads((ROOT / "results" / "corruptions" / "cifar10-severity5.json").read_text())
+
+
+@pytest.mark.parametrize("recipe", sorted(ROOT.glob("pretrain/*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_can_be_read_and_says_how_it_is_run(recipe):
+    read_recipe(recipe)
+    assert f"bitta pretrain pretrain/{recipe.name} " in recipe.read_text()
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_published_weights_are_those_of_their_log_and_recipe(log):
+    told = json.loads(log.read_text())
+    for name, expected in told["sha256"].items():
+        if (WEIGHTS / name).exists():
+            assert hashlib.sha256((WEIGHTS / name).read_bytes()).hexdigest() == expected
+    recipe = read_recipe(ROOT / "pretrain" / f"{log.stem}.toml")
+    assert told["card"]["recipe"] == {**vars(recipe)}
+
+
+def test_published_weights_are_small_enough_to_keep():
+    sizes = [path.stat().st_size for path in WEIGHTS.glob("*.safetensors")]
+    assert max(sizes) <= 12_000_000
+    assert sum(sizes) <= 60_000_000
+
+
+def test_source_models_are_as_good_as_they_must_be():
+    cifar10 = read_card(WEIGHTS / "cifar10-resnet18.safetensors")
+    cifar100 = read_card(WEIGHTS / "cifar100-resnet18.safetensors")
+    assert cifar10.accuracy["cifar10 test"] >= 95.0
+    assert cifar100.accuracy["cifar100 test"] >= 76.0
+    seconds = json.loads((WEIGHTS / "cifar10-resnet18.json").read_text())["seconds"]
+    assert seconds <= 300
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_generator_was_found_faithful(name):
+    """Three points where upstream uses libraries of its own, two elsewhere."""
+    allowed = 3 if name in ("glass_blur", "motion_blur", "snow") else 2
+    row = CHECK["corruptions"][name]
+    assert abs(row["accuracy"] - row["upstream"]) <= allowed
+    assert abs(CHECK["mean"] - CHECK["mean_upstream"]) <= 1
+    shown = f"| {name} | {row['accuracy']:.2f} | {row['upstream']:.1f} |"
+    assert shown in (ROOT / "docs" / "data.md").read_text()
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_the_models_page_shows_what_the_logs_hold(log):
+    told = json.loads(log.read_text())
+    name, percent = next(iter(told["card"]["accuracy"].items()))
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert f"`weights/{log.stem}.safetensors`" in page
+    assert f"{percent:.2f} % {name} | {told['seconds']:.0f} |" in page
