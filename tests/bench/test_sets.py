@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from bitta.bench import sets
 from bitta.bench.corrupted import contact_sheet, make_corrupted
 from bitta.bench.models import Restricted, restricted
 from bitta.bench.sets import KINDS
@@ -143,6 +144,37 @@ def test_gradual_goes_through_severities_of_what_is_made_here(tmp_path):
     assert names[:5] == [f"fog {s}" for s in (1, 2, 3, 4, 5)]
     assert len(stream.visits) == 18
     assert "corrupted by bitta" in stream.protocol
+
+
+def test_a_stream_is_told_from_others_before_anything_is_corrupted(tmp_path, monkeypatch):
+    cifar10(tmp_path, n=6)
+    monkeypatch.setattr(sets, "corrupt", lambda *_, **__: pytest.fail("corrupted"))
+
+    def fingerprint(seed=0, **settings):
+        config = StreamConfig(kind="cifar10-c", path=str(tmp_path), **settings)
+        return build_stream(config, seed=seed).fingerprint
+
+    variants = [
+        fingerprint(),
+        fingerprint(seed=1),
+        fingerprint(severity=4),
+        fingerprint(corruptions="fog"),
+        fingerprint(n_samples=5),
+        fingerprint(order="mixed"),
+    ]
+    assert len(set(variants)) == len(variants)
+    assert fingerprint() == variants[0]
+    cifar10(tmp_path, n=7)
+    assert fingerprint() != variants[0]
+
+
+def test_another_picture_makes_another_stream(tmp_path):
+    pacs(tmp_path)
+    config = StreamConfig(kind="pacs", path=str(tmp_path))
+    before = build_stream(config, seed=0).fingerprint
+    assert build_stream(config, seed=0).fingerprint == before
+    picture(tmp_path / "photo" / "dog" / "1.png", 64, 51)
+    assert build_stream(config, seed=0).fingerprint != before
 
 
 def test_arrays_on_disk_come_before_making(tmp_path):

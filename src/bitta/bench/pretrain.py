@@ -1,8 +1,9 @@
 """Train a source model, or go on from one; killed at any moment, it resumes from its last epoch."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -71,38 +72,77 @@ def pretrain(
     check_writable(out.parent)
     data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source)
     model, card = _first_weights(recipe, data)
-    per_epoch = len(data.train.labels) // recipe.batch_size
-    if not per_epoch:
-        raise InputError(
-            f"batch_size is {recipe.batch_size}, but there are {len(data.train.labels)} images "
-            "to train on; give a smaller one."
-        )
-    n_steps = recipe.iterations or recipe.epochs * per_epoch
-    trainer = Trainer(model.to(place), recipe, n_steps=n_steps)
-    identity = {"recipe": asdict(recipe), "images": len(data.train.labels)}
-    checkpoint = checkpoint_path(out)
-    epochs = _resumed(checkpoint, identity, trainer) if resume and checkpoint.exists() else []
+    trainer = Trainer(model.to(place), recipe, n_steps=_n_steps(recipe, data))
+    keeper = _Keeper(checkpoint_path(out), recipe, data, trainer, seconds=checkpoint_seconds)
+    epochs = keeper.resumed() if resume else []
     images = data.train.images[torch.arange(len(data.train.labels))].to(place)
-    n_epochs = -(-n_steps // per_epoch)
-    due = monotonic() + checkpoint_seconds
+    n_epochs = -(-trainer.n_steps // _per_epoch(recipe, data))
     for number in range(len(epochs), n_epochs):
-        epochs.append(_epoch(trainer, recipe, images, data, number, n_epochs))
+        epochs.append(_epoch(trainer, images, data, number, n_epochs))
         on_epoch(epochs[-1], n_epochs)
         stopping = should_stop() and number + 1 < n_epochs
-        if stopping or monotonic() >= due:
-            log = [asdict(epoch) for epoch in epochs]
-            save_state(
-                checkpoint, {"identity": identity, "epochs": log, "state": trainer.state_dict()}
-            )
-            due = monotonic() + checkpoint_seconds
+        keeper.keep(epochs, now=stopping)
         if stopping:
             raise Paused(f"stopped after epoch {number + 1} of {n_epochs}")
     if half:
         _round_to_half(model)
     card = replace(card, accuracy={d.name: _accuracy(trainer, d) for d in data.held_out})
     paths = save_model(out, model, card, half=half, part_bytes=PART_BYTES if half else None)
-    checkpoint.unlink(missing_ok=True)
+    keeper.path.unlink(missing_ok=True)
     return card, _log(card, epochs, paths, place)
+
+
+class _Keeper:
+    """Saves training now and then, and takes it up again."""
+
+    def __init__(
+        self, path: Path, recipe: Recipe, data: TrainingSet, trainer: Trainer, *, seconds: float
+    ) -> None:
+        self.path = path
+        self._trainer = trainer
+        self._seconds = seconds
+        self._due = monotonic() + seconds
+        self._identity = {"recipe": asdict(recipe), "data": data.train.fingerprint}
+
+    def keep(self, epochs: Sequence[Epoch], *, now: bool) -> None:
+        """Save if it is time, or at once."""
+        if not now and monotonic() < self._due:
+            return
+        state = {
+            "identity": self._identity,
+            "epochs": [asdict(epoch) for epoch in epochs],
+            "state": self._trainer.state_dict(),
+        }
+        save_state(self.path, state)
+        self._due = monotonic() + self._seconds
+
+    def resumed(self) -> list[Epoch]:
+        """What was done before, if there is a checkpoint of the same training."""
+        if not self.path.exists():
+            return []
+        state = load_state(self.path)
+        if state.get("identity") != self._identity:
+            raise InputError(
+                f"{str(self.path)!r} was written with another recipe or other images; train with "
+                "the same, or without --resume to start over."
+            )
+        self._trainer.load_state_dict(state["state"])
+        return [Epoch(**epoch) for epoch in state["epochs"]]
+
+
+def _per_epoch(recipe: Recipe, data: TrainingSet) -> int:
+    """Whole batches in the training images."""
+    n_images = len(data.train.labels)
+    if n_images < recipe.batch_size:
+        raise InputError(
+            f"batch_size is {recipe.batch_size}, but there are {n_images} images to train on; "
+            "give a smaller one."
+        )
+    return n_images // recipe.batch_size
+
+
+def _n_steps(recipe: Recipe, data: TrainingSet) -> int:
+    return recipe.iterations or recipe.epochs * _per_epoch(recipe, data)
 
 
 def _folder_of(recipe: Recipe, given: str) -> Path:
@@ -114,20 +154,13 @@ def _folder_of(recipe: Recipe, given: str) -> Path:
 
 
 def _epoch(
-    trainer: Trainer,
-    recipe: Recipe,
-    images: Tensor,
-    data: TrainingSet,
-    number: int,
-    n_epochs: int,
+    trainer: Trainer, images: Tensor, data: TrainingSet, number: int, n_epochs: int
 ) -> Epoch:
     started = monotonic()
     trainer.model.train()
-    losses = [
-        trainer.step(*batch)
-        for batch in _batches(images, data.train.labels, recipe, number)
-        if trainer.step_number < trainer.n_steps
-    ]
+    batches = _batches(images, data.train.labels, trainer.recipe, number)
+    left = trainer.n_steps - trainer.step_number
+    losses = [trainer.step(*batch) for batch in islice(batches, left)]
     loss = torch.stack(losses).mean().item()
     measured = (number + 1) % max(1, n_epochs // _MEASURED) == 0 or number + 1 == n_epochs
     accuracy = _accuracy(trainer, data.held_out[0]) if measured else None
@@ -176,17 +209,6 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
         terms=data.terms,
     )
     return model, card
-
-
-def _resumed(checkpoint: Path, identity: dict[str, Any], trainer: Trainer) -> list[Epoch]:
-    state = load_state(checkpoint)
-    if state.get("identity") != identity:
-        raise InputError(
-            f"{str(checkpoint)!r} was written with another recipe or other images; train with the "
-            "same, or without --resume to start over."
-        )
-    trainer.load_state_dict(state["state"])
-    return [Epoch(**epoch) for epoch in state["epochs"]]
 
 
 def _accuracy(trainer: Trainer, domain: Domain) -> float:

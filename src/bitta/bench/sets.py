@@ -19,6 +19,7 @@ from bitta.streams import (
     Images,
     coloured_digits,
     embedded_pack,
+    hashed,
     read_arrays,
     read_cifar10,
     read_cifar100,
@@ -93,6 +94,16 @@ class Corrupted:
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Corrupted uint8 images."""
         return self._made[rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the clean images, and of what is done to them."""
+        clean = self._clean
+        return hashed(
+            clean if isinstance(clean, Tensor) else clean.fingerprint,
+            self._rows,
+            f"{self._name} {self._severity} {self._seed}",
+        )
 
     @cached_property
     def _made(self) -> Tensor:

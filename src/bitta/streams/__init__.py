@@ -5,7 +5,7 @@ from bitta.streams.catalogue import data_folder, set_folder
 from bitta.streams.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar10, read_cifar100
 from bitta.streams.coloured_digits import CHANCES, coloured_digits
 from bitta.streams.corrupted_arrays import read_corrupted
-from bitta.streams.domain import Domain, Images
+from bitta.streams.domain import Domain, Images, hashed
 from bitta.streams.folders import read_folders
 from bitta.streams.imagenet import (
     imagenet_wnids,
@@ -41,6 +41,7 @@ __all__ = [
     "correlated",
     "data_folder",
     "embedded_pack",
+    "hashed",
     "imagenet_wnids",
     "read_arrays",
     "read_cifar10",

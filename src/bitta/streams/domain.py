@@ -1,6 +1,7 @@
 """Images of one kind with their labels, in memory or on disk."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol
 
 from torch import Tensor
@@ -16,6 +17,10 @@ class Images(Protocol):
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """These rows, uint8 (0 to 255) or float, (rows, channels, height, width)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that tells these images from others, found without decoding all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,3 +39,20 @@ class Domain:
                 f"domain {self.name!r} has {len(self.images)} images and {len(self.labels)} "
                 "labels; one label per image is needed."
             )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of name, labels and images."""
+        images = self.images
+        told = hashed(images) if isinstance(images, Tensor) else images.fingerprint
+        return hashed(self.name, self.labels, told)
+
+
+def hashed(*parts: str | bytes | Tensor) -> str:
+    """One hash of several things."""
+    digest = sha256()
+    for part in parts:
+        content = part.contiguous().numpy().tobytes() if isinstance(part, Tensor) else part
+        digest.update(content.encode() if isinstance(content, str) else content)
+        digest.update(b"\0")
+    return digest.hexdigest()

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.errors import InputError
-from bitta.streams.domain import Images
+from bitta.streams.domain import Images, hashed
 
 _N_THREADS = min(8, os.cpu_count() or 1)
 _COLOUR_CHANNELS = (1, 3, 4)
+_N_FINGERPRINTED = 64
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
 
 
@@ -101,6 +102,13 @@ class Files:
                 )
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
+    @property
+    def fingerprint(self) -> str:
+        """Of every name, of how pictures are brought to size, and of the bytes of a few."""
+        names = (entry.member or os.path.basename(entry.path) for entry in self.entries)
+        few = (entry.read() for entry in self.entries[:_N_FINGERPRINTED])
+        return hashed(str(self.geometry), *names, *few)
+
     def _decode(self, entry: Entry) -> np.ndarray:
         try:
             with Image.open(io.BytesIO(entry.read())) as opened:
@@ -141,6 +149,13 @@ class Mapped:
         places = [self.rows[row] for row in rows.tolist()]
         return as_images(open_array(self.path)[places], self.path)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the file's name, of which rows, and of the first of them."""
+        array = open_array(self.path)
+        first = np.ascontiguousarray(array[self.rows.start : self.rows.start + _N_FINGERPRINTED])
+        return hashed(Path(self.path).name, str(array.shape), str(self.rows), first.tobytes())
+
 
 class Chosen:
     """Some of the images, in an order of one's own."""
@@ -155,6 +170,12 @@ class Chosen:
     def __getitem__(self, rows: Tensor) -> Tensor:
         """The images that stand at these places of the choice."""
         return self.images[self.rows[rows]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the images chosen from, and of the choice."""
+        images = self.images
+        return hashed(self.rows, images if isinstance(images, Tensor) else images.fingerprint)
 
 
 def open_array(path: str | Path) -> np.ndarray:
