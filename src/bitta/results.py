@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -114,7 +114,7 @@ class RunResult:
         return cls(**table)
 
 
-def percent_right(steps: Sequence[StepRecord]) -> float:
+def percent_right(steps: Collection[StepRecord]) -> float:
     """Accuracy over some steps, each sample counting once."""
     n = sum(step.n for step in steps)
     return 100 * sum(step.n_correct for step in steps) / n if n else 0.0

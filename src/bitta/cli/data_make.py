@@ -75,11 +75,11 @@ def _arrays(
         seconds = make_corrupted(
             clean, folder, severities=severities, names=names, seed=seed, on_made=on_made
         )
-    made = sum(1 for taken in done if taken)
+    made, threads = sum(1 for taken in done if taken), torch.get_num_threads()
     levels = f"severit{'y' if len(severities) == 1 else 'ies'} {', '.join(map(str, severities))}"
     print(
         f"{made} corruptions x {len(clean.labels):,} images at {levels} in {seconds:.1f} s on "
-        f"{torch.get_num_threads()} threads, file writing apart"
+        f"{threads} thread{'s' if threads > 1 else ''}, file writing apart"
     )
     print(f"arrays: {folder}")
 

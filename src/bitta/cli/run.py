@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import deque
 from pathlib import Path
 
 from bitta.bench.experiment import Experiment
@@ -10,7 +11,10 @@ from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
 from bitta.cli.signals import stop_on_signal
 from bitta.report import summary_rows, text_table
-from bitta.results import StepRecord
+from bitta.results import StepRecord, percent_right
+
+_SHOWN_SAMPLES = 64
+"""How many of the newest samples the accuracy shown is of."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,10 +54,12 @@ def main(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     if not arguments.resume and checkpoint_path(experiment, out).exists():
         print("starting over; --resume would go on from the checkpoint that is there.")
+    recent: deque[StepRecord] = deque(maxlen=max(1, _SHOWN_SAMPLES // experiment.stream.batch_size))
     with progress() as shown, stop_on_signal() as should_stop:
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
-            note = f"{step.domain}: {100 * step.n_correct / step.n:.0f} % right"
+            recent.append(step)
+            note = f"{step.domain}: {percent_right(recent):.0f} % right"
             shown.update(experiment.name, done, total, note)
 
         try:
