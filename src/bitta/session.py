@@ -1,6 +1,7 @@
 """THE loop: predict, choose questions, ask, collect what has been answered, adapt."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -102,21 +103,17 @@ class Session:
     def predict(self, inputs: Tensor) -> Prediction:
         """Answer first; put the most useful predictions to the feedback source."""
         inputs = self._checked(inputs)
-        if self._window is not None:
-            return self._predict_within(self._window, inputs)
-        adapter = self.adapter
-        if adapter.observes == "before_serving":
-            adapter.observe(inputs)
-        served = judged = adapter.predict(inputs)
-        if adapter.observes == "before_asking":
-            adapter.observe(inputs)
-            judged = adapter.predict(inputs)
+        window = self._window
+        around = inputs if window is None else window.around(inputs)
+        full = window is None or window.fills(inputs)
+        served = self._serve(inputs, around, full=full)
         self.n_seen += len(inputs)
-        queries = self._choose(inputs, judged)
-        if adapter.observes == "after_asking":
-            adapter.observe(inputs)
-        self._commit(inputs, queries)
-        return replace(served, queries=queries)
+        if window is None:
+            return replace(served, queries=self._ask(inputs, served))
+        window.add(inputs, served)
+        if self._unlabelled is None:
+            self._unlabelled = inputs[:0]
+        return replace(served, queries=self._ask(*window.take())) if full else served
 
     def answer(self, query_id: int, *, correct: bool) -> None:
         """Take a person's verdict on a question: now, or after any number of later batches."""
@@ -264,26 +261,28 @@ class Session:
             None if unlabelled is None else unlabelled.to(self.adapter.network.device)
         )
 
-    def _predict_within(self, window: Window, inputs: Tensor) -> Prediction:
-        """Serve at once; when the window is full, ask about what was served in it."""
+    def _serve(self, inputs: Tensor, around: Tensor, *, full: bool) -> Prediction:
+        """Predict amid the samples around these; statistics are taken in once per full window."""
         adapter = self.adapter
-        among = window.around(inputs) if adapter.statistics == "batch" else inputs
-        served = adapter.predict(among).last(len(inputs))
-        window.add(inputs, served)
-        self.n_seen += len(inputs)
-        if not window.due:
-            if self._unlabelled is None:
-                self._unlabelled = inputs[:0]
-            return served
-        self._due = True
-        recent, judged = window.take()
-        if adapter.observes != "after_asking":
+        among = around if adapter.statistics == "batch" else inputs
+        if adapter.observes != "before_serving":
+            return adapter.predict(among).last(len(inputs))
+        with nullcontext() if full else adapter.network.statistics_put_back():
+            adapter.observe(around)
+            return adapter.predict(among).last(len(inputs))
+
+    def _ask(self, recent: Tensor, served: Prediction) -> tuple[Query, ...]:
+        """Put the most useful of what was served to the feedback source."""
+        adapter, judged = self.adapter, served
+        if adapter.observes == "before_asking":
             adapter.observe(recent)
+            judged = adapter.predict(recent)
         queries = self._choose(recent, judged)
         if adapter.observes == "after_asking":
             adapter.observe(recent)
         self._commit(recent, queries)
-        return replace(served, queries=queries)
+        self._due = True
+        return queries
 
     def _collect(self) -> list[Answer]:
         return self.source.collect() if self._due else []

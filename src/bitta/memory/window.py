@@ -7,7 +7,7 @@ from bitta.types import Prediction, State
 
 
 class Window:
-    """The newest `size` samples with what was served for them; due once so many are new."""
+    """The newest `size` samples with what was served for them; full once so many are new."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -16,27 +16,26 @@ class Window:
         self._inputs: Tensor | None = None
         self._probs: Tensor | None = None
 
-    @property
-    def due(self) -> bool:
-        """Whether everything in the window is new."""
-        return self.fresh >= self.size
+    def fills(self, inputs: Tensor) -> bool:
+        """Whether these inputs complete the window."""
+        return self.fresh + len(inputs) >= self.size
 
     def around(self, inputs: Tensor) -> Tensor:
-        """These inputs, last, after as many earlier ones as the window still has room for."""
-        room = self.size - len(inputs)
-        if self._inputs is None or room <= 0:
+        """The window as it will be with these inputs, which come last."""
+        earlier = max(self.size, self.fresh + len(inputs)) - len(inputs)
+        if self._inputs is None or not earlier:
             return inputs
-        return torch.cat([self._inputs[-room:], inputs])
+        return torch.cat([self._inputs[-earlier:], inputs])
 
     def add(self, inputs: Tensor, served: Prediction) -> None:
         """Let the oldest go."""
         self.fresh += len(inputs)
         keep = max(self.size, self.fresh)
-        if self._inputs is None or self._probs is None:
-            self._inputs, self._probs = inputs[-keep:], served.probs[-keep:]
-            return
-        self._inputs = torch.cat([self._inputs, inputs])[-keep:]
-        self._probs = torch.cat([self._probs, served.probs])[-keep:]
+        # A copy: the caller may fill the same memory with the next request.
+        pieces = [self._inputs, inputs] if self._inputs is not None else [inputs]
+        shares = [self._probs, served.probs] if self._probs is not None else [served.probs]
+        self._inputs = torch.cat(pieces)[-keep:]
+        self._probs = torch.cat(shares)[-keep:]
 
     def take(self) -> tuple[Tensor, Prediction]:
         """All of it, to ask about and to learn from; from now on it is old."""

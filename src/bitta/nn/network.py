@@ -1,7 +1,8 @@
 """A borrowed classifier: run with either statistics, once or stochastically, then given back."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -111,6 +112,17 @@ class Network:
         self._count(len(inputs))
         with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
             self._forward(inputs)
+
+    @contextmanager
+    def statistics_put_back(self) -> Iterator[None]:
+        """Let running statistics move inside, and be as before afterwards."""
+        norms = [norm for norm in batch_norms(self.model) if norm.running_mean is not None]
+        kept = [(b, b.clone()) for norm in norms for b in norm.buffers(recurse=False)]
+        try:
+            yield
+        finally:
+            for buffer, value in kept:
+                buffer.copy_(value)
 
     def sample(
         self,

@@ -1,0 +1,137 @@
+"""Requests smaller than a window: what they are served with, asked about and learned from."""
+
+import pytest
+import torch
+
+from bitta import Session, Simulated
+from bitta.memory import Window
+from bitta.nn.snapshot import tensors_of
+from bitta.seeding import generator
+from bitta.testing import toy_classifier
+from bitta.types import Prediction
+
+METHODS = ["source", "bn_stats", "tent", "bitta"]
+
+
+def images(n, seed=0):
+    return torch.rand(n, 3, 8, 8, generator=generator(seed, "window"))
+
+
+def session(method="bitta", **settings):
+    return Session(toy_classifier(), method, n_queries=2, seed=3, **settings)
+
+
+def serve(running, inputs, size):
+    return [running.step(part)[0] for part in inputs.split(size)]
+
+
+def test_a_window_keeps_the_newest_and_is_full_once_all_of_it_is_new():
+    window, served = Window(3), Prediction.of(torch.eye(5)[:1])
+    for number in range(4):
+        inputs = torch.full((1, 2), float(number))
+        assert window.fills(inputs) == (number == 2)
+        assert window.around(inputs)[:, 0].tolist() == list(range(max(0, number - 2), number + 1))
+        window.add(inputs, served)
+        if number == 2:
+            taken, judged = window.take()
+            assert taken[:, 0].tolist() == [0, 1, 2]
+            assert judged.labels.tolist() == [0, 0, 0]
+    assert window.fresh == 1
+
+
+def test_requests_that_overrun_the_window_are_all_in_it():
+    window, served = Window(4), Prediction.of(torch.eye(5)[:3])
+    window.add(torch.zeros(3, 2), served)
+    assert window.fills(torch.ones(3, 2))
+    assert len(window.around(torch.ones(3, 2))) == 6
+    window.add(torch.ones(3, 2), served)
+    assert len(window.take()[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("method", "preset"),
+    [(m, None) for m in METHODS] + [("bitta", "reference"), ("bitta", "paper")],
+)
+def test_a_window_of_the_batch_size_changes_nothing(method, preset):
+    stream = images(32)
+    truth = torch.arange(32) % 5
+    runs = []
+    for window in (0, 8):
+        with session(method, preset=preset, window=window, feedback=Simulated(truth)) as running:
+            served = serve(running, stream, 8)
+            runs.append((served, tensors_of(running.model)))
+    for one, two in zip(runs[0][0], runs[1][0], strict=True):
+        assert torch.equal(one.probs, two.probs)
+        assert [q.position for q in one.queries] == [q.position for q in two.queries]
+    assert all(torch.equal(t, runs[1][1][name]) for name, t in runs[0][1].items())
+
+
+def test_batch_statistics_are_those_of_the_newest_samples():
+    stream = images(12)
+    with session("bn_stats", window=8) as running:
+        served = serve(running, stream, 1)
+        whole = running.adapter.predict(stream[4:])
+    assert torch.allclose(served[-1].probs, whole.probs[-1:], atol=1e-6)
+
+
+def test_running_statistics_follow_the_window_while_serving_but_move_once_per_window():
+    stream = images(8) + 2.0
+    with session("bitta", window=8, bn_momentum=0.5) as running:
+        source = tensors_of(running.model)
+        served = serve(running, stream[:7], 1)
+        moved = tensors_of(running.model)
+        assert all(torch.equal(moved[name], source[name]) for name in source)
+        plain = running.adapter.predict(stream[6:7])
+        assert not torch.allclose(served[-1].probs, plain.probs, atol=1e-4)
+        running.adapter.observe(stream[:7])
+        follows = running.adapter.predict(stream[6:7])
+        assert torch.allclose(served[-1].probs, follows.probs, atol=1e-6)
+
+
+def test_a_question_is_about_what_was_served_at_its_place():
+    stream = images(24)
+    with session("tent", window=8) as running:
+        served = serve(running, stream, 1)
+        labels = [int(prediction.labels) for prediction in served]
+        asked = [query for prediction in served for query in prediction.queries]
+    assert len(asked) == 6
+    for query in asked:
+        assert query.label == labels[query.position]
+        assert torch.equal(query.input, stream[query.position])
+        assert query.index == query.position % 8
+
+
+def test_answers_come_and_are_learned_from_once_per_window():
+    truth = torch.arange(24) % 5
+    with session("bitta", window=8, feedback=Simulated(truth, delay=1)) as running:
+        counts = [len(running.step(part)[1]) for part in images(24).split(1)]
+        assert running.adapter.step == 3
+    # One window late: those of the first come with the second.
+    assert [(place, count) for place, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
+
+
+def test_learning_may_come_later_than_the_request_that_filled_the_window():
+    with session("bitta", window=4) as running:
+        for part in images(6).split(1):
+            running.predict(part)
+        assert running.learn().terms
+        assert running.adapter.step == 1
+        assert not running.learn().terms
+
+
+def test_reset_empties_the_window():
+    stream = images(6)
+    with session("bn_stats", window=8) as running:
+        serve(running, stream[:5], 1)
+        running.reset()
+        alone = running.predict(stream[5:])
+    with session("bn_stats", window=8) as fresh:
+        assert torch.equal(fresh.predict(stream[5:]).probs, alone.probs)
+
+
+def test_a_callers_memory_may_be_used_again():
+    buffer, stream = torch.empty(1, 3, 8, 8), images(4)
+    with session("bn_stats", window=4) as reused, session("bn_stats", window=4) as plain:
+        for part in stream.split(1):
+            buffer.copy_(part)
+            assert torch.equal(reused.predict(buffer).probs, plain.predict(part).probs)
