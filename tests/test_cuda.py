@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from bitta import Session
+from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.methods import METHODS
 from bitta.nn import Network
 from bitta.seeding import generator
+from bitta.streams import embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, toy_classifier
 
 pytestmark = pytest.mark.skipif(
@@ -48,3 +50,13 @@ def test_a_session_moves_from_gpu_to_cpu(tmp_path):
     session.step(torch.rand(6, 3, 8, 8))
     session.save(tmp_path / "s")
     Session.load(tmp_path / "s", toy_classifier()).step(torch.rand(6, 3, 8, 8))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_corruptions_made_on_the_gpu_do_the_same_kind_of_damage(name):
+    images = embedded_pack("cifar10").images[:256]
+    here = corrupt(images, name).float()
+    there = corrupt(images.cuda(), name)
+    assert torch.equal(there, corrupt(images.cuda(), name))
+    damage = [(made - images).abs().mean().item() for made in (here, there.cpu().float())]
+    assert damage[0] == pytest.approx(damage[1], rel=0.1)

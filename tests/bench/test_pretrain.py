@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from bitta.bench.augment import AUGMENTATIONS
-from bitta.bench.pretrain import Paused, _round_to_half, checkpoint_path, pretrain
+from bitta.bench.pretrain import Paused, _first_weights, _round_to_half, checkpoint_path, pretrain
 from bitta.bench.recipe import Recipe, read_recipe
 from bitta.bench.trainer import Trainer
+from bitta.bench.training_sets import LOADERS
 from bitta.cli.main import main
 from bitta.errors import InputError, SettingError
 from bitta.models import load_model, read_card
@@ -104,6 +105,34 @@ def test_half_precision_is_measured_as_written(cifar, tmp_path):
     assert len(log["sha256"]) == 1
 
 
+@pytest.mark.parametrize("name", ["w.json", "v.checkpoint", "m-00001-of-00002.safetensors", ""])
+def test_weights_are_not_trained_for_a_name_they_cannot_have(cifar, tmp_path, name):
+    with pytest.raises(InputError, match="weights cannot be written to"):
+        pretrain(RECIPE, out=tmp_path / name, folder=str(cifar))
+
+
+def test_a_head_is_kept_for_the_same_classes_only(cifar, tmp_path):
+    start = tmp_path / "start.safetensors"
+    pretrain(RECIPE, out=start, folder=str(cifar))
+    data = LOADERS["cifar10"](cifar, "")
+    going_on = replace(RECIPE, start=str(start))
+    same, _ = _first_weights(going_on, data)
+    assert torch.equal(same.fc.weight, weights(start)["fc.weight"])
+    others = replace(data.train, classes=tuple("abcdefghij"))
+    other, _ = _first_weights(going_on, replace(data, train=others))
+    assert not torch.equal(other.fc.weight, weights(start)["fc.weight"])
+    assert torch.equal(other.conv1.weight, weights(start)["conv1.weight"])
+    with pytest.raises(SettingError, match="architecture is 'resnet20', but the weights"):
+        _first_weights(replace(going_on, architecture="resnet20"), data)
+
+
+def test_a_handful_of_pictures_can_be_trained_on(tmp_path):
+    write_tree(tmp_path / "tree", n=3)
+    recipe = Recipe(data="folders", source="photo", epochs=1, batch_size=2, augment="none")
+    card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
+    assert set(card.accuracy) == {"photo, held out", "sketch"}
+
+
 def test_values_beyond_half_precision_stay_as_they_are():
     model = toy_classifier()
     norm = next(module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
@@ -127,13 +156,13 @@ def test_the_step_size_falls_along_a_cosine():
     assert trainer.lr == pytest.approx(0, abs=1e-9)
 
 
-def write_tree(root):
+def write_tree(root, n=20):
     """Two domains of two classes; in the source the colour tells them apart."""
     for domain, shade in (("photo", 200), ("sketch", 90)):
         for place, kind in enumerate(("dog", "house")):
             folder = root / domain / kind
             folder.mkdir(parents=True)
-            for number in range(20):
+            for number in range(n):
                 pixels = np.full((40, 48, 3), 30 + number, np.uint8)
                 pixels[..., place] = shade
                 Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -145,6 +174,7 @@ def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
     recipe = Recipe(
         data="folders",
         source="photo",
+        architecture="resnet8",
         start=str(tmp_path / "start.safetensors"),
         optimiser="adam",
         lr=1e-4,
@@ -197,6 +227,7 @@ def test_zooming_enlarges_a_part():
         ("[pretrain]\nepochs = 1\nlr = 0", "lr is 0"),
         ('[pretrain]\nepochs = 1\nprecision = "half"', "precision is 'half'"),
         ("[train]\nepochs = 1", "unknown key 'train'"),
+        ("[pretrain]\nepochs = 2\niterations = -1", "iterations is -1"),
     ],
 )
 def test_bad_recipes_are_refused(tmp_path, text, said):

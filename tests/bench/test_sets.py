@@ -146,9 +146,14 @@ def test_gradual_goes_through_severities_of_what_is_made_here(tmp_path):
     assert "corrupted by bitta" in stream.protocol
 
 
-def test_a_stream_is_told_from_others_before_anything_is_corrupted(tmp_path, monkeypatch):
+def test_a_stream_is_told_from_others_before_all_is_corrupted(tmp_path, monkeypatch):
     cifar10(tmp_path, n=6)
-    monkeypatch.setattr(sets, "corrupt", lambda *_, **__: pytest.fail("corrupted"))
+    made = []
+    monkeypatch.setattr(
+        sets,
+        "corrupt",
+        lambda images, *a, **k: (made.append(len(images)), corrupt(images, *a, **k))[1],
+    )
 
     def fingerprint(seed=0, **settings):
         config = StreamConfig(kind="cifar10-c", path=str(tmp_path), **settings)
@@ -164,6 +169,7 @@ def test_a_stream_is_told_from_others_before_anything_is_corrupted(tmp_path, mon
     ]
     assert len(set(variants)) == len(variants)
     assert fingerprint() == variants[0]
+    assert set(made) == {2}  # a few of each, to know the generator by
     cifar10(tmp_path, n=7)
     assert fingerprint() != variants[0]
 
@@ -214,7 +220,12 @@ def test_the_stream_may_say_its_own_size(tmp_path):
     [
         ({"kind": "cifar10c"}, "did you mean 'cifar10-c'"),
         ({"kind": "arrays"}, "needs one"),
-        ({"kind": "digits", "path": "x"}, "ships with bitta and takes none"),
+        (
+            {"kind": "digits", "path": "x"},
+            "stream.path is 'x', but kind 'digits' has no use for it",
+        ),
+        ({"kind": "corruptions", "domains": "fog"}, "it takes corruptions, severity"),
+        ({"kind": "pacs", "severity": 3}, "no use for it"),
         ({"kind": "pacs", "order": "random"}, "unknown order"),
         ({"kind": "pacs", "labels": "sorted"}, "labels is 'sorted'"),
         ({"kind": "cifar10-c", "corruptions": "fogg"}, "did you mean 'fog'"),
@@ -246,8 +257,52 @@ def test_a_model_is_held_to_the_classes_of_the_stream():
     assert restricted(model, card("a", "b"), ("a", "b")) is model
     assert restricted(model, card("a", "b"), ("cat", "dog")) is model
     assert restricted(model, None, ("cat", "dog")) is model
-    with pytest.raises(InputError, match="2 classes and the model 3, which do not include 'cat'"):
-        restricted(model, card("a", "b", "c"), ("a", "cat"))
+    for known, classes in ((("a", "b", "c"), ("a", "cat")), (("a", "b"), ("b", "cat"))):
+        with pytest.raises(InputError, match="'cat' among them, and the model's"):
+            restricted(model, card(*known), classes)
+    twice = card("crane", "dog", "crane", "cat")
+    assert restricted(model, twice, ("w", "x", "y", "z")) is model
+
+
+def test_arrays_of_another_set_are_not_taken_for_these(tmp_path):
+    """Beside each other: CIFAR-10-C in arrays, CIFAR-100 clean."""
+    make_corrupted(some(), tmp_path / "cifar10-c", severities=(5,), names=("fog",))
+    cifar100(tmp_path / "cifar100")
+    config = {"path": str(tmp_path), "corruptions": "fog"}
+    stream = build_stream(StreamConfig(kind="cifar100-c", **config), seed=0)
+    assert "cifar100-c severity 5, corrupted by bitta" in stream.protocol
+    assert len(stream.domains[0].classes) == 100
+    stream = build_stream(StreamConfig(kind="cifar10-c", **config), seed=0)
+    assert "cifar10-c severity 5, arrays on disk" in stream.protocol
+    assert stream.domains[0].classes[3] == "cat"
+    np.save(tmp_path / "cifar10-c" / "labels.npy", np.full(60, 77, np.uint8))
+    with pytest.raises(InputError, match="go up to 77, but cifar10 has 10 classes"):
+        build_stream(StreamConfig(kind="cifar10-c", **config), seed=0)
+
+
+def test_the_same_samples_are_taken_at_every_severity(tmp_path):
+    make_corrupted(some(40), tmp_path / "cifar10-c", names=("fog",))
+    cifar10(tmp_path / "cifar10", n=40)
+    config = StreamConfig(
+        kind="cifar10-c", path=str(tmp_path), corruptions="fog", n_samples=5, order="gradual"
+    )
+    on_disk = build_stream(config, seed=0)
+    for file in (tmp_path / "cifar10-c").iterdir():
+        file.unlink()
+    made = build_stream(config, seed=0)
+    rows = {tuple(d.labels.tolist()) for stream in (on_disk, made) for d in stream.domains}
+    assert len(rows) == 1
+
+
+def test_classes_are_those_of_all_severities(tmp_path):
+    tree_c(tmp_path, ["n01443537", "n01629819"], 64)
+    for corruption in CORRUPTIONS:
+        (tmp_path / corruption / "1" / "n01443537" / "a.JPEG").unlink()
+        (tmp_path / corruption / "1" / "n01443537").rmdir()
+    config = StreamConfig(kind="tiny-imagenet-c", path=str(tmp_path), order="gradual")
+    stream = build_stream(config, seed=0)
+    assert stream.domains[0].labels.tolist() == [1]
+    assert stream.domains[0].classes == ("n01443537", "n01629819")
 
 
 def some(n=12):
@@ -288,6 +343,12 @@ def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
     assert seconds["contrast"] > 0
     with pytest.raises(InputError, match="seed 0"):
         make_corrupted(some(), tmp_path, severities=(5,), names=("snow",), seed=1)
+    others = Domain("cifar10", some(24).images[12:], some(24).labels[12:])
+    with pytest.raises(InputError, match="images "):
+        make_corrupted(others, tmp_path, severities=(5,), names=("snow",))
+    (tmp_path / "bitta.json").write_text("")
+    with pytest.raises(InputError, match="nobody knows what"):
+        make_corrupted(some(), tmp_path, severities=(5,), names=("snow",))
     np.save(tmp_path / "x.npy", np.zeros(1))
     (tmp_path / "bitta.json").unlink()
     with pytest.raises(InputError, match="not made here"):

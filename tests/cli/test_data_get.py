@@ -244,6 +244,15 @@ def test_trouble_with_npm_is_one_sentence(root, tmp_path, capsys, monkeypatch, s
     assert os.listdir(root) == []
 
 
+def test_a_local_file_that_is_not_the_official_one_is_told_from_it(root, tmp_path, capsys):
+    name = "cifar-10-python.tar.gz"
+    write_tar(tmp_path / name, {"test_batch": b"x"})
+    assert bitta_data("get", "cifar10", "--from", tmp_path / name) == 0
+    said = capsys.readouterr().out
+    assert f"the official file {CATALOGUE['cifar10'].md5[name]}; taken as it is" in said
+    assert "not verified" in said
+
+
 def test_several_archives_become_one_set(root, tmp_path):
     blur = write_tar(tmp_path / "blur.tar", {"defocus_blur/1/x": b"b"})
     with zipfile.ZipFile(tmp_path / "noise.zip", "w") as packed:

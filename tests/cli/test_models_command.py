@@ -158,6 +158,6 @@ def test_import_refuses_what_it_cannot_use(checkpoint, tmp_path):
     (tmp_path / "names.json").write_text(json.dumps({"0": "cat"}))
     with pytest.raises(InputError, match="something else than a list of names"):
         bring_in(checkpoint, out, classes=tmp_path / "names.json")
-    with pytest.raises(InputError, match=r"ending in \.safetensors is needed"):
+    with pytest.raises(InputError, match="weights cannot be written to"):
         bring_in(checkpoint, tmp_path / "m.pth")
     assert not out.exists()

@@ -52,6 +52,13 @@ def test_contrast_shrinks_towards_the_channel_mean():
     assert values in ([84, 115], [85, 115], [84, 114], [85, 114])
 
 
+def test_contrast_has_a_mean_of_its_own_for_each_channel():
+    """A channel without contrast stays as it is, whatever the others do."""
+    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    image[:, 0], image[:, 1] = 200, 40
+    assert corrupt(image, "contrast")[0, :, 0, 0].tolist() in ([200, 40, 0], [199, 39, 0])
+
+
 def test_noise_has_the_stated_deviation():
     grey = torch.full((16, 3, 32, 32), 128, dtype=torch.uint8)
     noisy = corrupt(grey, "gaussian_noise").float() / 255

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bitta.errors import SettingError
+from bitta.errors import InputError, SettingError
 from bitta.streams import Arrangement, Domain, Stream, correlated
 
 
@@ -141,6 +141,18 @@ def test_protocol_says_what_decides_the_stream():
 def test_bad_arrangements_are_refused(how, said):
     with pytest.raises(SettingError, match=said):
         Arrangement(**how)
+
+
+def test_labels_must_mean_the_same_in_every_domain():
+    one = Domain("a", DAY.images, DAY.labels, ("cat", "dog"))
+    with pytest.raises(InputError, match="'a' and 'b' do not have the same classes"):
+        Stream([one, Domain("b", DAY.images, DAY.labels, ("dog", "cat"))])
+
+
+def test_what_is_mixed_needs_one_form():
+    wide = Domain("wide", torch.zeros(20, 3, 2, 4, dtype=torch.uint8), DAY.labels)
+    with pytest.raises(InputError, match=r"'wide' has inputs of shape \(3, 2, 4\)"):
+        list(stream(DAY, wide, order="mixed").batches())
 
 
 def test_batches_can_start_anywhere():

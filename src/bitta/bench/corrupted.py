@@ -21,6 +21,7 @@ from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.errors import InputError
 from bitta.statefile import check_writable, write_atomically
 from bitta.streams import Domain
+from bitta.version import __version__
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _SETTINGS = "bitta.json"
@@ -42,7 +43,16 @@ def make_corrupted(
     folder = Path(folder)
     check_writable(folder)
     images = domain.images[torch.arange(len(domain.labels))]
-    _claim(folder, {"set": domain.name, "seed": seed, "severities": list(severities)})
+    _claim(
+        folder,
+        {
+            "set": domain.name,
+            "images": domain.fingerprint[:16],
+            "seed": seed,
+            "severities": list(severities),
+            "bitta": __version__,
+        },
+    )
     total = 0.0
     for name in names:
         path = folder / f"{name}.npy"
@@ -80,15 +90,27 @@ def contact_sheet(images: Tensor, path: str | Path, *, seed: int = 0) -> None:
     sheet.save(path, "PNG")
 
 
+def made_from(folder: Path) -> str:
+    """The name of the set that a copy was made from; empty if it was made elsewhere."""
+    return str(_settings(folder).get("set", ""))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / _SETTINGS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
     """One folder, one set of settings: files of two must not mix."""
     path = folder / _SETTINGS
     if path.exists():
-        made = json.loads(path.read_text())
+        made = _settings(folder)
         if made != settings:
             raise InputError(
-                f"{str(folder)!r} holds a copy made with {_described(made)}, not with "
-                f"{_described(settings)}; give another --out."
+                f"{str(folder)!r} holds a copy made with {_described(made) or 'nobody knows what'}"
+                f", not with {_described(settings)}; give another --out."
             )
     elif any(folder.glob("*.npy")):
         raise InputError(

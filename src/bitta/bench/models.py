@@ -44,19 +44,20 @@ def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
 def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:
     """The model's outputs in the order of a stream's classes, where both name theirs.
 
-    As many classes under other names are taken to be in the model's order.
+    As many classes under names none of which it knows are taken to be in the model's order.
     """
-    known = {name: place for place, name in enumerate(card.classes if card else ())}
-    if not known or not classes or tuple(classes) == tuple(known):
+    known = card.classes if card else ()
+    if not known or not classes or tuple(classes) == known:
         return model
     strange = [name for name in classes if name not in known]
-    if not strange:
-        return Restricted(model, [known[name] for name in classes]).eval()
-    if len(classes) == len(known):
+    if not strange and len(set(known)) == len(known):
+        return Restricted(model, [known.index(name) for name in classes]).eval()
+    if len(classes) == len(known) and len(strange) in (0, len(classes)):
         return model
     raise InputError(
-        f"the stream has {len(classes)} classes and the model {len(known)}, which do not include "
-        f"{strange[0]!r}; give a model of the stream's classes, or name both alike."
+        f"the stream's {len(classes)} classes, {strange[0]!r} among them, and the model's "
+        f"{len(known)}, {known[0]!r} among them, are not the same; give a model of the stream's "
+        "classes, or name both alike."
     )
 
 

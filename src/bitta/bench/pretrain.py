@@ -1,7 +1,7 @@
 """Train a source model, or go on from one; killed at any moment, it resumes from its last epoch."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,8 +16,16 @@ from bitta.bench.device import device_named
 from bitta.bench.recipe import Recipe
 from bitta.bench.trainer import Trainer
 from bitta.bench.training_sets import FOLDER_NAMES, LOADERS, TrainingSet
-from bitta.errors import InputError
-from bitta.models import ModelCard, build_model, halved, initialise, load_model, save_model
+from bitta.errors import InputError, SettingError
+from bitta.models import (
+    ModelCard,
+    build_model,
+    check_target,
+    halved,
+    initialise,
+    load_model,
+    save_model,
+)
 from bitta.results import environment
 from bitta.seeding import generator
 from bitta.statefile import check_writable, load_state, save_state
@@ -69,6 +77,7 @@ def pretrain(
     each epoch and the number of them; `should_stop` is asked after each, and raises `Paused`.
     """
     place = device_named(device)
+    check_target(out)
     check_writable(out.parent)
     data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source)
     model, card = _first_weights(recipe, data)
@@ -186,20 +195,24 @@ def _batches(
 def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelCard]:
     """Seeded weights, or those of another model with, where classes differ, a new head."""
     arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
-    architecture, earlier = recipe.architecture, None
+    kept: dict[str, Tensor] = {}
     if recipe.start:
         earlier, start = load_model(recipe.start)
-        architecture, arguments = start.architecture, dict(start.arguments)
+        if start.architecture != recipe.architecture:
+            raise SettingError(
+                f"architecture is {recipe.architecture!r}, but the weights in {recipe.start!r} are "
+                f"{start.architecture!r}; say that in the recipe."
+            )
+        arguments, kept = dict(start.arguments), earlier.state_dict()
+        if start.classes != data.train.classes:
+            kept = {n: kept[n] for n in kept.keys() - _head(recipe.architecture, arguments)}
     arguments["n_classes"] = len(data.train.classes)
-    model = build_model(architecture, **arguments)
+    model = build_model(recipe.architecture, **arguments)
     initialise(model, seed=recipe.seed)
-    if earlier is not None:
-        fresh = model.state_dict()
-        kept = {n: t for n, t in earlier.state_dict().items() if t.shape == fresh[n].shape}
-        model.load_state_dict(fresh | kept)
+    model.load_state_dict(model.state_dict() | kept)
     shape = data.train.images[torch.arange(1)].shape[1:]
     card = ModelCard(
-        architecture=architecture,
+        architecture=recipe.architecture,
         arguments=arguments,
         classes=data.train.classes,
         input_shape=tuple(shape),
@@ -209,6 +222,14 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
         terms=data.terms,
     )
     return model, card
+
+
+def _head(architecture: str, arguments: Mapping[str, Any]) -> set[str]:
+    """Names of the tensors whose shape depends on the number of classes."""
+    few, more = (
+        build_model(architecture, **{**arguments, "n_classes": n}).state_dict() for n in (2, 3)
+    )
+    return {name for name in few if few[name].shape != more[name].shape}
 
 
 def _accuracy(trainer: Trainer, domain: Domain) -> float:

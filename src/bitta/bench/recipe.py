@@ -20,9 +20,9 @@ class Recipe(Config):
     source: str = ""
     """pacs, folders: the domain to train on; the others are only measured."""
     architecture: str = "resnet8"
-    """Which model, if it starts from nothing."""
+    """Which model."""
     start: str = ""
-    """Weights to go on from, by path; a head for other classes is replaced."""
+    """Weights of that architecture to go on from, by path; a head for other classes is replaced."""
     optimiser: Literal["sgd", "adam"] = "sgd"
     """SGD with Nesterov momentum, or Adam."""
     epochs: int = 0
@@ -53,6 +53,8 @@ class Recipe(Config):
             raise unknown("data", self.data, LOADERS)
         if self.architecture not in ARCHITECTURES:
             raise unknown("architecture", self.architecture, ARCHITECTURES)
+        require(self.epochs >= 0, "epochs", self.epochs, "0 or more")
+        require(self.iterations >= 0, "iterations", self.iterations, "0 or more")
         if (self.epochs > 0) == (self.iterations > 0):
             raise SettingError(
                 f"epochs is {self.epochs} and iterations is {self.iterations}; give one of them."

@@ -1,13 +1,15 @@
 """Run an experiment to its result; killed at any moment, it goes on from its last checkpoint."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bitta.bench.device import device_named
 from bitta.bench.experiment import Experiment
@@ -158,11 +160,17 @@ def _save(
         {
             "identity": dict(identity),
             "session": session.state_dict(),
-            "steps": [asdict(step) for step in progress.steps],
+            "steps": _packed(progress.steps),
             "reliability": asdict(progress.reliability),
             "peak_memory": peak,
         },
     )
+
+
+def _packed(steps: Sequence[StepRecord]) -> Tensor:
+    """As bytes: there may be more of them than the header of a state file holds."""
+    text = json.dumps([asdict(step) for step in steps])
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch) -> None:
@@ -232,5 +240,5 @@ def _continue(
             "same, or without --resume to start over."
         )
     session = Session.from_state(state["session"], model, feedback=annotator)
-    steps = [StepRecord(**step) for step in state["steps"]]
+    steps = [StepRecord(**step) for step in json.loads(bytes(state["steps"].tolist()))]
     return session, _Progress(steps, Reliability(**state["reliability"]), state["peak_memory"])

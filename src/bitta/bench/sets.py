@@ -8,16 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitta.bench.corrupted import made_from
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.errors import InputError, SettingError
 from bitta.seeding import generator
 from bitta.streams import (
+    CIFAR10_CLASSES,
+    CIFAR100_CLASSES,
     DOMAINNET126_DOMAINS,
     Chosen,
     Domain,
     Geometry,
     Images,
     coloured_digits,
+    data_folder,
     embedded_pack,
     hashed,
     read_arrays,
@@ -54,10 +58,16 @@ class Request:
         """Where a set lies, or what to run to get it."""
         return set_folder(name, self.path)
 
-    def some(self, domain: Domain) -> Domain:
-        """At most so many samples as were asked for."""
-        rows = self.rows(len(domain.labels), domain.name)
+    def some(self, domain: Domain, *, kind: str = "") -> Domain:
+        """At most so many samples as were asked for; the same of every severity of a kind."""
+        rows = self.rows(len(domain.labels), kind or domain.name)
         return Domain(domain.name, Chosen(domain.images, rows), domain.labels[rows], domain.classes)
+
+    @property
+    def level(self) -> str:
+        """The severities, for the protocol."""
+        one = len(self.severities) == 1
+        return f"severity {self.severities[0]}" if one else "severities 1 to 5"
 
     def rows(self, n_all: int, name: str) -> Tensor:
         """A random choice of rows, or all of them."""
@@ -75,7 +85,8 @@ class Kind:
 
     summary: str
     read: Read
-    takes_path: bool = True
+    keys: tuple[str, ...]
+    """Keys of [stream] that mean something here, of those that only some kinds know."""
     needs_path: bool = False
 
 
@@ -99,10 +110,13 @@ class Corrupted:
     def fingerprint(self) -> str:
         """Of the clean images, and of what is done to them."""
         clean = self._clean
+        # A few of them corrupted, so that another generator makes another stream.
+        few = corrupt(clean[self._rows[:2]], self._name, severity=self._severity, seed=self._seed)
         return hashed(
             clean if isinstance(clean, Tensor) else clean.fingerprint,
             self._rows,
             f"{self._name} {self._severity} {self._seed}",
+            few,
         )
 
     @cached_property
@@ -149,34 +163,51 @@ def _coloured(digits: Tensor, numerals: Tensor, request: Request) -> list[Domain
 def _corruptions(request: Request) -> tuple[list[Domain], str]:
     pack = embedded_pack("cifar10")
     clean = Domain("cifar10", pack.images, pack.labels, pack.classes)
-    return _made(clean, request, request.corruptions or _DEMO), "embedded CIFAR-10"
+    origin = f"embedded CIFAR-10, {request.level}"
+    return _made(clean, request, request.corruptions or _DEMO), origin
 
 
 def _cifar_c(
-    request: Request, *, name: str, read: Callable[..., Domain]
+    request: Request, *, name: str, read: Callable[..., Domain], classes: tuple[str, ...]
 ) -> tuple[list[Domain], str]:
     """The official arrays where they are; else corrupted here from the clean test images."""
     names = request.corruptions or tuple(CORRUPTIONS)
-    folder = _with_arrays(request, f"{name}-c")
+    folder = _with_arrays(request.path, name)
     if folder is None:
         clean = read(request.folder(name), train=False)
-        return _made(clean, request, names), f"{name}-c, corrupted by bitta"
-    domains = []
-    for severity in request.severities:
-        for domain in read_corrupted(folder, names, severity=severity):
-            title = _title(domain.name, severity, request)
-            domains.append(request.some(Domain(title, domain.images, domain.labels)))
-    # Corruption by corruption, as in the order of names.
-    domains.sort(key=lambda domain: names.index(domain.name.rpartition(" ")[0] or domain.name))
-    return domains, f"{name}-c, arrays on disk"
+        return _made(clean, request, names), f"{name}-c {request.level}, corrupted by bitta"
+    by_severity = [
+        read_corrupted(folder, names, severity=severity, classes=classes)
+        for severity in request.severities
+    ]
+    if (highest := int(by_severity[0][0].labels.max())) >= len(classes):
+        raise InputError(
+            f"labels in {str(folder)!r} go up to {highest}, but {name} has {len(classes)} classes; "
+            "is this another set?"
+        )
+    return _by_kind(by_severity, request), f"{name}-c {request.level}, arrays on disk"
 
 
-def _with_arrays(request: Request, name: str) -> Path | None:
-    try:
-        folder = request.folder(name)
-    except InputError:
-        return None
-    return folder if any(folder.rglob("labels.npy")) else None
+def _with_arrays(path: str, name: str) -> Path | None:
+    """Where the arrays of this very set lie, if anywhere."""
+    root = Path(path).expanduser() if path else data_folder()
+    official = f"{name.upper().replace('CIFAR', 'CIFAR-')}-C"
+    places = [root / f"{name}-c", root / f"{name}-c" / official, root / official]
+    for place in [*places, *([root] if path else [])]:
+        if (place / "labels.npy").is_file() and made_from(place) in (name, ""):
+            return place
+    return None
+
+
+def _by_kind(by_severity: Sequence[Sequence[Domain]], request: Request) -> list[Domain]:
+    """Corruption by corruption, each at all severities; the same samples at each of them."""
+    return [
+        request.some(
+            Domain(_title(d.name, severity, request), d.images, d.labels, d.classes), kind=d.name
+        )
+        for together in zip(*by_severity, strict=True)
+        for severity, d in zip(request.severities, together, strict=True)
+    ]
 
 
 def _tree_c(
@@ -188,12 +219,7 @@ def _tree_c(
         read(folder, names, severity=severity, geometry=request.geometry)
         for severity in request.severities
     ]
-    domains = [
-        Domain(_title(d.name, severity, request), d.images, d.labels, d.classes)
-        for together in zip(*by_severity, strict=True)
-        for severity, d in zip(request.severities, together, strict=True)
-    ]
-    return [request.some(domain) for domain in domains], name
+    return _by_kind(by_severity, request), f"{name} {request.level}"
 
 
 def _folders(request: Request, *, name: str = "") -> tuple[list[Domain], str]:
@@ -228,24 +254,38 @@ def _chosen(domains: list[Domain], names: Sequence[str]) -> list[Domain]:
     return [by_name[name] for name in names] or domains
 
 
+_MADE = ("path", "corruptions", "severity")
+_PICTURES = ("path", "resize", "crop")
+
 KINDS: Mapping[str, Kind] = {
-    "digits": Kind("coloured digits whose colour lies, embedded", _digits, takes_path=False),
+    "digits": Kind("coloured digits whose colour lies, embedded", _digits, ("colour_flip",)),
     "corruptions": Kind("2,000 CIFAR-10 images, corrupted, embedded", _corruptions,
-                        takes_path=False),
-    "arrays": Kind("your own: an .npz, or a folder of .npy files", _arrays, needs_path=True),
+                        ("corruptions", "severity")),
+    "arrays": Kind("your own: an .npz, or a folder of .npy files", _arrays, ("path", "domains"),
+                   needs_path=True),
     "folders": Kind("your own: a folder per domain, in it a folder per class", _folders,
-                    needs_path=True),
+                    (*_PICTURES, "domains"), needs_path=True),
     "cifar10-c": Kind("CIFAR-10-C; corrupted here if only CIFAR-10 is there",
-                      partial(_cifar_c, name="cifar10", read=read_cifar10)),
+                      partial(_cifar_c, name="cifar10", read=read_cifar10,
+                              classes=CIFAR10_CLASSES), _MADE),
     "cifar100-c": Kind("CIFAR-100-C; corrupted here if only CIFAR-100 is there",
-                       partial(_cifar_c, name="cifar100", read=read_cifar100)),
+                       partial(_cifar_c, name="cifar100", read=read_cifar100,
+                               classes=CIFAR100_CLASSES), _MADE),
     "tiny-imagenet-c": Kind("Tiny-ImageNet-C", partial(_tree_c, name="tiny-imagenet-c",
-                                                       read=read_tiny_imagenet_c)),
-    "imagenet-c": Kind("ImageNet-C", partial(_tree_c, name="imagenet-c", read=read_imagenet_c)),
+                                                       read=read_tiny_imagenet_c),
+                            (*_MADE, *_PICTURES)),
+    "imagenet-c": Kind("ImageNet-C", partial(_tree_c, name="imagenet-c", read=read_imagenet_c),
+                       (*_MADE, *_PICTURES)),
     "imagenet-r": Kind("ImageNet-R, 200 classes", partial(_one, name="imagenet-r",
-                                                          read=read_imagenet_r)),
-    "pacs": Kind("PACS: photo, art_painting, cartoon, sketch", partial(_folders, name="pacs")),
-    "domainnet126": Kind("DomainNet-126: real, clipart, painting, sketch", _domainnet126),
-    "visda2021": Kind("VisDA-2021", partial(_one, name="visda2021", read=read_visda2021)),
-    "coloured-mnist": Kind("ColoredMNIST, the 20,000 digits of the target", _coloured_mnist),
+                                                          read=read_imagenet_r), _PICTURES),
+    "pacs": Kind("PACS: photo, art_painting, cartoon, sketch", partial(_folders, name="pacs"),
+                 (*_PICTURES, "domains")),
+    "domainnet126": Kind("DomainNet-126: real, clipart, painting, sketch", _domainnet126,
+                         (*_PICTURES, "domains")),
+    "visda2021": Kind("VisDA-2021", partial(_one, name="visda2021", read=read_visda2021),
+                      _PICTURES),
+    "coloured-mnist": Kind("ColoredMNIST, the 20,000 digits of the target", _coloured_mnist,
+                           ("path", "colour_flip")),
 }  # fmt: skip
+SPECIAL = ("path", "corruptions", "severity", "domains", "colour_flip", "resize", "crop")
+"""Keys of [stream] that only some kinds know."""

@@ -1,13 +1,13 @@
 """The streams an experiment can ask for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from bitta.bench.sets import KINDS, Request
+from bitta.bench.sets import KINDS, SPECIAL, Request
 from bitta.config import Config, require
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import SettingError, unknown
-from bitta.streams import CHANCES, ORDERS, Arrangement, Geometry, Stream
+from bitta.streams import CHANCES, Arrangement, Geometry, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +56,23 @@ class StreamConfig(Config):
         require(1 <= self.severity <= 5, "severity", self.severity, "1 to 5")
         require(0 <= self.colour_flip <= 1, "colour_flip", self.colour_flip, "0 to 1")
         _ = Geometry(self.resize, self.crop)
-        if self.order not in ORDERS:
-            raise unknown("order", self.order, ORDERS)
         _ = self.arrangement
         for name in listed(self.corruptions):
             if name not in CORRUPTIONS:
                 raise unknown("corruption", name, CORRUPTIONS)
-        needs_path, takes_path = KINDS[self.kind].needs_path, KINDS[self.kind].takes_path
-        if (needs_path and not self.path) or (self.path and not takes_path):
-            raise SettingError(
-                f"stream.path is {self.path!r}; kind {self.kind!r} "
-                f"{'needs one' if needs_path else 'ships with bitta and takes none'}."
-            )
+        if KINDS[self.kind].needs_path and not self.path:
+            raise SettingError(f"stream.path is missing; kind {self.kind!r} needs one.")
+        self._refuse_what_means_nothing()
+
+    def _refuse_what_means_nothing(self) -> None:
+        known = KINDS[self.kind].keys
+        for setting in fields(self):
+            given = getattr(self, setting.name)
+            if setting.name in SPECIAL and setting.name not in known and given != setting.default:
+                raise SettingError(
+                    f"stream.{setting.name} is {given!r}, but kind {self.kind!r} has no use for "
+                    f"it; it takes {', '.join(known)}."
+                )
 
     @property
     def arrangement(self) -> Arrangement:

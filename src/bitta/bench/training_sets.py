@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bitta.errors import InputError
 from bitta.seeding import generator
 from bitta.streams import (
     CHANCES,
@@ -126,14 +127,19 @@ def _folders(folder: Path, source: str) -> TrainingSet:
 def _one_domain(folder: Path, source: str, text: str, terms: str) -> TrainingSet:
     """Nine tenths of a domain to learn from; the last tenth and the other domains to measure."""
     size = {"resize": _FOLDER_SIDE, "crop": _FOLDER_SIDE}
-    domains = {d.name: d for d in read_folders(folder, geometry=Geometry(**size))}
-    [whole] = read_folders(folder, domains=[source], geometry=Geometry(**size))
+    domains = {domain.name: domain for domain in read_folders(folder, geometry=Geometry(**size))}
+    if source not in domains:
+        raise InputError(
+            f"there is no domain {source!r} in {str(folder)!r}; there are {', '.join(domains)}."
+        )
+    whole = domains.pop(source)
+    if len(whole.labels) < 2:
+        raise InputError(f"domain {source!r} holds one picture; some are needed to measure on.")
     order = torch.randperm(len(whole.labels), generator=generator(0, "held out", source))
-    tenth = len(order) // 10
-    others = [domain for name, domain in domains.items() if name != source]
+    tenth = max(1, len(order) // 10)
     return TrainingSet(
         _some(whole, order[tenth:], source),
-        (_some(whole, order[:tenth], f"{source}, held out"), *others),
+        (_some(whole, order[:tenth], f"{source}, held out"), *domains.values()),
         *IMAGENET_PIXELS,
         text,
         terms,

@@ -86,7 +86,7 @@ def _arrays(
 
 def _severities(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) in SEVERITIES for part in parts):
+    if not all(part.isdecimal() and int(part) in SEVERITIES for part in parts):
         raise SettingError(f"--severity is {text!r}; allowed: 1 to 5, or several such as 1,3,5.")
     return tuple(sorted({int(part) for part in parts}))
 

@@ -3,15 +3,18 @@
 import argparse
 import json
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from bitta.config import require
 from bitta.errors import InputError
 from bitta.models import (
     ARCHITECTURES,
     Entry,
     ModelCard,
     catalogue,
+    check_target,
     entry_of,
     import_checkpoint,
     read_card,
@@ -114,8 +117,11 @@ def _configure_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    if Path(arguments.out).suffix != ".safetensors":
-        raise InputError(f"--out is {arguments.out!r}; a name ending in .safetensors is needed.")
+    check_target(Path(arguments.out))
+    for name in ("mean", "std"):
+        values = getattr(arguments, name)
+        require(all(map(isfinite, values)), f"--{name}", values, "finite numbers")
+    require(all(value > 0 for value in arguments.std), "--std", arguments.std, "above 0")
     if Path(arguments.out).resolve() == Path(arguments.file).resolve():
         raise InputError("--out is the checkpoint itself; give another name.")
     check_writable(Path(arguments.out).parent)

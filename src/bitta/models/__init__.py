@@ -5,6 +5,7 @@ from bitta.models.card import ModelCard
 from bitta.models.catalogue import Entry, catalogue, embedded_names, entry_of, weights_at
 from bitta.models.checkpoints import Imported, import_checkpoint
 from bitta.models.initial import initialise
+from bitta.models.parts import check_target
 from bitta.models.weights import halved, load_model, read_card, save_model
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ModelCard",
     "build_model",
     "catalogue",
+    "check_target",
     "embedded_names",
     "entry_of",
     "halved",

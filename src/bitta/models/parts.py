@@ -113,6 +113,15 @@ def parts_of(path: Path) -> list[Path]:
     return sorted(part for part in found if plain_path(part) == path and part != path)
 
 
+def check_target(path: Path) -> None:
+    """Refuse a name that weights cannot be written under, before there are any."""
+    if path.suffix != ".safetensors" or plain_path(path) != path or path.is_dir():
+        raise InputError(
+            f"weights cannot be written to {str(path)!r}; a file name ending in .safetensors, "
+            "without the number of a part, is needed."
+        )
+
+
 def plain_path(path: Path) -> Path:
     """What the whole is called, for a part; any other path as it is."""
     name = _PART.match(path.stem)

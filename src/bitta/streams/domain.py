@@ -42,17 +42,20 @@ class Domain:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of name, labels and images."""
+        """Hash of name, labels, classes and images."""
         images = self.images
         told = hashed(images) if isinstance(images, Tensor) else images.fingerprint
-        return hashed(self.name, self.labels, told)
+        return hashed(self.name, self.labels, *self.classes, told)
 
 
 def hashed(*parts: str | bytes | Tensor) -> str:
     """One hash of several things."""
     digest = sha256()
     for part in parts:
-        content = part.contiguous().numpy().tobytes() if isinstance(part, Tensor) else part
-        digest.update(content.encode() if isinstance(content, str) else content)
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+        else:
+            digest.update(part.encode() if isinstance(part, str) else part)
         digest.update(b"\0")
     return digest.hexdigest()

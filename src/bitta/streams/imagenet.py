@@ -49,9 +49,10 @@ def read_tiny_imagenet(root: str | Path, *, train: bool, geometry: Geometry = AS
 def read_tiny_imagenet_c(
     root: str | Path, names: Sequence[str], *, severity: int, geometry: Geometry = AS_IT_IS
 ) -> list[Domain]:
-    """A domain per corruption; the classes are those that any of the corruptions has."""
+    """A domain per corruption; the classes are those that any has at any severity."""
     places = _corruptions(checked_folder(root), names, severity)
-    classes = sorted({wnid for place in places for wnid in class_names(place)})
+    levels = [level for place in places for level in subfolders(place.parent)]
+    classes = sorted({wnid for level in levels for wnid in class_names(level)})
     return [
         labelled(name, by_class(place), classes, geometry=geometry)
         for name, place in zip(names, places, strict=True)

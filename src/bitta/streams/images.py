@@ -106,7 +106,12 @@ class Files:
     def fingerprint(self) -> str:
         """Of every name, of how pictures are brought to size, and of the bytes of a few."""
         names = (entry.member or os.path.basename(entry.path) for entry in self.entries)
-        few = (entry.read() for entry in self.entries[:_N_FINGERPRINTED])
+        try:
+            few = [self.entries[row].read() for row in _spread(len(self.entries))]
+        except OSError as error:
+            raise InputError(
+                f"{error.filename!r} cannot be read ({error.strerror}); was the folder moved?"
+            ) from None
         return hashed(str(self.geometry), *names, *few)
 
     def _decode(self, entry: Entry) -> np.ndarray:
@@ -151,10 +156,10 @@ class Mapped:
 
     @property
     def fingerprint(self) -> str:
-        """Of the file's name, of which rows, and of the first of them."""
+        """Of the file's name, of which rows, and of a few of them."""
         array = open_array(self.path)
-        first = np.ascontiguousarray(array[self.rows.start : self.rows.start + _N_FINGERPRINTED])
-        return hashed(Path(self.path).name, str(array.shape), str(self.rows), first.tobytes())
+        few = array[[self.rows[row] for row in _spread(len(self.rows))]]
+        return hashed(Path(self.path).name, str(array.shape), str(self.rows), few.tobytes())
 
 
 class Chosen:
@@ -176,6 +181,11 @@ class Chosen:
         """Of the images chosen from, and of the choice."""
         images = self.images
         return hashed(self.rows, images if isinstance(images, Tensor) else images.fingerprint)
+
+
+def _spread(n_rows: int) -> range:
+    """A few rows, from beginning to end."""
+    return range(0, n_rows, max(1, n_rows // _N_FINGERPRINTED))
 
 
 def open_array(path: str | Path) -> np.ndarray:

@@ -99,7 +99,7 @@ def _gradual(
     by_kind: dict[str, dict[int, int]] = {}
     for place in places:
         kind, _, severity = domains[place].name.rpartition(" ")
-        if not kind or not severity.isdigit():
+        if not kind or not severity.isdecimal():
             raise SettingError(
                 f"order is gradual, but domain {domains[place].name!r} has no severity; name "
                 'domains "kind severity", such as "fog 3".'

@@ -26,6 +26,12 @@ class Stream:
     ) -> None:
         require(batch_size >= 1, "batch_size", batch_size, "1 or more")
         self.domains = tuple(domains)
+        for domain in self.domains:
+            if domain.classes != self.domains[0].classes:
+                raise InputError(
+                    f"domains {self.domains[0].name!r} and {domain.name!r} do not have the same "
+                    "classes; labels would mean two things."
+                )
         self.batch_size = batch_size
         self.seed = seed
         self.arrangement = arrangement or Arrangement()
@@ -98,6 +104,14 @@ class Stream:
             only: Tensor = self.domains[present[0]].images[rows]
             return only
         parts = [self.domains[place].images[rows[places == place]] for place in present]
+        for place, part in zip(present, parts, strict=True):
+            if (part.shape[1:], part.dtype) != (parts[0].shape[1:], parts[0].dtype):
+                raise InputError(
+                    f"domain {self.domains[place].name!r} has inputs of shape "
+                    f"{tuple(part.shape[1:])} and type {part.dtype}, "
+                    f"{self.domains[present[0]].name!r} {tuple(parts[0].shape[1:])} and "
+                    f"{parts[0].dtype}; what is mixed needs one form."
+                )
         images = torch.empty(len(rows), *parts[0].shape[1:], dtype=parts[0].dtype)
         for place, part in zip(present, parts, strict=True):
             images[places == place] = part

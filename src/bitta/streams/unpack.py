@@ -19,6 +19,7 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _BLOCK = 1 << 20
 _DAMAGE = (
     tarfile.TarError,
+    KeyError,  # of a hard link to nothing
     zipfile.BadZipFile,
     gzip.BadGzipFile,
     zlib.error,
