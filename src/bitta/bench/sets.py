@@ -54,6 +54,11 @@ class Request:
     geometry: Geometry
     seed: int
 
+    @property
+    def sized(self) -> dict[str, Geometry]:
+        """How pictures are brought to size, where anybody says so; else it is the reader's own."""
+        return {"geometry": self.geometry} if self.geometry != Geometry() else {}
+
     def folder(self, name: str) -> Path:
         """Where a set lies, or what to run to get it."""
         return set_folder(name, self.path)
@@ -216,15 +221,14 @@ def _tree_c(
     folder = request.folder(name)
     names = request.corruptions or tuple(CORRUPTIONS)
     by_severity = [
-        read(folder, names, severity=severity, geometry=request.geometry)
-        for severity in request.severities
+        read(folder, names, severity=severity, **request.sized) for severity in request.severities
     ]
     return _by_kind(by_severity, request), f"{name} {request.level}"
 
 
 def _folders(request: Request, *, name: str = "") -> tuple[list[Domain], str]:
     folder = request.folder(name) if name else Path(request.path)
-    domains = read_folders(folder, domains=request.domains or None, geometry=request.geometry)
+    domains = read_folders(folder, domains=request.domains or None, **request.sized)
     return [request.some(domain) for domain in domains], name or folder.name
 
 
@@ -232,13 +236,13 @@ def _domainnet126(request: Request) -> tuple[list[Domain], str]:
     domains = read_domainnet126(
         request.folder("domainnet126"),
         domains=request.domains or DOMAINNET126_DOMAINS,
-        geometry=request.geometry,
+        **request.sized,
     )
     return [request.some(domain) for domain in domains], "domainnet126"
 
 
 def _one(request: Request, *, name: str, read: Callable[..., Domain]) -> tuple[list[Domain], str]:
-    return [request.some(read(request.folder(name), geometry=request.geometry))], name
+    return [request.some(read(request.folder(name), **request.sized))], name
 
 
 def _arrays(request: Request) -> tuple[list[Domain], str]:

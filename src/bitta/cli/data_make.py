@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from bitta.bench.corrupted import SEVERITIES, contact_sheet, make_corrupted
+from bitta.bench.streams import listed
 from bitta.cli.display import progress
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import InputError, SettingError, unknown
@@ -92,7 +93,7 @@ def _severities(text: str) -> tuple[int, ...]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = listed(text)
     for name in names:
         if name not in CORRUPTIONS:
             raise unknown("corruption", name, CORRUPTIONS)

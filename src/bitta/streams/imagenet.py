@@ -25,9 +25,7 @@ from bitta.streams.folders import (
     labelled,
     subfolders,
 )
-from bitta.streams.images import AS_IT_IS, Entry, Geometry
-
-_FOR_224 = Geometry(resize=256, crop=224)
+from bitta.streams.images import AS_IT_IS, FOR_224, Entry, Geometry
 
 
 @cache
@@ -70,7 +68,7 @@ def read_imagenet_c(
     ]
 
 
-def read_imagenet_r(root: str | Path, *, geometry: Geometry = _FOR_224) -> Domain:
+def read_imagenet_r(root: str | Path, *, geometry: Geometry = FOR_224) -> Domain:
     """ImageNet-R; labels number the classes that are there, 200 of the 1,000, sorted.
 
     `Domain.classes` names them, so that a model of 1,000 outputs can be held to these.

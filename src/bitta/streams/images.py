@@ -51,6 +51,8 @@ class Geometry:
 
 
 AS_IT_IS = Geometry()
+FOR_224 = Geometry(resize=256, crop=224)
+"""The usual way to models that were trained on ImageNet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,9 @@ from bitta.errors import InputError
 from bitta.streams.domain import Domain
 from bitta.streams.folders import by_class, checked_folder, labelled
 from bitta.streams.imagenet import imagenet_wnids
-from bitta.streams.images import Entry, Files, Geometry
+from bitta.streams.images import FOR_224, Entry, Files, Geometry
 
 DOMAINNET126_DOMAINS = ("real", "clipart", "painting", "sketch")
-_FOR_224 = Geometry(resize=256, crop=224)
 _VISDA_LIST = "objectnet_imagenet_c_r_o_filelist.txt"
 
 
@@ -27,7 +26,7 @@ def read_domainnet126(
     root: str | Path,
     *,
     domains: Sequence[str] = DOMAINNET126_DOMAINS,
-    geometry: Geometry = _FOR_224,
+    geometry: Geometry = FOR_224,
 ) -> list[Domain]:
     """Domains listed in `root/<domain>_list.txt`, with paths from the root on.
 
@@ -48,7 +47,7 @@ def read_domainnet126(
 
 
 def read_visda2021(
-    root: str | Path, *, list_file: str | Path | None = None, geometry: Geometry = _FOR_224
+    root: str | Path, *, list_file: str | Path | None = None, geometry: Geometry = FOR_224
 ) -> Domain:
     """VisDA-2021's pictures of the 1,000 classes of ImageNet; a warning counts those left out.
 
