@@ -228,7 +228,7 @@ def _tree_c(
 
 def _folders(request: Request, *, name: str = "") -> tuple[list[Domain], str]:
     folder = request.folder(name) if name else Path(request.path)
-    domains = read_folders(folder, domains=request.domains or None, **request.sized)
+    domains = read_folders(folder, domains=request.domains or None, geometry=request.geometry)
     return [request.some(domain) for domain in domains], name or folder.name
 
 
