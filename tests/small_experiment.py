@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from bitta.seeding import generator
+from bitta.testing import toy_classifier
 
 TOML = """
 [stream]
@@ -48,3 +49,11 @@ def without_times(path):
     for step in result["steps"]:
         del step["seconds"]
     return result
+
+
+def broken_classifier():
+    """A model whose outputs are no numbers."""
+    model = toy_classifier()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    return model

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bitta
+from bitta.bench.recipe import Recipe
 from bitta.cli.demo import _experiments
 from bitta.cli.main import _COMMANDS
 from bitta.config import settings_of
@@ -58,6 +59,12 @@ def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_i
     shared = {"sites"}
     for setting in settings_of(METHODS["bitta"].Config):
         assert f"`{setting.name}" in page or setting.name in shared, setting.name
+
+
+def test_every_key_of_a_recipe_is_explained():
+    page = (ROOT / "docs" / "models.md").read_text()
+    for setting in settings_of(Recipe):
+        assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in page
 
 
 @pytest.mark.parametrize(

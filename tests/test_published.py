@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitta.bench.recipe import read_recipe
+from bitta.bench.recipe import Recipe, read_recipe
 from bitta.corruptions import CORRUPTIONS
 from bitta.models import load_model, read_card
 from bitta.streams import embedded_pack
@@ -33,7 +33,8 @@ def test_published_weights_are_those_of_their_log_and_recipe(log):
         found = hashlib.sha256((WEIGHTS / name).read_bytes()).hexdigest()
         assert found == told["sha256"][name]
     recipe = read_recipe(ROOT / "pretrain" / f"{log.stem}.toml")
-    assert told["card"]["recipe"] == {**vars(recipe)}
+    # Settings that came later have their defaults.
+    assert vars(Recipe(**told["card"]["recipe"])) == vars(recipe)
 
 
 def test_published_weights_are_small_enough_to_keep():

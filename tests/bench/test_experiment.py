@@ -75,3 +75,10 @@ def test_malformed_toml(tmp_path):
         read_toml(path)
     with pytest.raises(BittaError, match="there is no file"):
         read_toml(tmp_path / "none.toml")
+
+
+def test_numbers_may_be_written_as_people_write_them():
+    table = {}
+    for assignment in ("a.b=.1", "a.c=1e-3", "a.d=fog", "a.e=true"):
+        override(table, assignment)
+    assert table == {"a": {"b": 0.1, "c": 1e-3, "d": "fog", "e": True}}

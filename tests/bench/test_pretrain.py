@@ -114,7 +114,7 @@ def test_weights_are_not_trained_for_a_name_they_cannot_have(cifar, tmp_path, na
 def test_a_head_is_kept_for_the_same_classes_only(cifar, tmp_path):
     start = tmp_path / "start.safetensors"
     pretrain(RECIPE, out=start, folder=str(cifar))
-    data = LOADERS["cifar10"](cifar, "")
+    data = LOADERS["cifar10"](cifar, "", 32)
     going_on = replace(RECIPE, start=str(start))
     same, _ = _first_weights(going_on, data)
     assert torch.equal(same.fc.weight, weights(start)["fc.weight"])
@@ -126,9 +126,37 @@ def test_a_head_is_kept_for_the_same_classes_only(cifar, tmp_path):
         _first_weights(replace(going_on, architecture="resnet20"), data)
 
 
+def test_a_training_that_comes_apart_is_not_saved(cifar, tmp_path):
+    with pytest.raises(InputError, match=r"the loss is (nan|inf) in epoch \d: .* smaller lr"):
+        pretrain(replace(RECIPE, lr=1e9), out=tmp_path / "m.safetensors", folder=str(cifar))
+    assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_finished_weights_are_taken_as_they_are_and_others_not_overwritten(cifar, tmp_path):
+    out = tmp_path / "m.safetensors"
+    card, _ = pretrain(RECIPE, out=out, folder=str(cifar))
+    content = out.read_bytes()
+    done = []
+    again, _ = pretrain(
+        RECIPE, out=out, folder=str(cifar), resume=True, on_epoch=lambda *e: done.append(e)
+    )
+    assert (again.accuracy, done) == (card.accuracy, [])
+    with pytest.raises(InputError, match="holds weights of another recipe"):
+        pretrain(replace(RECIPE, lr=0.2), out=out, folder=str(cifar))
+    assert out.read_bytes() == content
+
+
+def test_pictures_are_trained_on_at_the_size_asked_for(tmp_path):
+    write_tree(tmp_path / "tree", n=6)
+    recipe = Recipe(data="folders", source="photo", side=32, epochs=1, batch_size=4)
+    card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
+    assert card.input_shape == (3, 32, 32)
+    assert card.preprocessing == {"resize": 32, "crop": 32}
+
+
 def test_a_handful_of_pictures_can_be_trained_on(tmp_path):
     write_tree(tmp_path / "tree", n=3)
-    recipe = Recipe(data="folders", source="photo", epochs=1, batch_size=2, augment="none")
+    recipe = Recipe(data="folders", source="photo", epochs=1, batch_size=2, augment="none", side=32)
     card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
     assert set(card.accuracy) == {"photo, held out", "sketch"}
 
@@ -174,6 +202,7 @@ def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
     recipe = Recipe(
         data="folders",
         source="photo",
+        side=64,
         architecture="resnet8",
         start=str(tmp_path / "start.safetensors"),
         optimiser="adam",
@@ -186,7 +215,7 @@ def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
     card, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
     assert card.classes == ("dog", "house")
     assert card.arguments["mean"] == read_card(tmp_path / "start.safetensors").arguments["mean"]
-    assert card.preprocessing == {"resize": 224, "crop": 224}
+    assert card.preprocessing == {"resize": 64, "crop": 64}
     assert set(card.accuracy) == {"photo, held out", "sketch"}
     assert len(log["epochs"]) == 2  # 36 images, 3 steps an epoch, 5 in all
     before, after = (weights(tmp_path / f"{name}.safetensors") for name in ("start", "m"))

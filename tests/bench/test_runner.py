@@ -164,3 +164,21 @@ def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
     result = run(changed(tmp_path, order="single"), out=tmp_path / "out")
     assert resets == [7]  # day has 50 samples in 7 batches
     assert "reset before each" in result.protocol
+
+
+def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
+    table = read_toml(write_experiment(tmp_path))
+    table["model"] = {"factory": "small_experiment:broken_classifier"}
+    table["method"] = {"name": "tent"}
+    result = run(Experiment.of(table, name="trial"), out=tmp_path)
+    assert RunResult.load(tmp_path / "trial-seed0.json").accuracy == result.accuracy == 0
+    assert None in result.steps[-1].losses.values()
+
+
+def test_a_finished_result_is_not_taken_for_that_of_other_data(tmp_path):
+    path = write_experiment(tmp_path)
+    run(Experiment.read(path), out=tmp_path)
+    run(Experiment.read(path), out=tmp_path, resume=True)
+    write_experiment(tmp_path, inputs=np.zeros((100, 3, 8, 8), np.float32))
+    with pytest.raises(InputError, match="is the result of other stream"):
+        run(Experiment.read(path), out=tmp_path, resume=True)

@@ -1,5 +1,7 @@
 """Every kind of stream an experiment can name, on small trees of the official shape."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 from bitta.bench import sets
 from bitta.bench.corrupted import contact_sheet, make_corrupted
-from bitta.bench.models import Restricted, restricted
+from bitta.bench.models import Restricted, restricted, wanted_size
 from bitta.bench.sets import KINDS
 from bitta.bench.streams import StreamConfig, build_stream
 from bitta.cli.main import main
@@ -320,6 +322,20 @@ def test_the_usual_layout_is_written(tmp_path):
     assert torch.equal(read.images[torch.arange(12)], corrupt(some().images, "fog"))
     with pytest.raises(InputError, match="severity 3"):
         read_corrupted(tmp_path, ["fog"], severity=3)
+
+
+def test_a_corrupted_copy_is_not_taken_for_plain_arrays(tmp_path):
+    make_corrupted(some(), tmp_path, severities=(5,), names=("fog",))
+    with pytest.raises(InputError, match='use kind = "cifar10-c"'):
+        build_stream(StreamConfig(kind="arrays", path=str(tmp_path)), seed=0)
+
+
+def test_a_card_says_how_large_pictures_must_be():
+    small = ModelCard(architecture="x", arguments={}, classes=(), input_shape=(3, 32, 32))
+    assert wanted_size(small) == {"resize": 32, "crop": 32}
+    assert wanted_size(replace(small, preprocessing={"crop": 9})) == {"crop": 9}
+    assert wanted_size(card()) == {}
+    assert wanted_size(None) == {}
 
 
 def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):

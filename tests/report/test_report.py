@@ -33,6 +33,12 @@ def test_quarters_mean_and_counts_by_hand():
     ]
 
 
+def test_fewer_batches_than_quarters_get_fewer_columns():
+    rows = summary_rows({"A": result(["d"] * 2, [1, 3])})
+    assert rows[0][:4] == ["method", "1st", "2nd", "mean"]
+    assert rows[1][:4] == ["A", "10.0", "30.0", "20.0"]
+
+
 def test_several_domains_get_a_column_each():
     rows = summary_rows({"A": result(["fog", "fog", "snow"], [1, 3, 9])})
     assert rows[0][1:4] == ["fog", "snow", "mean"]

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -39,6 +39,13 @@ def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
         return _from_factory(config.factory), None
     with weights_at(config.weights) as path:
         return load_model(path)
+
+
+def wanted_size(card: ModelCard | None) -> Mapping[str, int]:
+    """How the model wants pictures brought to size: as its card says, or to that of its input."""
+    if card is None or card.preprocessing or len(card.input_shape) != 3:
+        return card.preprocessing if card else {}
+    return {"resize": card.input_shape[-1], "crop": card.input_shape[-1]}
 
 
 def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:

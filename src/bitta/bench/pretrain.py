@@ -1,9 +1,11 @@
 """Train a source model, or go on from one; killed at any moment, it resumes from its last epoch."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,10 +23,13 @@ from bitta.models import (
     ModelCard,
     build_model,
     check_target,
+    entry_of,
     halved,
     initialise,
     load_model,
+    read_card,
     save_model,
+    weights_at,
 )
 from bitta.results import environment
 from bitta.seeding import generator
@@ -78,8 +83,11 @@ def pretrain(
     """
     place = device_named(device)
     check_target(out)
+    earlier = _earlier(out, recipe)
+    if earlier is not None and resume and not checkpoint_path(out).exists():
+        return earlier
     check_writable(out.parent)
-    data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source)
+    data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source, recipe.side)
     model, card = _first_weights(recipe, data)
     trainer = Trainer(model.to(place), recipe, n_steps=_n_steps(recipe, data))
     keeper = _Keeper(checkpoint_path(out), recipe, data, trainer, seconds=checkpoint_seconds)
@@ -99,6 +107,19 @@ def pretrain(
     paths = save_model(out, model, card, half=half, part_bytes=PART_BYTES if half else None)
     keeper.path.unlink(missing_ok=True)
     return card, _log(card, epochs, paths, place)
+
+
+def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
+    """Finished weights of this recipe and their log, if they are there; others are not touched."""
+    if entry_of(out, name="").n_files == 0:
+        return None
+    card = read_card(out)
+    if not card.recipe or not card.recipe.items() <= asdict(recipe).items():
+        raise InputError(
+            f"{str(out)!r} holds weights of another recipe; give another --out, or remove them."
+        )
+    log = out.with_suffix(".json")
+    return card, json.loads(log.read_text()) if log.exists() else {"sha256": {}, "seconds": 0.0}
 
 
 class _Keeper:
@@ -171,6 +192,11 @@ def _epoch(
     left = trainer.n_steps - trainer.step_number
     losses = [trainer.step(*batch) for batch in islice(batches, left)]
     loss = torch.stack(losses).mean().item()
+    if not isfinite(loss):
+        raise InputError(
+            f"the loss is {loss} in epoch {number + 1}: the training has come apart; give a "
+            f"smaller lr than {trainer.recipe.lr:g}."
+        )
     measured = (number + 1) % max(1, n_epochs // _MEASURED) == 0 or number + 1 == n_epochs
     accuracy = _accuracy(trainer, data.held_out[0]) if measured else None
     return Epoch(number + 1, loss, accuracy, monotonic() - started)
@@ -197,7 +223,8 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
     arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
     kept: dict[str, Tensor] = {}
     if recipe.start:
-        earlier, start = load_model(recipe.start)
+        with weights_at(recipe.start) as path:
+            earlier, start = load_model(path)
         if start.architecture != recipe.architecture:
             raise SettingError(
                 f"architecture is {recipe.architecture!r}, but the weights in {recipe.start!r} are "

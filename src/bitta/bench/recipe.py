@@ -18,7 +18,9 @@ class Recipe(Config):
     data: str = "cifar10"
     """Which set: cifar10, cifar100, coloured_digits, tiny-imagenet, pacs or folders."""
     source: str = ""
-    """pacs, folders: the domain to train on; the others are only measured."""
+    """pacs, folders: the domain to train on, less a tenth; that and the others are measured."""
+    side: int = 224
+    """pacs, folders: pictures are scaled and cut to squares of so many pixels."""
     architecture: str = "resnet8"
     """Which model."""
     start: str = ""
@@ -64,6 +66,7 @@ class Recipe(Config):
                 f'source is {self.source!r} and data is {self.data!r}; data = "pacs" or "folders" '
                 "needs a source domain, and no other set has one."
             )
+        require(self.side >= 8, "side", self.side, "8 or more")
         require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more")
         require(self.lr > 0, "lr", self.lr, "above 0")
         require(0 < self.momentum < 1, "momentum", self.momentum, "above 0 and below 1")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bitta.bench.device import device_named
 from bitta.bench.experiment import Experiment
-from bitta.bench.models import build_source, check_fit, restricted
+from bitta.bench.models import build_source, check_fit, restricted, wanted_size
 from bitta.bench.streams import build_stream
 from bitta.errors import InputError
 from bitta.feedback import Simulated
@@ -73,27 +73,20 @@ def run(
     """
     place = device_named(device)
     path = result_path(experiment, out)
-    if path.exists() and not overwrite:
-        finished = RunResult.load(path)
-        if finished.experiment != experiment.as_table():
-            raise InputError(
-                f"{str(path)!r} is the result of other settings; give this run a name of its own "
-                "(--set name=...) or another folder (--out)."
-            )
-        if resume:
-            return finished
+    earlier = RunResult.load(path) if path.exists() and not overwrite else None
+    _refuse_other(earlier, path, "settings", experiment.as_table(), "experiment")
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
-    model, card = build_source(experiment.model)
-    stream = build_stream(
-        experiment.stream,
-        seed=experiment.seed,
-        preprocessing=card.preprocessing if card else None,
-    )
-    model = restricted(model, card, stream.domains[0].classes).to(place)
-    check_fit(model, stream, logits=experiment.model.logits or None)
-    circumstances = environment(place, weight_hash(model))
-    identity = _identity(experiment, stream, model)
+    stream, model = _prepare(experiment)
+    model.to(place)
+    circumstances = environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
+    if earlier is not None and resume:
+        for part in ("stream", "source_weights"):
+            _refuse_other(earlier, path, part.replace("_", " "), circumstances[part], part)
+        return earlier
+    identity = {"experiment": experiment.as_table()} | {
+        part: circumstances[part] for part in ("stream", "source_weights")
+    }
     session, progress = _begin(experiment, stream, model, identity, checkpoint if resume else None)
     reset_peak_memory(place)
     with session:
@@ -113,6 +106,27 @@ def run(
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
+
+
+def _refuse_other(earlier: RunResult | None, path: Path, what: str, now: object, part: str) -> None:
+    """A result that is there stays there, unless it is of this very run."""
+    if earlier is None:
+        return
+    then = earlier.experiment if part == "experiment" else earlier.environment.get(part)
+    if then != now:
+        raise InputError(
+            f"{str(path)!r} is the result of other {what}; give this run a name of its own "
+            "(--set name=...) or another folder (--out)."
+        )
+
+
+def _prepare(experiment: Experiment) -> tuple[Stream, nn.Module]:
+    """The stream, and a model that has been seen to fit it."""
+    model, card = build_source(experiment.model)
+    stream = build_stream(experiment.stream, seed=experiment.seed, preprocessing=wanted_size(card))
+    model = restricted(model, card, stream.domains[0].classes)
+    check_fit(model, stream, logits=experiment.model.logits or None)
+    return stream, model
 
 
 def _result(
@@ -140,15 +154,6 @@ def _result(
 def _protocol(experiment: Experiment, stream: Stream) -> str:
     window = experiment.stream.window_size
     return stream.protocol + (f", window {window}" if window else "")
-
-
-def _identity(experiment: Experiment, stream: Stream, model: nn.Module) -> dict[str, Any]:
-    """What a checkpoint must share with the run that goes on from it."""
-    return {
-        "experiment": experiment.as_table(),
-        "stream": stream.fingerprint,
-        "source_weights": weight_hash(model),
-    }
 
 
 def _save(
@@ -179,7 +184,8 @@ def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch)
     watch.start()
     prediction, answers, losses = session.step(batch.inputs)
     seconds = watch.stop()
-    correct = prediction.labels.cpu() == batch.truth
+    # A model that no longer gives numbers is wrong, whatever the largest of them would be.
+    correct = (prediction.labels.cpu() == batch.truth) & prediction.confidence.isfinite().cpu()
     progress.reliability = progress.reliability.add(prediction.confidence, correct)
     progress.steps.append(
         StepRecord(

@@ -246,6 +246,11 @@ def _one(request: Request, *, name: str, read: Callable[..., Domain]) -> tuple[l
 
 
 def _arrays(request: Request) -> tuple[list[Domain], str]:
+    if (name := made_from(Path(request.path))) != "":
+        raise InputError(
+            f"{request.path!r} holds a corrupted copy of {name}, all severities one after another; "
+            f'use kind = "{name}-c".'
+        )
     domains = [request.some(domain) for domain in read_arrays(request.path)]
     return _chosen(domains, request.domains), Path(request.path).name
 
@@ -282,7 +287,7 @@ KINDS: Mapping[str, Kind] = {
                        (*_MADE, *_PICTURES)),
     "imagenet-r": Kind("ImageNet-R, 200 classes", partial(_one, name="imagenet-r",
                                                           read=read_imagenet_r), _PICTURES),
-    "pacs": Kind("PACS: photo, art_painting, cartoon, sketch", partial(_folders, name="pacs"),
+    "pacs": Kind("PACS: art_painting, cartoon, photo, sketch", partial(_folders, name="pacs"),
                  (*_PICTURES, "domains")),
     "domainnet126": Kind("DomainNet-126: real, clipart, painting, sketch", _domainnet126,
                          (*_PICTURES, "domains")),

@@ -29,12 +29,20 @@ def override(table: dict[str, Any], assignment: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        value = _number(text.strip())
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise SettingError(f"--set {assignment!r}: {key!r} is a value, not a table.")
     table[keys[-1]] = value
+
+
+def _number(text: str) -> float | str:
+    """TOML wants 0.1 where people write .1; what is no number stays text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def section(table: Mapping[str, Any], name: str) -> dict[str, Any]:

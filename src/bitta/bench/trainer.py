@@ -58,7 +58,8 @@ class Trainer:
     def right(self, images: Tensor, labels: Tensor) -> int:
         """How many of these the model gets right, in full precision."""
         pixels = self._float(images.to(self.device))
-        return int((self.model(pixels).argmax(-1) == labels.to(self.device)).sum())
+        best, found = self.model(pixels).max(-1)
+        return int(((found == labels.to(self.device)) & best.isfinite()).sum())
 
     def state_dict(self) -> State:
         """Weights, optimiser, number of steps."""

@@ -23,7 +23,6 @@ from bitta.streams import (
 )
 
 IMAGENET_PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_FOLDER_SIDE = 224
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +40,11 @@ class TrainingSet:
     """How pictures were brought to size; empty where they had it."""
 
 
-Loader = Callable[[Path, str], TrainingSet]
+Loader = Callable[[Path, str, int], TrainingSet]
+"""From folder, source domain and side of the pictures."""
 
 
-def _cifar10(folder: Path, _source: str) -> TrainingSet:
+def _cifar10(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_cifar10(folder, train=True),
         (_named("cifar10 test", read_cifar10(folder, train=False)),),
@@ -56,7 +56,7 @@ def _cifar10(folder: Path, _source: str) -> TrainingSet:
     )
 
 
-def _cifar100(folder: Path, _source: str) -> TrainingSet:
+def _cifar100(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_cifar100(folder, train=True),
         (_named("cifar100 test", read_cifar100(folder, train=False)),),
@@ -68,7 +68,7 @@ def _cifar100(folder: Path, _source: str) -> TrainingSet:
     )
 
 
-def _tiny_imagenet(folder: Path, _source: str) -> TrainingSet:
+def _tiny_imagenet(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_tiny_imagenet(folder, train=True),
         (_named("tiny-imagenet val", read_tiny_imagenet(folder, train=False)),),
@@ -79,7 +79,7 @@ def _tiny_imagenet(folder: Path, _source: str) -> TrainingSet:
     )
 
 
-def _coloured_digits(folder: Path, _source: str) -> TrainingSet:
+def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
     """The first 40,000 MNIST training digits; the colour tells the label in 80 and 90 %."""
     digits, numerals = read_mnist(folder, train=True)
     parts = []
@@ -110,23 +110,24 @@ def _coloured_tests(digits: Tensor, numerals: Tensor) -> tuple[Domain, ...]:
     return tuple(tests)
 
 
-def _pacs(folder: Path, source: str) -> TrainingSet:
+def _pacs(folder: Path, source: str, side: int) -> TrainingSet:
     return _one_domain(
         folder,
         source,
+        side,
         f"PACS, {source} (Li et al., 2017)",
         "Weights: Apache-2.0. PACS is given for research without a licence text; cite Li et al., "
         "2017.",
     )
 
 
-def _folders(folder: Path, source: str) -> TrainingSet:
-    return _one_domain(folder, source, f"{folder.name}, {source}", "")
+def _folders(folder: Path, source: str, side: int) -> TrainingSet:
+    return _one_domain(folder, source, side, f"{folder.name}, {source}", "")
 
 
-def _one_domain(folder: Path, source: str, text: str, terms: str) -> TrainingSet:
+def _one_domain(folder: Path, source: str, side: int, text: str, terms: str) -> TrainingSet:
     """Nine tenths of a domain to learn from; the last tenth and the other domains to measure."""
-    size = {"resize": _FOLDER_SIDE, "crop": _FOLDER_SIDE}
+    size = {"resize": side, "crop": side}
     domains = {domain.name: domain for domain in read_folders(folder, geometry=Geometry(**size))}
     if source not in domains:
         raise InputError(

@@ -1,6 +1,7 @@
 """bitta data make-corrupted: corrupt a set and write it in the layout of CIFAR-10-C."""
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -73,11 +74,18 @@ def _arrays(
             note = f"{name} {seconds:.1f} s" if seconds else f"{name} was there"
             shown.update("corrupt", len(done), len(names), note)
 
-        seconds = make_corrupted(
-            clean, folder, severities=severities, names=names, seed=seed, on_made=on_made
-        )
+        try:
+            seconds = make_corrupted(
+                clean, folder, severities=severities, names=names, seed=seed, on_made=on_made
+            )
+        except KeyboardInterrupt:
+            print("the same command goes on from here.", file=sys.stderr)
+            raise
     made, threads = sum(1 for taken in done if taken), torch.get_num_threads()
     levels = f"severit{'y' if len(severities) == 1 else 'ies'} {', '.join(map(str, severities))}"
+    if not made:
+        print(f"all {len(names)} corruptions were there already")
+        return
     print(
         f"{made} corruptions x {len(clean.labels):,} images at {levels} in {seconds:.1f} s on "
         f"{threads} thread{'s' if threads > 1 else ''}, file writing apart"

@@ -120,8 +120,9 @@ def _import(arguments: argparse.Namespace) -> int:
     check_target(Path(arguments.out))
     for name in ("mean", "std"):
         values = getattr(arguments, name)
-        require(all(map(isfinite, values)), f"--{name}", values, "finite numbers")
-    require(all(value > 0 for value in arguments.std), "--std", arguments.std, "above 0")
+        fine = all(isfinite(value) and 0 <= value <= 1 for value in values)
+        require(fine, f"--{name}", values, "0 to 1, as of pixels in [0, 1]")
+    require(all(arguments.std), "--std", arguments.std, "above 0")
     if Path(arguments.out).resolve() == Path(arguments.file).resolve():
         raise InputError("--out is the checkpoint itself; give another name.")
     check_writable(Path(arguments.out).parent)

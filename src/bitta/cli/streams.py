@@ -22,7 +22,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     for name, kind in KINDS.items():
         print(f"{name:<16} {kind.summary}")
-    print(f"\norders: {', '.join(ORDERS)}; labels: iid, dirichlet")
+    print(f"\norders: {', '.join(ORDERS)}, or any sequence; labels: iid, dirichlet")
     print(f"sets are looked for in {str(data_folder())!r}, or where stream.path says.")
     print('"bitta streams --settings" shows every key of [stream].')
     return 0

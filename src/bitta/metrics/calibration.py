@@ -23,7 +23,8 @@ class Reliability:
     correct: list[float] = field(default_factory=_zeros)
 
     def add(self, confidence: Tensor, correct: Tensor) -> Self:
-        """With a batch taken in."""
+        """With a batch taken in; a confidence that is no number counts as none."""
+        confidence = confidence.nan_to_num(0.0)
         # Bins are open below and closed above, (0, 1/15] to (14/15, 1].
         bins = (confidence.double().cpu() * N_BINS).ceil().long().clamp(1, N_BINS) - 1
         return type(self)(

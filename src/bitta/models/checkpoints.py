@@ -64,6 +64,9 @@ def import_checkpoint(
     model = build_model(architecture, **card.arguments)
     tensors = _brought_over(tensors, model.state_dict().keys(), notes, path=str(path))
     load_weights(model, tensors, path=str(path), architecture=architecture)
+    for name, tensor in model.state_dict().items():
+        if not tensor.isfinite().all():
+            raise ModelError(f"{name} in {str(path)!r} holds values that are not finite.")
     return Imported(model.eval(), card, tuple(notes))
 
 

@@ -136,7 +136,11 @@ def _read(path: Path, *, only_metadata: bool = False) -> tuple[dict[str, Tensor]
     except FileNotFoundError:
         raise InputError(f"there are no weights at {str(path)!r}.") from None
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not a readable safetensors file ({error}).") from None
+        other = path.suffix != ".safetensors"
+        hint = '; "bitta models import" brings in other checkpoints' if other else ""
+        raise InputError(
+            f"{str(path)!r} is not a readable safetensors file ({error}){hint}."
+        ) from None
 
 
 def _grouped(

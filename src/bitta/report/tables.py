@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from bitta.results import RunResult
 
-_PARTS = 4
+_QUARTERS = ["1st", "2nd", "3rd", "4th quarter"]
 
 
 def summary_rows(results: Mapping[str, RunResult]) -> list[list[str]]:
     """A header and a row per method: accuracy per part and mean, calibration, questions, time."""
     several = len({step.domain for result in results.values() for step in result.steps}) > 1
     first = next(iter(results.values()))
-    parts = list(first.accuracy_by_domain) if several else ["1st", "2nd", "3rd", "4th quarter"]
+    parts = list(first.accuracy_by_domain) if several else _QUARTERS[: len(first.steps)]
     header = ["method", *parts, "mean", "ECE", "questions", "answers", '"correct"', "s/batch"]
     return [header, *(_row(name, result, by_domain=several) for name, result in results.items())]
 
@@ -31,9 +31,8 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(name: str, result: RunResult, *, by_domain: bool) -> list[str]:
-    parts = (
-        list(result.accuracy_by_domain.values()) if by_domain else result.accuracy_by_part(_PARTS)
-    )
+    quarters = result.accuracy_by_part(min(len(_QUARTERS), len(result.steps)))
+    parts = list(result.accuracy_by_domain.values()) if by_domain else quarters
     return [
         name,
         *(f"{part:.1f}" for part in parts),

@@ -124,7 +124,8 @@ class Files:
             raise InputError(f"there is no picture {entry}; was the folder moved?") from None
         except (*_BROKEN, Image.DecompressionBombError) as error:
             raise InputError(
-                f"{entry} is cut or no picture ({error}); fetch it again or take it away."
+                f"{entry} is cut or no picture ({type(error).__name__}); put a whole one in its "
+                "place, and --resume goes on."
             ) from None
         smallest = self.geometry.resize or min(picture.size)
         if smallest < self.geometry.crop:
