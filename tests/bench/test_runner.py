@@ -169,7 +169,7 @@ def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
 def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
     table = read_toml(write_experiment(tmp_path))
     table["model"] = {"factory": "small_experiment:broken_classifier"}
-    table["method"] = {"name": "tent"}
+    table["method"], table["feedback"] = {"name": "tent"}, {"n_queries": 0}
     result = run(Experiment.of(table, name="trial"), out=tmp_path)
     assert RunResult.load(tmp_path / "trial-seed0.json").accuracy == result.accuracy == 0
     assert None in result.steps[-1].losses.values()
