@@ -34,6 +34,10 @@ def test_packs_models_and_licence_are_inside_and_small(wheel):
     assert sizes["cifar10-resnet8.safetensors"] < 1e6
     assert {
         "LICENSE",
+        "NOTICE",
+        "frost1-32.webp",
+        "frost5-224.webp",
+        "imagenet-wnids.txt",
         "py.typed",
         "digits.json",
         "cifar10.json",
