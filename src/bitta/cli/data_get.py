@@ -145,8 +145,15 @@ def _get(
     ]
     with draft_folder(folder) as draft:
         for source, (path, _) in zip(sources, fetched, strict=True):
-            apart = wanted.one_folder_each and len(sources) > 1
+            apart = wanted.one_folder_each and (
+                len(sources) > 1 or _stem(source.name) in wanted.marks
+            )
             _place(wanted, source, path, draft / _stem(source.name) if apart else draft, shown)
+        if not wanted.recognises(draft):
+            raise InputError(
+                f"what came does not look like {wanted.name}: none of "
+                f"{', '.join(wanted.marks)} is in it; give the archive of that set."
+            )
         return all(known for _, known in fetched) or wanted.vouches_for(draft)
 
 

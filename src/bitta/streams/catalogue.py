@@ -64,6 +64,8 @@ class DataSet:
     """Of official files and of other published forms, by name."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """md5 of unpacked files, which vouch for a folder that holds them all."""
+    marks: tuple[str, ...] = ()
+    """Names of files or folders, one of which every form of the set holds somewhere."""
     package: Package | None = None
     """Where the set comes from when no other source is given."""
     one_folder_each: bool = False
@@ -72,6 +74,14 @@ class DataSet:
     def command(self) -> str:
         """The call that takes the official files."""
         return " ".join([f"bitta data get {self.name}", *(f"--from {f}" for f in self.official)])
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether a folder looks like this set at all."""
+        return not self.marks or any(
+            path.name in self.marks
+            for depth in ("*", "*/*", "*/*/*")
+            for path in folder.glob(depth)
+        )
 
     def vouches_for(self, folder: Path) -> bool:
         """Whether some folder in `folder` holds the known unpacked files, unchanged."""
@@ -125,6 +135,7 @@ _ENTRIES = (
     DataSet(
         name="cifar10",
         summary="CIFAR-10: 60,000 pictures, 32 x 32, 10 classes",
+        marks=("data_batch_1", "data_batch_1.bin", "test_batch", "test_batch.bin"),
         official=("cifar-10-python.tar.gz",),
         md5={
             "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -148,6 +159,7 @@ _ENTRIES = (
     DataSet(
         name="cifar100",
         summary="CIFAR-100: 60,000 pictures, 32 x 32, 100 classes",
+        marks=("train", "train.bin", "train_1.webp", "test", "test.bin", "test.webp"),
         official=("cifar-100-python.tar.gz",),
         md5={
             "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
@@ -162,18 +174,26 @@ _ENTRIES = (
     DataSet(
         name="cifar10-c",
         summary="CIFAR-10-C: the test pictures, 19 corruptions, 5 severities",
+        marks=("labels.npy",),
         official=("CIFAR-10-C.tar",),
         md5={"CIFAR-10-C.tar": "56bf5dcef84df0e2308c6dcbcbbd8499"},
     ),
     DataSet(
         name="cifar100-c",
         summary="CIFAR-100-C: the test pictures, 19 corruptions, 5 severities",
+        marks=("labels.npy",),
         official=("CIFAR-100-C.tar",),
         md5={"CIFAR-100-C.tar": "11f0ed0f1191edbf9fa23466ae6021d3"},
     ),
     DataSet(
         name="mnist",
         summary="MNIST: 70,000 digits, 28 x 28",
+        marks=(
+            "train-images-idx3-ubyte",
+            "train-images-idx3-ubyte.gz",
+            "t10k-images-idx3-ubyte",
+            "t10k-images-idx3-ubyte.gz",
+        ),
         official=(
             "train-images-idx3-ubyte.gz",
             "train-labels-idx1-ubyte.gz",
@@ -202,6 +222,7 @@ _ENTRIES = (
     DataSet(
         name="tiny-imagenet",
         summary="Tiny-ImageNet: 110,000 labelled pictures, 64 x 64, 200 classes",
+        marks=("wnids.txt",),
         official=("tiny-imagenet-200.zip",),
         md5={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
     ),
@@ -232,6 +253,7 @@ _ENTRIES = (
     DataSet(
         name="pacs",
         summary="PACS: photos, paintings, cartoons, sketches of 7 classes",
+        marks=("art_painting", "cartoon", "photo", "sketch"),
         official=("PACS.zip",),
         one_folder_each=True,
     ),
@@ -252,6 +274,7 @@ _ENTRIES = (
     DataSet(
         name="visda2021",
         summary="VisDA-2021: pictures from variants of ImageNet and ObjectNet",
+        marks=("val_data",),
         official=("val_data.zip",),
     ),
     DataSet(
