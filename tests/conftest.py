@@ -11,5 +11,7 @@ def shared_data() -> Path:
     """Data that is not part of the repository: golden runs of the published code, checkpoints."""
     folder = os.environ.get("BITTA_TEST_DATA")
     if not folder:
-        pytest.skip("BITTA_TEST_DATA is not set; point it at the folder that holds golden/")
+        pytest.skip(
+            "BITTA_TEST_DATA is not set; point it at the folder that holds golden/, checkpoints/, cifar100/ and pacs/"
+        )
     return Path(folder)

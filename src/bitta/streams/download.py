@@ -1,30 +1,26 @@
 """Fetch one file over HTTP: go on where it broke off, check it, then put it in place."""
 
-import hashlib
-import json
-import os
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from string import hexdigits
 from typing import cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from bitta.errors import InputError, SettingError
-from bitta.statefile import write_atomically
+from bitta.streams.checksums import difference, wanted_of
+from bitta.streams.part import Part, Version
 from bitta.version import __version__
 
 _BLOCK = 1 << 20
 _LONGEST_PAUSE = 10.0
-_DIGITS = {"sha256": 64, "md5": 32}
 _BUSY = {408, 429}
 
 
@@ -51,17 +47,17 @@ def download(
     bytes so far and in all (None if the server does not say).
     """
     path = Path(path)
-    wanted = _wanted(sha256=sha256, md5=md5)
+    wanted = wanted_of(sha256=sha256, md5=md5)
     check_address(url)
     try:
-        if wanted and path.exists() and not _difference(path, wanted):
+        if wanted and path.exists() and not difference(path, wanted):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = _Connection(url, timeout, vouched=bool(wanted), on_progress=on_progress)
-        part = _Part(path.with_name(f"{path.name}.part"))
+        part = Part(path.with_name(f"{path.name}.part"))
         for last in (False, True):
             _persist(connection, part, attempts=attempts, pause=pause, on_retry=on_retry)
-            wrong = _difference(part.path, wanted)
+            wrong = difference(part.path, wanted)
             if not wrong:
                 part.become(path)
                 return path
@@ -73,22 +69,6 @@ def download(
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be written ({_words(error)}).") from None
     raise InputError(f"{url}: {wrong}, twice; check the address and the checksum.")
-
-
-def file_digest(path: str | Path, algorithm: str) -> str:
-    """Checksum of a file, in hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(
-            file, lambda: hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
-        ).hexdigest()
-
-
-def check_hex(kind: str, given: str) -> str:
-    """A checksum in small letters, refused if it cannot be one of its kind."""
-    value = given.strip().lower()
-    if len(value) != _DIGITS[kind] or not set(value) <= set(hexdigits):
-        raise SettingError(f"{kind} is {given!r}; {_DIGITS[kind]} hexadecimal digits are needed.")
-    return value
 
 
 def check_address(url: str) -> None:
@@ -105,66 +85,6 @@ def check_address(url: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """Which bytes a server serves: an address, a validator, a length."""
-
-    url: str
-    validator: str
-    """A strong ETag, or the date of the last change; empty if the server gives neither."""
-    total: int | None
-
-    @classmethod
-    def of(cls, url: str, response: HTTPResponse) -> "_Version":
-        etag = response.headers.get("ETag", "")
-        # If-Range may only carry a strong validator (RFC 9110, 13.1.5).
-        weak = not etag or etag.startswith("W/")
-        validator = response.headers.get("Last-Modified", "") if weak else etag
-        length = response.headers.get("Content-Length")
-        if response.status == 206:
-            length = response.headers.get("Content-Range", "").rpartition("/")[2]
-        return cls(url, validator, int(length) if length and length.isdigit() else None)
-
-    def continues(self, known: "_Version") -> bool:
-        # A partial answer may leave the validator out, never change it.
-        return self.total == known.total and self.validator in ("", known.validator)
-
-
-class _Part:
-    """The bytes so far, and beside them which version of the file they are of."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._note = path.with_name(f"{path.name}.json")
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def version(self) -> _Version | None:
-        if not self.size or not self._note.exists():
-            return None
-        try:
-            return _Version(**json.loads(self._note.read_text()))
-        except (ValueError, TypeError):
-            return None
-
-    def begin(self, version: _Version) -> None:
-        # Empty before the note changes: a crash in between must not pass old bytes off as new.
-        self.path.write_bytes(b"")
-        write_atomically(self._note, json.dumps(asdict(version)).encode())
-
-    def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
-
-    def become(self, path: Path) -> None:
-        with open(self.path, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(self.path, path)
-        self._note.unlink(missing_ok=True)
-
-
 class _NetworkError(Exception):
     """The network failed in a way that may pass."""
 
@@ -178,13 +98,13 @@ class _Connection:
     vouched: bool
     on_progress: Callable[[int, int | None], None]
 
-    def fetch(self, part: _Part) -> None:
+    def fetch(self, part: Part) -> None:
         """Ask once for what is missing and append what comes."""
         known = self._resumable(part)
         if known and part.size == known.total:
             return
         with closing(self._open(known, part)) as response:
-            version = _Version.of(self.url, response)
+            version = Version.of(self.url, response)
             _check_space(part.path.parent, version.total, part.size if known else 0)
             if response.status != 206:
                 part.begin(version)
@@ -195,14 +115,14 @@ class _Connection:
         if version.total is not None and part.size < version.total:
             raise _NetworkError(f"the connection closed after {part.size} of {version.total} bytes")
 
-    def _resumable(self, part: _Part) -> _Version | None:
+    def _resumable(self, part: Part) -> Version | None:
         """What the part is of, if going on cannot mix two versions unnoticed."""
         known = part.version()
         if known is None or known.url != self.url or not (known.validator or self.vouched):
             return None
         return known if known.total is None or part.size <= known.total else None
 
-    def _open(self, known: _Version | None, part: _Part) -> HTTPResponse:
+    def _open(self, known: Version | None, part: Part) -> HTTPResponse:
         headers = {"User-Agent": f"bitta/{__version__}", "Accept-Encoding": "identity"}
         if known:
             headers["Range"] = f"bytes={part.size}-"
@@ -229,7 +149,7 @@ class _Connection:
         except (OSError, HTTPException) as error:
             raise _NetworkError(_words(error)) from None
 
-    def _append(self, response: HTTPResponse, part: _Part, total: int | None) -> None:
+    def _append(self, response: HTTPResponse, part: Part, total: int | None) -> None:
         done = part.size
         self.on_progress(done, total)
         with open(part.path, "ab", buffering=_BLOCK) as file:
@@ -241,7 +161,7 @@ class _Connection:
 
 def _persist(
     connection: _Connection,
-    part: _Part,
+    part: Part,
     *,
     attempts: int,
     pause: float,
@@ -296,15 +216,3 @@ def _check_space(folder: Path, total: int | None, present: int) -> None:
             f"{missing >> 20} MiB are still to come but {free >> 20} MiB are free in "
             f"{str(folder)!r}; make room or choose another folder."
         )
-
-
-def _wanted(**given: str | None) -> dict[str, str]:
-    return {kind: check_hex(kind, value) for kind, value in given.items() if value is not None}
-
-
-def _difference(path: Path, wanted: Mapping[str, str]) -> str:
-    """One clause about the first checksum that is not as wanted; empty if all are."""
-    for kind, expected in wanted.items():
-        if (came := file_digest(path, kind)) != expected:
-            return f"{kind} {expected} was expected, {came} came"
-    return ""
