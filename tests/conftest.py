@@ -12,6 +12,7 @@ def shared_data() -> Path:
     folder = os.environ.get("BITTA_TEST_DATA")
     if not folder:
         pytest.skip(
-            "BITTA_TEST_DATA is not set; point it at the folder that holds golden/, checkpoints/, cifar100/ and pacs/"
+            "BITTA_TEST_DATA is not set; point it at the folder that holds golden/, checkpoints/, "
+            "cifar100/ and pacs/"
         )
     return Path(folder)

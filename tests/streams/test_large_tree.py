@@ -46,7 +46,8 @@ def large_tree(tmp_path):
 
 
 @pytest.mark.skipif(
-    not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc"
+    not os.path.exists("/proc/self/status"),
+    reason="there is no /proc to read peak memory from; run on Linux",
 )
 def test_two_gigabytes_are_streamed_in_less_than_300_megabytes(large_tree):
     size = sum(path.stat().st_size for path in large_tree.rglob("*.ppm"))
