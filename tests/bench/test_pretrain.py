@@ -274,6 +274,11 @@ def test_the_command_writes_weights_and_log(cifar, tmp_path, capsys):
     assert "cifar10 test:" in capsys.readouterr().out
     log = json.loads((tmp_path / "m.json").read_text())
     assert log["card"]["architecture"] == "resnet8"
+    (tmp_path / "m.json").unlink()
+    again = ["pretrain", str(tmp_path / "r.toml"), "--data", str(cifar), "--out", str(out)]
+    assert main([*again, "--resume"]) == 0
+    assert "epoch" not in capsys.readouterr().out
+    assert not (tmp_path / "m.json").exists()  # what happened is not known any more
     assert (
         main(["pretrain", str(tmp_path / "r.toml"), "--data", "/nowhere", "--out", str(out)]) == 2
     )

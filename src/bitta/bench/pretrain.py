@@ -110,7 +110,7 @@ def pretrain(
 
 
 def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
-    """Finished weights of this recipe and their log, if they are there; others are not touched."""
+    """Card and log of finished weights of this recipe, the log empty if lost; others: an error."""
     if entry_of(out, name="").n_files == 0:
         return None
     card = read_card(out)
@@ -119,7 +119,7 @@ def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | No
             f"{str(out)!r} holds weights of another recipe; give another --out, or remove them."
         )
     log = out.with_suffix(".json")
-    return card, json.loads(log.read_text()) if log.exists() else {"sha256": {}, "seconds": 0.0}
+    return card, json.loads(log.read_text()) if log.exists() else {}
 
 
 class _Keeper:

@@ -52,10 +52,11 @@ def main(arguments: argparse.Namespace) -> int:
         except Paused as paused:
             print(f"{paused}; the same command with --resume goes on.", file=sys.stderr)
             return 130
-    write_atomically(out.with_suffix(".json"), (json.dumps(log, indent=1) + "\n").encode())
+    if log:
+        write_atomically(out.with_suffix(".json"), (json.dumps(log, indent=1) + "\n").encode())
     for name, accuracy in card.accuracy.items():
         print(f"{name}: {accuracy:.2f} %")
-    print(f"weights: {', '.join(log['sha256'])} in {str(out.parent)!r}, {log['seconds']:.0f} s")
+    print(f"weights: {out}" + (f", {log['seconds']:.0f} s of training" if log else ""))
     return 0
 
 

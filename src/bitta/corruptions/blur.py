@@ -81,8 +81,8 @@ def _disk(radius: float, alias_sigma: float) -> Tensor:
     # Mirrored without the edge, so that a disk that fills the window keeps its sum.
     padded = F.pad((disk / disk.sum())[None, None], [rim] * 4, mode="reflect")
     kernel: Tensor = F.conv2d(padded, smooth)[0, 0]
-    rim = int((kernel.amax(1) > 1e-9).nonzero()[0])
-    return kernel[rim : len(kernel) - rim, rim : len(kernel) - rim].clone()
+    empty = int((kernel.amax(1) > 1e-9).nonzero()[0])
+    return kernel[empty : len(kernel) - empty, empty : len(kernel) - empty].clone()
 
 
 def _overwriting(n: int, side: int, delta: int, chance: torch.Generator) -> Tensor:
