@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bitta.config import Config, build, require
-from bitta.nn import LogitsOf, Network, Sites, Snapshot, Statistics
+from bitta.nn import Network, Sites, Snapshot, Statistics
 from bitta.nn.snapshot import tensors_of
 from bitta.seeding import Key
 from bitta.types import Feedback, Losses, Prediction, State, softmax
@@ -65,20 +65,18 @@ class Adapter(ABC, Generic[A]):
     """What normalises in the stochastic passes."""
     observes: Order = "before_serving"
 
-    def __init__(
-        self, model: nn.Module, config: A, *, seed: int = 0, logits: LogitsOf = None
-    ) -> None:
+    def __init__(self, network: Network, config: A, *, seed: int = 0) -> None:
         self.seed = seed
         self.step = 0
         """How often this model has learned: its version."""
         self.backwards = 0
         """Samples times passes whose gradient was taken so far."""
-        self.network = Network(model, logits=logits, sites=config.sites)
+        self.network = network
         if config.sites is not None:
             # A predicate becomes names, which can be saved.
-            config = replace(config, sites=self.network.sites)
+            config = replace(config, sites=network.sites)
         self.config = config
-        self.source = Snapshot.of(model)
+        self.source = Snapshot.of(network.model)
 
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:

@@ -12,7 +12,7 @@ from bitta.config import require
 from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory
-from bitta.nn import LogitsOf
+from bitta.nn import Network
 from bitta.types import Feedback, Losses, State
 
 
@@ -46,14 +46,12 @@ class GradientAdapter(Adapter[G]):
     trains: ClassVar[str] = "parameters that are not frozen"
     """What a model must have, for the error where it has none."""
 
-    def __init__(
-        self, model: nn.Module, config: G, *, seed: int = 0, logits: LogitsOf = None
-    ) -> None:
-        super().__init__(model, config, seed=seed, logits=logits)
+    def __init__(self, network: Network, config: G, *, seed: int = 0) -> None:
+        super().__init__(network, config, seed=seed)
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
-        self.parameters = self._trainable(model)
+        self.parameters = self._trainable(network.model)
         self.network.train_only(self.parameters)
         self.optimiser = self.make_optimiser()
 

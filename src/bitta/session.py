@@ -16,7 +16,7 @@ from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import Window
 from bitta.methods import METHODS, method_named
-from bitta.nn import LogitsOf, give_back
+from bitta.nn import Execution, LogitsOf, Network, Precision, give_back
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State
@@ -39,6 +39,9 @@ class Session:
     Weights are adapted in place; `copy=True` leaves the caller's model alone. Everything else about
     the model is as it was once the session is closed, or a `with` block around it ends.
 
+    On a GPU the fast path runs: CUDA graphs, and bfloat16 where it has it (`precision`);
+    `eager=True` forces the plain one. `execution` tells which.
+
     With a `window`, requests may be as small as one sample: each is served at once, batch
     statistics coming from the newest `window` samples, and questions and learning are due once per
     `window` samples.
@@ -59,6 +62,8 @@ class Session:
         seed: int = 0,
         copy: bool = False,
         logits: LogitsOf = None,
+        eager: bool = False,
+        precision: Precision = "auto",
         **settings: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -87,9 +92,10 @@ class Session:
         self._logits = logits
         model = deepcopy(model) if copy else model
         try:
-            self.adapter: Adapter[Any] = kind(
-                model, config, seed=whole("seed", seed), logits=logits
+            network = Network(
+                model, logits=logits, sites=config.sites, eager=eager, precision=precision
             )
+            self.adapter: Adapter[Any] = kind(network, config, seed=whole("seed", seed))
         except BaseException:
             give_back(model)
             raise
@@ -98,6 +104,11 @@ class Session:
     def model(self) -> nn.Module:
         """The model as adapted so far."""
         return self.adapter.model
+
+    @property
+    def execution(self) -> Execution:
+        """The path this session runs on; a later one may go on from its state on another."""
+        return self.adapter.network.execution
 
     @torch.inference_mode(False)
     def predict(self, inputs: Tensor) -> Prediction:
@@ -186,6 +197,8 @@ class Session:
         feedback: FeedbackSource | None = None,
         copy: bool = False,
         logits: LogitsOf = None,
+        eager: bool = False,
+        precision: Precision = "auto",
     ) -> Self:
         """Go on from a state tree.
 
@@ -211,6 +224,8 @@ class Session:
             seed=state["seed"],
             copy=copy,
             logits=state["logits"] if logits is None else logits,
+            eager=eager,
+            precision=precision,
             **state["settings"],
         )
         try:

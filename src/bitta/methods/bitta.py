@@ -19,7 +19,7 @@ from bitta.adapter import Order
 from bitta.config import require
 from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import policy_loss
-from bitta.nn import LogitsOf, Statistics, restore_stochastically
+from bitta.nn import Network, Statistics, restore_stochastically
 from bitta.types import Feedback, Losses
 
 
@@ -78,10 +78,8 @@ class Bitta(GradientAdapter[BittaConfig]):
     paper: ClassVar[str] = "Lee et al., ICML 2025"
     n_queries: ClassVar[int] = 3
 
-    def __init__(
-        self, model: nn.Module, config: BittaConfig, *, seed: int = 0, logits: LogitsOf = None
-    ) -> None:
-        super().__init__(model, config, seed=seed, logits=logits)
+    def __init__(self, network: Network, config: BittaConfig, *, seed: int = 0) -> None:
+        super().__init__(network, config, seed=seed)
         if config.dropout:
             _ = self.network.sites  # a model without any is refused now, not in mid-stream
         self.policy_statistics = config.adapt_statistics

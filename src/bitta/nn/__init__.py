@@ -1,5 +1,6 @@
 """Surgery on any `nn.Module`: borrowed, used, given back as it was."""
 
+from bitta.nn.execution import Execution, Precision
 from bitta.nn.network import LogitsOf, Network, give_back
 from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
 from bitta.nn.restore import restore_stochastically
@@ -7,8 +8,10 @@ from bitta.nn.sites import Sites
 from bitta.nn.snapshot import Snapshot, weight_hash
 
 __all__ = [
+    "Execution",
     "LogitsOf",
     "Network",
+    "Precision",
     "Sites",
     "Snapshot",
     "Statistics",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bitta.errors import FallbackWarning, InputError, ModelError
 from bitta.nn.dropout import dropout_at
+from bitta.nn.execution import Execution, Precision
 from bitta.nn.norm import Rows, Statistics, batch_norms, normalised_by
 from bitta.nn.sites import Sites, find_sites
 from bitta.seeding import Key
@@ -50,7 +51,15 @@ def give_back(model: nn.Module) -> None:
 class Network:
     """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
 
-    def __init__(self, model: nn.Module, *, logits: LogitsOf = None, sites: Sites = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        logits: LogitsOf = None,
+        sites: Sites = None,
+        eager: bool = False,
+        precision: Precision = "auto",
+    ) -> None:
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
@@ -63,6 +72,7 @@ class Network:
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None
         give_back(model)
+        self.execution = Execution.chosen(self.device, eager=eager, precision=precision)
         self._loan = _Loan(model)
         model.__dict__[_LOAN] = self._loan
         model.eval()

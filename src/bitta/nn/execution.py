@@ -1,0 +1,70 @@
+"""How the arithmetic of a session is carried out; what comes out is the same up to rounding."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias, get_args
+
+import torch
+
+from bitta.config import require
+
+Precision: TypeAlias = Literal["auto", "float32", "tf32", "bfloat16"]
+"""Of convolutions and matrix products; weights and losses are kept in single precision."""
+
+_AMPERE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """The path a session runs on, chosen once for its device."""
+
+    graphs: bool
+    """Whether what repeats with the same shapes is captured as a CUDA graph and replayed."""
+    precision: Literal["float32", "tf32", "bfloat16"]
+    channels_last: bool
+    fused: bool
+    """Whether the optimiser updates all parameters in one kernel."""
+
+    @classmethod
+    def chosen(cls, device: torch.device, *, eager: bool, precision: Precision) -> Self:
+        """The fastest path on this device, or the plain one."""
+        allowed = get_args(Precision)
+        require(precision in allowed, "precision", precision, ", ".join(allowed))
+        cuda = device.type == "cuda"
+        half = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
+        if precision == "auto":
+            precision = "bfloat16" if half and not eager else "float32"
+        if precision == "tf32" and not cuda:
+            precision = "float32"  # a CPU has no such mode
+        fast = cuda and not eager
+        return cls(graphs=fast, precision=precision, channels_last=cuda, fused=fast)
+
+    def __str__(self) -> str:
+        parts = ("CUDA graphs" if self.graphs else "eager", self.precision)
+        layout = ("channels_last",) if self.channels_last else ()
+        return ", ".join((*parts, *layout, *(("fused optimiser",) if self.fused else ())))
+
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """Around forward and backward: whether the GPU may round to TF32."""
+        allow = self.precision != "float32"
+        matmul = torch.backends.cuda.matmul
+        before = matmul.allow_tf32
+        with torch.backends.cudnn.flags(
+            enabled=torch.backends.cudnn.enabled,
+            benchmark=torch.backends.cudnn.benchmark,
+            deterministic=torch.backends.cudnn.deterministic,
+            allow_tf32=allow,
+        ):
+            matmul.allow_tf32 = allow
+            try:
+                yield
+            finally:
+                matmul.allow_tf32 = before
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        """Around a forward alone."""
+        return torch.autocast(
+            device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"
+        )
