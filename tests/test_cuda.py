@@ -6,8 +6,8 @@ import torch
 from bitta import Session
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.methods import METHODS
-from bitta.nn import Network
-from bitta.seeding import generator
+from bitta.nn import Network, Sampling
+from bitta.seeding import Chance, generator
 from bitta.streams import embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, toy_classifier
 
@@ -39,9 +39,7 @@ def test_fan_out_equals_separate_passes(statistics):
     x = torch.rand(6, 3, 8, 8, generator=generator(1)).cuda()
     drawn = {}
     for network.fans_out in (True, False):
-        drawn[network.fans_out] = network.sample(
-            x, statistics=statistics, rate=0.3, passes=4, key=(1,)
-        )
+        drawn[network.fans_out] = network.sample(x, Sampling(statistics, 0.3, 4), Chance((1,)))
     assert torch.allclose(drawn[True], drawn[False], atol=1e-5)
 
 

@@ -61,7 +61,8 @@ def test_feedback_is_ordered_by_batch_then_descending_row():
 
     answers = [answer(1, 0), answer(0, 1), answer(1, 5), answer(0, 4)]
     feedback = Feedback.of(answers, like=torch.zeros(1, 2))
-    assert feedback.labels.tolist() == [4, 1, 5, 0]
+    assert feedback.correct.labels.tolist() == [4, 1, 5, 0]
+    assert not len(feedback.incorrect.labels)
 
 
 def test_a_query_knows_what_was_shown_and_by_which_version():

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bitta.config import Config, build, require
-from bitta.nn import Network, Sites, Snapshot, Statistics
+from bitta.nn import Network, Sampling, Sites, Snapshot, Statistics
 from bitta.nn.snapshot import tensors_of
-from bitta.seeding import Key
+from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, Prediction, State, softmax
 
 Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
@@ -69,8 +69,6 @@ class Adapter(ABC, Generic[A]):
         self.seed = seed
         self.step = 0
         """How often this model has learned: its version."""
-        self.backwards = 0
-        """Samples times passes whose gradient was taken so far."""
         self.network = network
         if config.sites is not None:
             # A predicate becomes names, which can be saved.
@@ -99,22 +97,24 @@ class Adapter(ABC, Generic[A]):
     @torch.no_grad()
     def policy(self, inputs: Tensor) -> Tensor:
         """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
-        return self.sampled_probs(inputs, key=(self.seed, "policy", self.step))
+        return self.sampled_probs(inputs, Chance((self.seed, "policy", self.step)))
 
-    def sampled_probs(self, inputs: Tensor, *, key: Key) -> Tensor:
+    def sampled_probs(self, inputs: Tensor, chance: Chance) -> Tensor:
         """Eq. 4: π, the mean of N stochastic softmaxes."""
-        logits = self.network.sample(
-            inputs,
-            statistics=self.policy_statistics,
-            rate=self.config.dropout,
-            passes=self.config.passes,
-            key=key,
-        )
-        return softmax(logits).mean(0)
+        return softmax(self.network.sample(inputs, self._sampling, chance)).mean(0)
+
+    def sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
+        """π, and without gradient the softmax of one deterministic pass."""
+        sampled, plain = self.network.sample_with_plain(inputs, self._sampling, chance)
+        return softmax(sampled).mean(0), softmax(plain)
 
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Learn from a batch nobody was asked about and from answers; either may be empty."""
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(self.policy_statistics, self.config.dropout, self.config.passes)
 
     def reset(self) -> None:
         """Exactly the source model, as if nothing had been seen."""
@@ -125,8 +125,8 @@ class Adapter(ABC, Generic[A]):
         """All that the following steps depend on."""
         return {
             "step": self.step,
-            "forwards": self.network.forwards,
-            "backwards": self.backwards,
+            "forwards": self.network.counts.forwards,
+            "backwards": self.network.counts.backwards,
             "weights": tensors_of(self.model),
             "source": self.source.state_dict(),
             "fans_out": self.network.fans_out,
@@ -139,8 +139,8 @@ class Adapter(ABC, Generic[A]):
             {name: tensor.to(self.network.device) for name, tensor in state["source"].items()}
         )
         self.step = state["step"]
-        self.network.forwards = state["forwards"]
-        self.backwards = state["backwards"]
+        self.network.counts.forwards = state["forwards"]
+        self.network.counts.backwards = state["backwards"]
         self.network.fans_out = state["fans_out"]
 
     def close(self) -> None:

@@ -24,6 +24,10 @@ class FeedbackError(BittaError, LookupError):
     """An answer does not belong to an open question."""
 
 
+class SpaceError(BittaError, MemoryError):
+    """A step does not fit into the memory of its device."""
+
+
 class FallbackWarning(UserWarning):
     """A slower way is taken because the model does not allow the fast one."""
 

@@ -1,18 +1,21 @@
 """What methods that follow a gradient share: parameters, optimiser, feedback memory, epochs."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bitta.adapter import Adapter, AdapterConfig
 from bitta.config import require
-from bitta.errors import ModelError
+from bitta.errors import ModelError, SpaceError
 from bitta.losses import complementary_loss
-from bitta.memory import FeedbackMemory
+from bitta.memory import FeedbackMemory, Mixed
 from bitta.nn import Network
+from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
 
 
@@ -28,6 +31,12 @@ class GradientConfig(AdapterConfig):
     """How many samples judged correct are remembered."""
     incorrect_memory: int = 64
     """How many samples judged incorrect are remembered."""
+    memory: Literal["full", "low"] = "full"
+    """low keeps one stochastic pass's activations at a time, by running each twice; the same
+    gradient."""
+    micro_batch: int = 0
+    """Rows whose activations are kept at once; 0 for all. The same gradient only where nothing
+    normalises by the batch: each part is normalised by itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,6 +44,7 @@ class GradientConfig(AdapterConfig):
         require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
         for name in ("correct_memory", "incorrect_memory"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        require(self.micro_batch >= 0, "micro_batch", self.micro_batch, "0 or more")
 
 
 G = TypeVar("G", bound=GradientConfig)
@@ -52,7 +62,9 @@ class GradientAdapter(Adapter[G]):
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
         self.parameters = self._trainable(network.model)
-        self.network.train_only(self.parameters)
+        network.train_only(self.parameters)
+        network.low_memory = config.memory == "low"
+        network.micro_batch = config.micro_batch
         self.optimiser = self.make_optimiser()
 
     @abstractmethod
@@ -64,46 +76,36 @@ class GradientAdapter(Adapter[G]):
         """A fresh optimiser over `self.parameters`."""
 
     @abstractmethod
-    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
         """The terms of the loss, weighted; a term with nothing to say is left out.
 
-        `mixed` is [correct; incorrect; unlabelled], the batch that every step sees.
+        A function of its arguments and of the weights alone, without a look at any value: once the
+        shapes have settled a GPU repeats it without coming back here.
         """
 
     @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Remember the answers, then take `epochs` steps; nothing to learn from, no step."""
         self.memory.add(feedback)
-        remembered = (self.memory.correct.inputs, self.memory.incorrect.inputs)
-        mixed = torch.cat([*remembered, unlabelled])
-        epochs = [self._descend(mixed, epoch) for epoch in range(self.config.epochs)]
+        mixed = self.memory.mixed_with(unlabelled)
+        self._align_optimiser()
+        with self._room_for(mixed):
+            epochs = [self._descend(mixed, epoch) for epoch in range(self.config.epochs)]
         self.step += 1
         names = dict.fromkeys(name for terms in epochs for name in terms)
-        absent = torch.tensor(torch.nan, device=unlabelled.device)
+        absent = unlabelled.new_full((), torch.nan, dtype=torch.float32)
         return Losses(
             {name: torch.stack([terms.get(name, absent) for terms in epochs]) for name in names}
         )
-
-    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of a mixed batch: correct, incorrect, unlabelled."""
-        n_correct, n_incorrect = len(self.memory.correct), len(self.memory.incorrect)
-        correct, incorrect, unlabelled = outputs.tensor_split((n_correct, n_correct + n_incorrect))
-        return correct, incorrect, unlabelled
-
-    def feedback_terms(self, correct: Tensor, incorrect: Tensor) -> dict[str, Tensor]:
-        """Cross-entropy on correct and complementary loss on incorrect samples, from logits."""
-        terms = {}
-        if len(correct):
-            terms["correct"] = nn.functional.cross_entropy(correct, self.memory.correct.labels)
-        if len(incorrect):
-            terms["incorrect"] = complementary_loss(incorrect, self.memory.incorrect.labels)
-        return terms
 
     def reset(self) -> None:
         """Source weights, empty memories, a fresh optimiser."""
         super().reset()
         self.memory.clear()
-        self.optimiser = self.make_optimiser()
+        # In place, because captured steps go on using these tensors.
+        for slot in self.optimiser.state.values():
+            for value in filter(torch.is_tensor, slot.values()):
+                value.zero_()
 
     def state_dict(self) -> State:
         """Memories and optimiser beside the weights."""
@@ -134,14 +136,54 @@ class GradientAdapter(Adapter[G]):
             )
         return chosen
 
-    def _descend(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
-        if not len(mixed):
+    def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
+        if not len(mixed.inputs):
             return {}
-        before = self.network.tracked
-        terms = self.objective(mixed, epoch)
+        key = (self.seed, "adapt", self.step, epoch)
+        return self.network.repeat("descend", self._step, mixed, key=key, turn=self.step)
+
+    def _step(self, *mixed: Tensor, chance: Chance) -> dict[str, Tensor]:
+        counts = self.network.counts
+        before = counts.tracked
+        self.optimiser.zero_grad(set_to_none=True)
+        terms = self.objective(Mixed(*mixed), chance)
         if terms:
-            self.optimiser.zero_grad(set_to_none=True)
-            torch.stack(list(terms.values())).sum().backward()
+            with self.network.execution.arithmetic():
+                torch.stack(list(terms.values())).sum().backward()
             self.optimiser.step()
-            self.backwards += self.network.tracked - before
+            counts.backwards += counts.tracked - before
         return {name: term.detach() for name, term in terms.items()}
+
+    def _align_optimiser(self) -> None:
+        """Saved momenta may lie in memory in another order than the parameters do here."""
+        for parameter, slot in self.optimiser.state.items():
+            for name, value in slot.items():
+                same = torch.is_tensor(value) and value.shape == parameter.shape
+                if same and value.stride() != parameter.stride():
+                    slot[name] = torch.empty_like(parameter).copy_(value)
+
+    @contextmanager
+    def _room_for(self, mixed: Mixed) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(
+                error
+            ):
+                raise
+            raise SpaceError(
+                f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes does not "
+                f"fit into the memory of {self.network.device}; set memory='low', a micro_batch "
+                "(see docs/performance.md), or smaller memories and batches."
+            ) from error
+
+
+def feedback_terms(mixed: Mixed, logits: Tensor) -> dict[str, Tensor]:
+    """Cross-entropy on correct and complementary loss on incorrect samples."""
+    correct, incorrect, _ = mixed.split(logits)
+    terms = {}
+    if len(correct):
+        terms["correct"] = nn.functional.cross_entropy(correct, mixed.correct)
+    if len(incorrect):
+        terms["incorrect"] = complementary_loss(incorrect, mixed.incorrect)
+    return terms

@@ -12,15 +12,23 @@ def entropy(logits: Tensor, *, eps: float = 0.0) -> Tensor:
     return -(probs * (torch.log(probs + eps) if eps else log_probs)).sum(-1)
 
 
-def policy_loss(probs: Tensor, labels: Tensor, *, second_softmax: bool) -> Tensor:
+def policy_loss(
+    probs: Tensor, labels: Tensor, *, second_softmax: bool, where: Tensor | None = None
+) -> Tensor:
     """Mean of -log π(label): cross-entropy on probabilities that are already a mean of softmaxes.
+
+    `where` says which rows count; if none does, the loss is 0.
 
     With the second softmax, as the published code has it, the value stays within one nat, which is
     what keeps the negated loss of incorrect samples from tearing the model apart.
     """
-    if second_softmax:
-        return F.cross_entropy(probs, labels)
-    return F.nll_loss(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
+    tiny = torch.finfo(probs.dtype).tiny
+    log_probs = probs.log_softmax(-1) if second_softmax else probs.clamp_min(tiny).log()
+    if where is None:
+        return F.nll_loss(log_probs, labels)
+    # A sum over all rows: picking some would make the host wait for the device to count them.
+    each = F.nll_loss(log_probs, labels, reduction="none")
+    return torch.where(where, each, 0).sum() / where.sum().clamp_min(1)
 
 
 def complementary_loss(logits: Tensor, labels: Tensor) -> Tensor:

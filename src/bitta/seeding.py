@@ -23,3 +23,14 @@ def derive(*key: str | int) -> int:
 def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for one address."""
     return torch.Generator(device).manual_seed(derive(*key))
+
+
+class Chance:
+    """The generators under one address, found by the place they are for."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh generator for one place."""
+        return generator(*self.key, *place, device=device)

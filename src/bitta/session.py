@@ -311,27 +311,31 @@ class Session:
         key = (self.adapter.seed, "selection", self.step_number)
         uncertainty = self._select(Candidates(judged, lambda: self.adapter.policy(inputs), key))
         # Stable, so that equals go by place on every device.
-        rows = uncertainty.sort(descending=True, stable=True).indices[:n_queries].tolist()
+        rows = uncertainty.sort(descending=True, stable=True).indices[:n_queries]
+        # One transfer for all that the questions need to know.
+        known = torch.stack(
+            [rows.double(), judged.labels[rows].double(), uncertainty[rows].double()]
+        )
         return tuple(
             Query(
                 id=self.n_asked + place,
-                index=row,
-                label=int(judged.labels[row]),
-                uncertainty=float(uncertainty[row]),
-                input=inputs[row].detach().clone(),
+                index=int(row),
+                label=int(label),
+                uncertainty=doubt,
+                input=inputs[int(row)].detach().clone(),
                 step=self.step_number,
                 version=self.adapter.step,
-                position=self.n_seen - len(inputs) + row,
+                position=self.n_seen - len(inputs) + int(row),
             )
-            for place, row in enumerate(rows)
+            for place, (row, label, doubt) in enumerate(known.T.tolist())
         )
 
     def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
         """Ask; what was asked about stays out of the unlabelled samples of its batch."""
         self.source.ask(queries)
-        others = torch.ones(len(inputs), dtype=torch.bool)
-        others[[query.index for query in queries]] = False
-        self._unlabelled = inputs[others.to(inputs.device)]
+        asked = {query.index for query in queries}
+        others = torch.tensor([row for row in range(len(inputs)) if row not in asked])
+        self._unlabelled = inputs[others.long().to(inputs.device, non_blocking=True)]
         self.step_number += 1
         self.n_asked += len(queries)
 

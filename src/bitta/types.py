@@ -1,6 +1,6 @@
 """The vocabulary: what flows between a stream, a session, a feedback source and a method."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
@@ -80,15 +80,32 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Feedback:
-    """Answers, stacked; may hold none."""
+class Judged:
+    """Samples on which the verdict was the same; may be none."""
 
     inputs: Tensor  # (answers, ...)
     labels: Tensor  # (answers,) the labels that were judged
-    correct: Tensor  # (answers,) bool
+
+    @classmethod
+    def of(cls, queries: Sequence[Query], *, like: Tensor) -> Self:
+        """Stack what was asked about; `like` gives shape and device where there is nothing."""
+        rows = [query.input.to(like) for query in queries]
+        labels = torch.tensor([query.label for query in queries], dtype=torch.long)
+        return cls(
+            torch.stack(rows) if rows else like[:0],
+            labels.to(like.device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feedback:
+    """Answers, stacked by verdict."""
+
+    correct: Judged
+    incorrect: Judged
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.correct.labels) + len(self.incorrect.labels)
 
     @classmethod
     def of(cls, answers: Iterable[Answer], *, like: Tensor) -> Self:
@@ -98,11 +115,9 @@ class Feedback:
         what is learned does not depend on the order in which somebody clicked.
         """
         ordered = sorted(answers, key=lambda answer: (answer.query.step, -answer.query.index))
-        rows = [answer.query.input.to(like) for answer in ordered]
         return cls(
-            torch.stack(rows) if rows else like[:0],
-            torch.tensor([a.query.label for a in ordered], dtype=torch.long, device=like.device),
-            torch.tensor([a.correct for a in ordered], dtype=torch.bool, device=like.device),
+            Judged.of([answer.query for answer in ordered if answer.correct], like=like),
+            Judged.of([answer.query for answer in ordered if not answer.correct], like=like),
         )
 
 

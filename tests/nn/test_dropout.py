@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import Network
-from bitta.nn.dropout import _mask, dropout_at
+from bitta.nn import Network, Sampling
+from bitta.nn.dropout import _kept, dropout_at
 from bitta.nn.norm import Rows
-from bitta.seeding import generator
+from bitta.seeding import Chance, generator
 from bitta.testing import NORMS, toy_classifier
 
 KEY = (5, "test")
@@ -18,9 +18,13 @@ def images(n=6):
     return torch.rand(n, 3, 8, 8, generator=generator(1))
 
 
+def kept(shape, rate, key, rows=None):
+    return _kept(torch.ones(shape), rate, [generator(*key)], rows or Rows())[0]
+
+
 def sample(network, x, statistics, *, fans_out, passes=PASSES):
     network.fans_out = fans_out
-    return network.sample(x, statistics=statistics, rate=0.3, passes=passes, key=KEY)
+    return network.sample(x, Sampling(statistics, 0.3, passes), Chance(KEY))
 
 
 def gradients(model, logits):
@@ -57,9 +61,11 @@ def test_pooled_statistics_would_be_noticed():
     model.train()  # plain BatchNorm, pooling the passes
     with (
         torch.no_grad(),
-        dropout_at(model, network.sites, rate=0.3, passes=range(PASSES), key=KEY, rows=rows),
+        dropout_at(
+            model, network.sites, rate=0.3, passes=range(PASSES), chance=Chance(KEY), rows=rows
+        ),
     ):
-        pooled = model(x).unflatten(0, (-1, PASSES)).transpose(0, 1)
+        pooled = model(x).unflatten(0, (PASSES, -1))
     assert (fanned - pooled).abs().max() > 1e-3
 
 
@@ -73,25 +79,39 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
     network = Network(model)
     sample(network, images(6), "batch", fans_out=True)
     assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
-    assert network.forwards == 24
+    assert network.counts.forwards == 24
 
 
 def test_masks_depend_on_their_address_alone():
-    one = _mask((3, 5), 0.5, (1, "a", 0), torch.device("cpu"))
-    assert torch.equal(one, _mask((3, 5), 0.5, (1, "a", 0), torch.device("cpu")))
-    assert not torch.equal(one, _mask((3, 5), 0.5, (1, "a", 1), torch.device("cpu")))
+    one = kept((3, 5), 0.5, (1, "a", 0))
+    assert torch.equal(one, kept((3, 5), 0.5, (1, "a", 0)))
+    assert not torch.equal(one, kept((3, 5), 0.5, (1, "a", 1)))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.75])
 def test_masks_drop_at_the_rate(rate):
-    kept = _mask((1000, 1001), rate, (0,), torch.device("cpu")).float().mean().item()
-    assert kept == pytest.approx(1 - rate, abs=0.002)
+    share = kept((1000, 1001), rate, (0,)).float().mean().item()
+    assert share == pytest.approx(1 - rate, abs=0.002)
+
+
+def test_a_part_of_a_batch_gets_its_part_of_the_mask():
+    whole = kept((6, 3, 4, 4), 0.3, (1,))
+    part = kept((2, 3, 4, 4), 0.3, (1,), Rows(start=3, total=6))
+    assert torch.equal(part, whole[3:5])
+
+
+def test_a_mask_lies_in_memory_as_what_it_masks():
+    x = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    mask = _kept(x, 0.3, [generator(0)], Rows())[0]
+    assert mask.stride() == x.stride()
+    odd = torch.ones(3, 2).T
+    assert _kept(odd, 0.3, [generator(0)], Rows())[0].is_contiguous()
 
 
 def test_kept_elements_are_scaled_up():
     """Rate 1/2 on ones leaves zeros and twos: the expectation stays."""
     model = nn.Sequential(nn.Identity())
-    with dropout_at(model, ["0"], rate=0.5, passes=(0,), key=KEY, rows=Rows()):
+    with dropout_at(model, ["0"], rate=0.5, passes=(0,), chance=Chance(KEY), rows=Rows()):
         out = model(torch.ones(50, 7))
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert out.mean().item() == pytest.approx(1, abs=0.2)
@@ -100,7 +120,7 @@ def test_kept_elements_are_scaled_up():
 def test_rate_zero_needs_no_site_and_one_pass():
     network = Network(nn.Linear(4, 3))
     x = torch.rand(5, 4, generator=generator(2))
-    logits = network.sample(x, statistics="running", rate=0.0, passes=4, key=KEY)
+    logits = network.sample(x, Sampling("running", 0.0, 4), Chance(KEY))
     assert logits.shape == (1, 5, 3)
     assert torch.equal(logits[0], network.model(x))
 

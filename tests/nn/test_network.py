@@ -8,8 +8,8 @@ from torch import nn
 
 from bitta import FallbackWarning, Session
 from bitta.errors import ModelError
-from bitta.nn import Network
-from bitta.seeding import generator
+from bitta.nn import Network, Sampling
+from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 
 
@@ -43,7 +43,7 @@ class RemembersBatchSize(nn.Module):
 
 
 def sampled(network, x):
-    return network.sample(x, statistics="batch", rate=0.3, passes=3, key=(0,))
+    return network.sample(x, Sampling("batch", 0.3, 3), Chance((0,)))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_only_what_was_differentiated_is_counted_backwards():
     x = torch.rand(6, 3, 8, 8, generator=generator(0))
     deterministic = Session(toy_classifier(), n_queries=0, dropout=0, epochs=2)
     deterministic.step(x)
-    assert deterministic.adapter.backwards == 12
+    assert deterministic.adapter.network.counts.backwards == 12
     idle = Session(toy_classifier(), n_queries=0, beta=0)
     idle.step(x)
-    assert idle.adapter.backwards == 0
+    assert idle.adapter.network.counts.backwards == 0
     sampling = Session(toy_classifier(), n_queries=0, epochs=1)
     sampling.step(x)
-    assert sampling.adapter.backwards == 24
+    assert sampling.adapter.network.counts.backwards == 24
 
 
 def test_sites_that_never_run_are_named():

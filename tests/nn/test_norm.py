@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.errors import FallbackWarning, ModelError
-from bitta.nn import Network, batch_norms, scale_and_shift
-from bitta.seeding import generator
+from bitta.errors import ModelError
+from bitta.nn import Network, Sampling, batch_norms, scale_and_shift
+from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 
 
@@ -84,13 +84,13 @@ def test_every_batch_norm_normalises_each_pass_by_itself(layer, shape, statistic
     network = Network(Model(), sites=["site"])
     x = torch.randn(shape, generator=generator(3))
     drawn = [
-        network.sample(x, statistics=statistics, rate=0.3, passes=3, key=(1,))
+        network.sample(x, Sampling(statistics, 0.3, 3), Chance((1,)))
         for network.fans_out in (True, False)
     ]
     assert torch.allclose(*drawn, atol=1e-6)
 
 
-def test_batch_norm_over_flattened_tokens_falls_back():
+def test_batch_norm_over_flattened_tokens_normalises_each_pass_by_itself():
     class Tokens(nn.Module):
         def __init__(self):
             super().__init__()
@@ -102,9 +102,11 @@ def test_batch_norm_over_flattened_tokens_falls_back():
 
     network = Network(Tokens(), sites=["site"])
     x = torch.randn(6, 5, 4, generator=generator(0))
-    with pytest.warns(FallbackWarning):
-        logits = network.sample(x, statistics="batch", rate=0.3, passes=3, key=(0,))
-    assert logits.shape == (3, 6, 4)
+    drawn = [
+        network.sample(x, Sampling("batch", 0.3, 3), Chance((0,)))
+        for network.fans_out in (True, False)
+    ]
+    assert torch.allclose(*drawn, atol=1e-6)
 
 
 def test_one_value_per_channel_falls_back_on_running_statistics():

@@ -19,7 +19,9 @@ from bitta.adapter import Order
 from bitta.config import require
 from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import policy_loss
+from bitta.memory import Mixed
 from bitta.nn import Network, Statistics, restore_stochastically
+from bitta.seeding import Chance
 from bitta.types import Feedback, Losses
 
 
@@ -99,19 +101,22 @@ class Bitta(GradientAdapter[BittaConfig]):
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             nesterov=config.momentum > 0,
+            fused=self.network.execution.fused,
         )
 
     def observe(self, inputs: Tensor) -> None:
         """Let the running statistics follow the stream."""
         self.network.observe(inputs, momentum=self.config.bn_momentum)
 
-    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
-        remembers = len(self.memory.correct) + len(self.memory.incorrect)
-        if not (self.config.alpha and remembers) and not self.config.beta:
+        if self.config.beta:
+            # Over the whole mixed batch, whose statistics the deterministic label shares.
+            probs, plain = self.sampled_and_plain_probs(mixed.inputs, chance)
+            return self._feedback_term(mixed, probs) | self._agreement_term(mixed, probs, plain)
+        if not (self.config.alpha and mixed.n_judged):
             return {}
-        probs = self.sampled_probs(mixed, key=(self.seed, "adapt", self.step, epoch))
-        return self._feedback_term(probs) | self._agreement_term(probs, mixed)
+        return self._feedback_term(mixed, self.sampled_probs(mixed.inputs, chance))
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Algorithm 1, lines 14-29."""
@@ -125,29 +130,25 @@ class Bitta(GradientAdapter[BittaConfig]):
             )
         return losses
 
-    def _feedback_term(self, probs: Tensor) -> dict[str, Tensor]:
-        correct, incorrect, _ = self.split(probs)
-        memory, double = self.memory, self.config.second_softmax
+    def _feedback_term(self, mixed: Mixed, probs: Tensor) -> dict[str, Tensor]:
+        correct, incorrect, _ = mixed.split(probs)
+        double = self.config.second_softmax
         terms = []
         if len(correct):
-            terms.append(policy_loss(correct, memory.correct.labels, second_softmax=double))
+            terms.append(policy_loss(correct, mixed.correct, second_softmax=double))
         if len(incorrect):
-            terms.append(-policy_loss(incorrect, memory.incorrect.labels, second_softmax=double))
+            terms.append(-policy_loss(incorrect, mixed.incorrect, second_softmax=double))
         if not terms or not self.config.alpha:
             return {}
         return {"feedback": self.config.alpha * torch.stack(terms).sum()}
 
-    def _agreement_term(self, probs: Tensor, mixed: Tensor) -> dict[str, Tensor]:
-        if not self.config.beta:
+    def _agreement_term(self, mixed: Mixed, probs: Tensor, plain: Tensor) -> dict[str, Tensor]:
+        *_, probs = mixed.split(probs)
+        *_, plain = mixed.split(plain)
+        if not len(probs):
             return {}
-        with torch.no_grad():
-            # Over the whole mixed batch, whose statistics the deterministic label shares.
-            labels = self.network(mixed, statistics=self.policy_statistics).argmax(-1)
-        _, _, probs = self.split(probs)
-        _, _, labels = self.split(labels)
+        labels = plain.argmax(-1)
         agreeing = probs.argmax(-1) == labels
-        if not agreeing.any():
-            return {}
         double = self.config.second_softmax
-        loss = policy_loss(probs[agreeing], labels[agreeing], second_softmax=double)
+        loss = policy_loss(probs, labels, second_softmax=double, where=agreeing)
         return {"agreement": self.config.beta * loss}

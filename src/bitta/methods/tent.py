@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bitta.gradient import GradientAdapter, GradientConfig
+from bitta.gradient import GradientAdapter, GradientConfig, feedback_terms
 from bitta.losses import entropy
+from bitta.memory import Mixed
 from bitta.nn import Statistics, scale_and_shift
+from bitta.seeding import Chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,14 @@ class Tent(GradientAdapter[TentConfig]):
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam, as the authors use on CIFAR."""
-        return torch.optim.Adam(self.parameters, lr=self.config.lr)
+        fused = self.network.execution.fused
+        return torch.optim.Adam(self.parameters, lr=self.config.lr, fused=fused, capturable=fused)
 
-    def objective(self, mixed: Tensor, epoch: int) -> dict[str, Tensor]:  # noqa: ARG002
+    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy, and the feedback loss where there is feedback."""
-        logits = self.network(mixed, statistics="batch")
-        correct, incorrect, rest = self.split(logits)
-        terms = self.feedback_terms(correct, incorrect)
+        logits = self.network(mixed.inputs, statistics="batch")
+        *_, rest = mixed.split(logits)
+        terms = feedback_terms(mixed, logits)
         if len(rest):
             terms["entropy"] = entropy(rest, eps=self.config.entropy_eps).mean()
         return terms

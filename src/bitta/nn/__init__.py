@@ -1,7 +1,9 @@
 """Surgery on any `nn.Module`: borrowed, used, given back as it was."""
 
 from bitta.nn.execution import Execution, Precision
-from bitta.nn.network import LogitsOf, Network, give_back
+from bitta.nn.loan import give_back
+from bitta.nn.logits import LogitsOf
+from bitta.nn.network import Network, Sampling
 from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
 from bitta.nn.restore import restore_stochastically
 from bitta.nn.sites import Sites
@@ -12,6 +14,7 @@ __all__ = [
     "LogitsOf",
     "Network",
     "Precision",
+    "Sampling",
     "Sites",
     "Snapshot",
     "Statistics",

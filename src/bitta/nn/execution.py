@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 
@@ -32,8 +32,8 @@ class Execution:
         allowed = get_args(Precision)
         require(precision in allowed, "precision", precision, ", ".join(allowed))
         cuda = device.type == "cuda"
-        half = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
         if precision == "auto":
+            half = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
             precision = "bfloat16" if half and not eager else "float32"
         if precision == "tf32" and not cuda:
             precision = "float32"  # a CPU has no such mode
@@ -41,30 +41,28 @@ class Execution:
         return cls(graphs=fast, precision=precision, channels_last=cuda, fused=fast)
 
     def __str__(self) -> str:
-        parts = ("CUDA graphs" if self.graphs else "eager", self.precision)
-        layout = ("channels_last",) if self.channels_last else ()
-        return ", ".join((*parts, *layout, *(("fused optimiser",) if self.fused else ())))
+        parts = [
+            "CUDA graphs" if self.graphs else "eager",
+            self.precision,
+            "channels_last" if self.channels_last else "",
+            "fused optimiser" if self.fused else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Around forward and backward: whether the GPU may round to TF32."""
-        allow = self.precision != "float32"
-        matmul = torch.backends.cuda.matmul
-        before = matmul.allow_tf32
-        with torch.backends.cudnn.flags(
-            enabled=torch.backends.cudnn.enabled,
-            benchmark=torch.backends.cudnn.benchmark,
-            deterministic=torch.backends.cudnn.deterministic,
-            allow_tf32=allow,
-        ):
-            matmul.allow_tf32 = allow
-            try:
-                yield
-            finally:
-                matmul.allow_tf32 = before
+        """Around forward and backward: whether a GPU may round to TF32."""
+        products: Any = torch.backends.cuda.matmul
+        convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        before = products.fp32_precision, convolutions.fp32_precision
+        wanted = "ieee" if self.precision == "float32" else "tf32"
+        products.fp32_precision = convolutions.fp32_precision = wanted
+        try:
+            yield
+        finally:
+            products.fp32_precision, convolutions.fp32_precision = before
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Around a forward alone."""
-        return torch.autocast(
-            device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"
-        )
+        half = self.precision == "bfloat16"
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)

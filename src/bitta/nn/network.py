@@ -1,51 +1,38 @@
 """A borrowed classifier: run with either statistics, once or stochastically, then given back."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bitta.errors import FallbackWarning, InputError, ModelError
 from bitta.nn.dropout import dropout_at
 from bitta.nn.execution import Execution, Precision
+from bitta.nn.graphs import Counts, Graphs, Tensors, Work
+from bitta.nn.loan import Loan, give_back
+from bitta.nn.logits import LogitsOf, logits_of
 from bitta.nn.norm import Rows, Statistics, batch_norms, normalised_by
+from bitta.nn.prefix import Prefix
 from bitta.nn.sites import Sites, find_sites
-from bitta.seeding import Key
-
-LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
-"""Which part of a model's output holds the logits: a name, a place, a function; None for all."""
+from bitta.seeding import Chance, Key
 
 _PROBE_ROWS = 4
 _PROBE_TOLERANCE = 1e-3
 _PROBE_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-_LOAN = "_bitta_loan"
 
 
-class _Loan:
-    """How a model was before it was borrowed; kept on the model, so that a new session on it can
-    take over from one that was never closed.
-    """
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How stochastic passes are made."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.modes = {module: module.training for module in model.modules()}
-        self.gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
-
-    def undo(self) -> None:
-        for module, training in self.modes.items():
-            module.training = training
-        for parameter, (required, gradient) in self.gradients.items():
-            parameter.requires_grad_(required)
-            parameter.grad = gradient
-
-
-def give_back(model: nn.Module) -> None:
-    """End whatever loan there is: modes and gradients as they were; weights stay adapted."""
-    loan: _Loan | None = model.__dict__.pop(_LOAN, None)
-    if loan is not None:
-        loan.undo()
+    statistics: Statistics
+    rate: float
+    passes: int
 
 
 class Network:
@@ -63,19 +50,23 @@ class Network:
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
-        self.forwards = 0
-        """Samples times passes that went through the model so far."""
-        self.tracked = 0
-        """As many of these as ran with gradients enabled."""
+        self.counts = Counts()
         self.fans_out: bool | None = None
         """Whether N passes share one forward; None until the first stochastic pass was probed."""
+        self.low_memory = False
+        """Whether stochastic passes with gradient keep no activations, but are run twice."""
+        self.micro_batch = 0
+        """Rows that go through the model at once where gradients are taken; 0 for all."""
+        self.execution = Execution.chosen(self.device, eager=eager, precision=precision)
+        self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None
-        give_back(model)
-        self.execution = Execution.chosen(self.device, eager=eager, precision=precision)
-        self._loan = _Loan(model)
-        model.__dict__[_LOAN] = self._loan
+        self._modules = list(model.modules())
+        self._loan = Loan(model)
         model.eval()
+        self._tried = not self.execution.channels_last
+        if self.execution.channels_last:
+            self._loan.lay_out_channels_last()
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -106,53 +97,87 @@ class Network:
             raise InputError("inputs hold values that are not finite; leave such images out.")
         floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         inputs = inputs.detach().to(self.device, next(floats, inputs.dtype))
+        if self.execution.channels_last and inputs.dim() == 4:
+            inputs = self._laid_out(inputs)
         return inputs.clone() if inputs.is_inference() else inputs
 
     def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
         """Deterministic logits, (batch, classes)."""
-        self._count(len(inputs))
-        with normalised_by(self.model, statistics, rows=Rows()):
-            return self._forward(inputs)
+        run = partial(self._plain, statistics=statistics)
+        if torch.is_grad_enabled():
+            return self._in_parts(run, inputs)
+        return self._logits_again(("plain", statistics), run, inputs)
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
         """Let the running statistics follow this batch."""
         if not batch_norms(self.model):
             return
-        self._count(len(inputs))
-        with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
-            self._forward(inputs)
+
+        def follow(inputs: Tensor, *, chance: Chance) -> Tensors:  # noqa: ARG001
+            self._count(len(inputs))
+            with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
+                self._forward(inputs)
+            return {}
+
+        self.repeat(("observe", momentum), follow, [inputs])
 
     @contextmanager
     def statistics_put_back(self) -> Iterator[None]:
         """Let running statistics move inside, and be as before afterwards."""
         norms = [norm for norm in batch_norms(self.model) if norm.running_mean is not None]
-        kept = [(b, b.clone()) for norm in norms for b in norm.buffers(recurse=False)]
+        buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+        kept = [buffer.clone() for buffer in buffers]
         try:
             yield
         finally:
-            for buffer, value in kept:
-                buffer.copy_(value)
+            if buffers:
+                torch._foreach_copy_(buffers, kept)
 
-    def sample(
-        self,
-        inputs: Tensor,
-        *,
-        statistics: Statistics,
-        rate: float,
-        passes: int,
-        key: Key,
-    ) -> Tensor:
+    def sample(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
         """Stochastic logits, (passes, batch, classes); one pass stands for all at rate 0."""
-        if rate == 0:
-            return self(inputs, statistics=statistics).unsqueeze(0)
-        if self.fans_out is None:
-            self.fans_out = passes > 1 and self._probe(inputs, statistics, rate, passes)
-        self._count(passes * len(inputs))
-        if self.fans_out:
-            return self._pass(inputs, statistics, rate, range(passes), key)
-        each = [self._pass(inputs, statistics, rate, (n,), key) for n in range(passes)]
-        return torch.cat(each)
+        if how.rate == 0:
+            return self(inputs, statistics=how.statistics).unsqueeze(0)
+        self._probe(inputs, how)
+        if torch.is_grad_enabled():
+            return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs)
+        run = partial(self._sampled, how=how)
+        return self._logits_again(("sample", how), run, inputs, chance.key)
+
+    def sample_with_plain(
+        self, inputs: Tensor, how: Sampling, chance: Chance
+    ) -> tuple[Tensor, Tensor]:
+        """Stochastic logits, and the deterministic ones of the same rows without gradient.
+
+        Everything before the first dropout site runs once for both, where activations are kept.
+        """
+        if how.rate == 0:
+            plain = self(inputs, statistics=how.statistics)
+            return plain.unsqueeze(0), plain.detach()
+        if self.low_memory or self.micro_batch:
+            return self.sample(inputs, how, chance), self._untracked(inputs, how.statistics)
+        self._probe(inputs, how)
+        prefix = Prefix(self.model, self.sites)
+        with prefix.recorded():
+            sampled = self.sample(inputs, how, chance)
+        with prefix.given_again():
+            return sampled, self._untracked(inputs, how.statistics)
+
+    def repeat(
+        self,
+        name: Hashable,
+        work: Work,
+        inputs: Sequence[Tensor],
+        *,
+        key: Key = (),
+        turn: int | None = None,
+    ) -> Tensors:
+        """Do work on the model: plainly, or as a replay once its shapes have settled."""
+        if any(module._forward_hooks or module._forward_pre_hooks for module in self._modules):
+            return work(*inputs, chance=Chance(key))  # somebody's hooks want to be called
+        first = next(self.model.parameters(), None)
+        where = 0 if first is None else first.data_ptr()
+        return self.graphs.run((name, where), work, inputs, key=key, turn=turn)
 
     def train_only(self, parameters: list[nn.Parameter]) -> None:
         """Ask for gradients of these parameters and no others."""
@@ -163,88 +188,143 @@ class Network:
     @property
     def borrowed(self) -> bool:
         """Whether the model is still ours: not closed, not taken over by a later session."""
-        return self.model.__dict__.get(_LOAN) is self._loan
+        return self._loan.running
 
     def close(self) -> None:
         """Give the model back, unless that has happened already."""
         if self.borrowed:
             give_back(self.model)
 
-    def _count(self, n_samples: int) -> None:
-        self.forwards += n_samples
-        self.tracked += n_samples if torch.is_grad_enabled() else 0
+    def _logits_again(
+        self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, key: Key = ()
+    ) -> Tensor:
+        def work(inputs: Tensor, *, chance: Chance) -> Tensors:
+            return {"logits": run(inputs, chance=chance)}
+
+        return self.repeat(name, work, [inputs], key=key)["logits"]
+
+    def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+        """With gradients; run a second time where activations are not kept."""
+        size = self.micro_batch or len(inputs)
+        if size >= len(inputs):
+            return run(inputs)
+        parts = [
+            checkpoint(
+                run, part, rows=Rows(start=start, total=len(inputs)),
+                use_reentrant=False, preserve_rng_state=False,
+            )
+            for start, part in zip(range(0, len(inputs), size), inputs.split(size), strict=True)
+        ]  # fmt: skip
+        return torch.cat(parts, dim=-2)
+
+    def _plain(
+        self,
+        inputs: Tensor,
+        *,
+        statistics: Statistics,
+        rows: Rows | None = None,
+        chance: Chance | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        self._count(len(inputs))
+        with normalised_by(self.model, statistics, rows=rows or Rows()):
+            return self._forward(inputs)
+
+    @torch.no_grad()
+    def _untracked(self, inputs: Tensor, statistics: Statistics) -> Tensor:
+        return self._plain(inputs, statistics=statistics)
+
+    def _sampled(
+        self, inputs: Tensor, *, how: Sampling, chance: Chance, rows: Rows | None = None
+    ) -> Tensor:
+        run = partial(self._pass, how=how, chance=chance, rows=rows)
+        if torch.is_grad_enabled() and self.low_memory:
+            again = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+            return torch.cat([again(inputs, (number,)) for number in range(how.passes)])
+        if self.fans_out:
+            return run(inputs, range(how.passes))
+        return torch.cat([run(inputs, (number,)) for number in range(how.passes)])
 
     def _pass(
         self,
         inputs: Tensor,
-        statistics: Statistics,
-        rate: float,
-        passes: range | tuple[int],
-        key: Key,
+        passes: Sequence[int],
+        *,
+        how: Sampling,
+        chance: Chance,
+        rows: Rows | None = None,
     ) -> Tensor:
-        rows = Rows()
+        self._count(len(passes) * len(inputs))
+        rows = replace(rows) if rows else Rows()
         with (
-            normalised_by(self.model, statistics, rows=rows),
-            dropout_at(self.model, self.sites, rate=rate, passes=passes, key=key, rows=rows),
+            normalised_by(self.model, how.statistics, rows=rows),
+            dropout_at(
+                self.model, self.sites, rate=how.rate, passes=passes, chance=chance, rows=rows
+            ),
         ):
             logits = self._forward(inputs, passes=len(passes))
-        split: Tensor = logits.unflatten(0, (-1, len(passes)))
-        return split.transpose(0, 1)
-
-    @torch.no_grad()
-    def _probe(self, inputs: Tensor, statistics: Statistics, rate: float, passes: int) -> bool:
-        """Try fan-out on a few rows against separate passes with the same masks."""
-        few = inputs[:_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
-        separate = torch.cat([self._pass(few, statistics, rate, (n,), (0,)) for n in range(passes)])
-        try:
-            fanned = self._pass(few, statistics, rate, range(passes), (0,))
-        except _PROBE_ERRORS as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-        else:
-            coarse = max(_PROBE_TOLERANCE, 8 * torch.finfo(separate.dtype).eps)
-            scale = separate.abs().max().clamp_min(1.0)
-            if bool(((fanned - separate).abs().max() <= coarse * scale).item()):
-                return True
-            reason = "its rows do not stay independent after the first site"
-        warnings.warn(
-            f"{type(self.model).__name__} cannot carry {passes} stochastic passes in one forward "
-            f"({reason}); running {passes} forwards instead.",
-            FallbackWarning,
-            stacklevel=6,
-        )
-        return False
+        split: Tensor = logits.unflatten(0, (len(passes), -1))
+        return split
 
     def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
         if self.model.training:  # somebody called train() on the borrowed model
             self.model.eval()
-        output = _part(self.model(inputs), self._logits)
-        if not isinstance(output, Tensor):
-            raise ModelError(
-                f"the model returned {type(output).__name__} where logits are needed; say which "
-                'part holds them: logits="name" for a dict or an object, logits=0 for a tuple, or '
-                "a function of the output."
+        with self.execution.arithmetic(), self.execution.autocast(inputs.device):
+            output = self.model(inputs)
+        logits = logits_of(output, self._logits, rows=passes * len(inputs))
+        half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
+        return logits.float() if half else logits
+
+    def _count(self, n_samples: int) -> None:
+        self.counts.forwards += n_samples
+        self.counts.tracked += n_samples if torch.is_grad_enabled() else 0
+
+    @torch.no_grad()
+    def _probe(self, inputs: Tensor, how: Sampling) -> None:
+        """Try fan-out, once, on a few rows against separate passes with the same masks."""
+        if self.fans_out is not None:
+            return
+        few = inputs[:_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
+        run = partial(self._pass, few, how=how, chance=Chance((0,)))
+        counted, execution = self.counts.forwards, self.execution
+        self.execution = replace(execution, precision="float32")
+        try:
+            separate = torch.cat([run((number,)) for number in range(how.passes)])
+            reason = _difference(partial(run, range(how.passes)), separate)
+        finally:
+            self.counts.forwards, self.execution = counted, execution
+        self.fans_out = not reason
+        if reason:
+            warnings.warn(
+                f"{type(self.model).__name__} cannot carry {how.passes} stochastic passes in one "
+                f"forward ({reason}); running {how.passes} forwards instead.",
+                FallbackWarning,
+                stacklevel=6,
             )
-        rows = passes * len(inputs)
-        if output.dim() != 2 or len(output) != rows or output.shape[1] < 2:
-            raise ModelError(
-                f"logits have shape {tuple(output.shape)}; ({rows}, classes) is needed, with two "
-                "classes or more."
-            )
-        return output
+
+    @torch.no_grad()
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        """Channels last, unless the model takes views that only the usual layout allows."""
+        last = inputs.contiguous(memory_format=torch.channels_last)
+        if self._tried:
+            return last
+        self._tried = True
+        try:
+            self.model(last[:_PROBE_ROWS])
+        except RuntimeError:
+            self._loan.lay_out_as_before()
+            self.execution = replace(self.execution, channels_last=False)
+            return inputs
+        return last
 
 
-def _part(output: Any, logits: LogitsOf) -> Any:
-    """The part of a model's output that is said to hold the logits."""
-    if logits is None:
-        return output
-    if callable(logits):
-        return logits(output)
+def _difference(fan_out: Callable[[], Tensor], separate: Tensor) -> str:
+    """Why a fan-out cannot stand for separate passes; empty if it can."""
     try:
-        if isinstance(output, Mapping) or isinstance(logits, int):
-            return output[logits]
-        return getattr(output, logits)
-    except (LookupError, AttributeError, TypeError):
-        parts = f"; it has {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
-        raise ModelError(
-            f"the model's {type(output).__name__} has no part {logits!r} for logits{parts}."
-        ) from None
+        fanned = fan_out()
+    except _PROBE_ERRORS as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    coarse = max(_PROBE_TOLERANCE, 8 * torch.finfo(separate.dtype).eps)
+    scale = separate.abs().max().clamp_min(1.0)
+    if bool(((fanned - separate).abs().max() <= coarse * scale).item()):
+        return ""
+    return "its rows do not stay independent after the first site"

@@ -26,9 +26,14 @@ _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 @dataclass(slots=True)
 class Rows:
-    """How many stochastic passes the rows now flowing through the model hold, sample-major."""
+    """What the rows now flowing through the model are."""
 
     passes: int = 1
+    """How many stochastic passes they hold, one after another."""
+    start: int = 0
+    """Where they begin in the batch they are a part of."""
+    total: int = 0
+    """Rows of that batch; 0 where they are all of it."""
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -111,22 +116,8 @@ def _by_running(call: _Call) -> Tensor:
 
 def _per_pass(call: _Call, passes: int) -> Tensor:
     """Each stochastic pass normalised by its own statistics; pooling them would mix variances."""
-    x, weight, bias = call.input, call.weight, call.bias
-    if x.is_contiguous():
-        # Sample-major rows make (samples, passes * channels, ...) a view: passes become channels.
-        wide = x.view(-1, passes * x.shape[1], *x.shape[2:])
-        wide_weight = None if weight is None else weight.repeat(passes)
-        wide_bias = None if bias is None else bias.repeat(passes)
-        return F.batch_norm(wide, None, None, wide_weight, wide_bias, True, 0.0, call.eps).view(
-            x.shape
-        )
-    split = x.unflatten(0, (-1, passes))  # (samples, passes, channels, ...)
-    over = (0, *range(3, split.dim()))
-    var, mean = torch.var_mean(split, dim=over, correction=0, keepdim=True)
-    normal: Tensor = (split - mean) * (var + call.eps).rsqrt()
-    channels = (-1, *[1] * (split.dim() - 3))
-    if weight is not None:
-        normal = normal * weight.view(channels)
-    if bias is not None:
-        normal = normal + bias.view(channels)
-    return normal.flatten(0, 1)
+    each = [
+        F.batch_norm(x, None, None, call.weight, call.bias, True, 0.0, call.eps)
+        for x in call.input.chunk(passes)
+    ]
+    return torch.cat(each)

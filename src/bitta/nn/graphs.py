@@ -1,0 +1,208 @@
+"""Work that repeats with the same shapes, captured as CUDA graphs and replayed."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bitta.errors import FallbackWarning
+from bitta.seeding import Chance, Key, derive
+
+Tensors: TypeAlias = dict[str, Tensor]
+Work: TypeAlias = Callable[..., Tensors]
+"""A function of tensors and, as `chance`, of what it draws; it may change weights in place."""
+
+_STEADY_TURNS = 3
+_N_KEPT = 8
+
+
+@dataclass(slots=True)
+class Counts:
+    """Samples times passes so far."""
+
+    forwards: int = 0
+    """That went through the model."""
+    tracked: int = 0
+    """As many of these as ran with gradients enabled."""
+    backwards: int = 0
+    """Whose gradient was taken."""
+
+    def values(self) -> tuple[int, int, int]:
+        """All three."""
+        return self.forwards, self.tracked, self.backwards
+
+    def add(self, more: tuple[int, int, int]) -> None:
+        """Count what was replayed."""
+        self.forwards += more[0]
+        self.tracked += more[1]
+        self.backwards += more[2]
+
+
+class Graphs:
+    """Runs work plainly until its shapes have been the same for a few turns, then replays it."""
+
+    def __init__(self, counts: Counts, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.seconds = 0.0
+        """Spent on capturing so far."""
+        self._counts = counts
+        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._steady: dict[Hashable, _Steady] = {}
+        self._pool: Any = None
+        self._busy = False
+
+    def run(
+        self,
+        name: Hashable,
+        work: Work,
+        inputs: Sequence[Tensor],
+        *,
+        key: Key = (),
+        turn: int | None = None,
+    ) -> Tensors:
+        """What `work` gives for these inputs, with chance under `key`.
+
+        Work called `name` that differs in more than its inputs' values must not share the name.
+        Calls within one `turn` count once; None makes every call a turn.
+        """
+        if not self.enabled or self._busy:
+            return work(*inputs, chance=Chance(key))
+        signature = (name, *((x.shape, x.stride(), x.dtype) for x in inputs))
+        if signature in self._graphs:
+            self._graphs.move_to_end(signature)
+            return self._graphs[signature].replay(inputs, key)
+        steady = self._steady.setdefault(name, _Steady())
+        steady.see(signature, turn)
+        if steady.turns > _STEADY_TURNS and self._capture(signature, work, inputs, steady.places):
+            return self._graphs[signature].first(inputs, key)
+        chance = _Noted(key)
+        with self._nothing_inside():
+            outputs = work(*inputs, chance=chance)
+        steady.places = chance.places
+        return outputs
+
+    def _capture(
+        self, signature: Hashable, work: Work, inputs: Sequence[Tensor], places: "Places"
+    ) -> bool:
+        started = perf_counter()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with self._nothing_inside():
+                graph = _Graph(work, inputs, places, self._counts, self._pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.enabled = False
+            warnings.warn(
+                f"the model cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
+                "running it eagerly.",
+                FallbackWarning,
+                stacklevel=2,
+            )
+            return False
+        self._graphs[signature] = graph
+        while len(self._graphs) > _N_KEPT:
+            self._graphs.popitem(last=False)
+        self.seconds += perf_counter() - started
+        return True
+
+    @contextmanager
+    def _nothing_inside(self) -> Iterator[None]:
+        """Work that calls other work is one piece."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+
+Places: TypeAlias = list[tuple[Key, torch.device | str]]
+
+
+class _Steady:
+    """For how many turns work had the same signature, and what it drew."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.places: Places = []
+        self._signature: Hashable = None
+        self._turn: int | None = None
+
+    def see(self, signature: Hashable, turn: int | None) -> None:
+        if signature != self._signature:
+            self._signature, self.turns = signature, 1
+        elif turn is None or turn != self._turn:
+            self.turns += 1
+        self._turn = turn
+
+
+class _Graph:
+    """One piece of work: static inputs and outputs, and generators that are seeded per replay."""
+
+    def __init__(
+        self,
+        work: Work,
+        inputs: Sequence[Tensor],
+        places: Places,
+        counts: Counts,
+        pool: Any,
+    ) -> None:
+        self._inputs = [x.clone() for x in inputs]
+        self._draws = [(place, torch.Generator(device)) for place, device in places]
+        self._graph = torch.cuda.CUDAGraph()
+        for _, generator in self._draws:
+            self._graph.register_generator_state(generator)
+        self._counts, before = counts, counts.values()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._outputs = work(*self._inputs, chance=_Handed(self._draws))
+        after = counts.values()
+        self._counted = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
+
+    def first(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
+        """Capturing has counted the work without doing it; this does it."""
+        for held, given in zip(self._inputs, inputs, strict=True):
+            held.copy_(given)
+        for place, generator in self._draws:
+            generator.manual_seed(derive(*key, *place))
+        self._graph.replay()
+        # The next replay, of this or another graph, writes where these lie.
+        return {name: output.clone() for name, output in self._outputs.items()}
+
+    def replay(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
+        """Do the work again, with other values."""
+        self._counts.add(self._counted)
+        return self.first(inputs, key)
+
+
+class _Noted(Chance):
+    """Keeps a list of the places it was asked for."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(key)
+        self.places: Places = []
+
+    def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+        """A fresh generator for one place."""
+        self.places.append((place, device))
+        return super().at(*place, device=device)
+
+
+class _Handed(Chance):
+    """Hands out, in the order of the places noted, generators that a graph knows."""
+
+    def __init__(self, draws: list[tuple[Key, torch.Generator]]) -> None:
+        super().__init__(())
+        self._draws = iter(draws)
+
+    def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:  # noqa: ARG002
+        """The generator of this place."""
+        noted, generator = next(self._draws)
+        assert noted == place, f"work drew at {place} where it had drawn at {noted}"
+        return generator

@@ -1,0 +1,71 @@
+"""What comes before the first site is run once, and given again."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitta.nn import Network, Sampling
+from bitta.seeding import Chance, generator
+from bitta.testing import NORMS, toy_classifier
+
+HOW = Sampling("batch", 0.3, 4)
+
+
+def images(n=6):
+    return torch.rand(n, 3, 8, 8, generator=generator(1))
+
+
+@pytest.mark.parametrize("fans_out", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+def test_plain_logits_are_those_of_a_whole_forward(norm, fans_out):
+    network = Network(toy_classifier(norm))
+    network.fans_out = fans_out
+    sampled, plain = network.sample_with_plain(images(), HOW, Chance((3,)))
+    with torch.no_grad():
+        assert torch.equal(plain, network(images(), statistics="batch"))
+    assert torch.equal(sampled, network.sample(images(), HOW, Chance((3,))))
+    assert sampled.requires_grad
+    assert not plain.requires_grad
+
+
+def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
+    model, calls = toy_classifier(), []
+    for name in ("stem", "stage1.0.conv", "stage2.0.conv", "head"):
+        layer = model.get_submodule(name)
+        plain = type(layer).forward
+
+        def counted(x, layer=layer, name=name, plain=plain):
+            calls.append(name)
+            return plain(layer, x)
+
+        layer.forward = counted
+    network = Network(model)
+    network.fans_out = True
+    network.sample_with_plain(images(), HOW, Chance((3,)))
+    assert {name: calls.count(name) for name in calls} == {
+        "stem": 1, "stage1.0.conv": 1, "stage2.0.conv": 2, "head": 2,
+    }  # fmt: skip
+
+
+def test_nothing_is_left_on_the_model():
+    model = toy_classifier()
+    network = Network(model)
+    network.sample_with_plain(images(), HOW, Chance((3,)))
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_a_module_used_before_and_after_the_site_is_run_again_where_it_must():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.site, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.shared(self.site(self.shared(x).relu())))
+
+    network = Network(Shared(), sites=["site"])
+    x = torch.randn(5, 4, generator=generator(4))
+    _, plain = network.sample_with_plain(x, HOW, Chance((0,)))
+    with torch.no_grad():
+        assert torch.equal(plain, network(x, statistics="batch"))

@@ -1,0 +1,108 @@
+"""Saving memory: the same gradient with fewer activations kept."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitta import Session
+from bitta.errors import SpaceError
+from bitta.nn import Network, Sampling
+from bitta.seeding import Chance, generator
+from bitta.testing import NORMS, toy_classifier
+
+HOW = {name: Sampling(name, 0.3, 3) for name in ("running", "batch")}
+
+
+def images(n=7):
+    return torch.rand(n, 3, 8, 8, generator=generator(1))
+
+
+def gradients(statistics, *, norm="batch", fans_out=True, **saving):
+    """Of a loss that mixes the passes, as the mean of softmaxes does."""
+    model = toy_classifier(norm)
+    network = Network(model)
+    network.fans_out = fans_out
+    for name, value in saving.items():
+        setattr(network, name, value)
+    logits = network.sample(images(), HOW[statistics], Chance((2,)))
+    loss = logits.softmax(-1).mean(0).square().sum()
+    return logits.detach(), torch.autograd.grad(loss, list(model.parameters()))
+
+
+def assert_same(one, two, *, within=1e-5):
+    assert torch.allclose(one[0], two[0], atol=1e-6)
+    for a, b in zip(one[1], two[1], strict=True):
+        assert torch.allclose(a, b, atol=within, rtol=0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("statistics", HOW)
+def test_low_memory_gives_the_same_gradient(norm, statistics):
+    plain = gradients(statistics, norm=norm)
+    assert_same(plain, gradients(statistics, norm=norm, low_memory=True))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_micro_batches_give_the_same_gradient_without_batch_statistics(size):
+    assert_same(gradients("running"), gradients("running", micro_batch=size))
+
+
+def test_micro_batches_are_each_normalised_by_themselves():
+    whole, parts = gradients("batch"), gradients("batch", micro_batch=3)
+    assert not torch.allclose(whole[0], parts[0], atol=1e-3)
+
+
+def test_both_savings_work_together():
+    saving = {"low_memory": True, "micro_batch": 2}
+    assert_same(gradients("running"), gradients("running", **saving))
+
+
+def test_low_memory_keeps_no_activations_but_the_inputs_of_each_pass():
+    def n_saved(*, low):
+        network = Network(toy_classifier())
+        network.fans_out, network.low_memory = True, low
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: saved.append(x.numel()) or x, lambda x: x
+        ):
+            logits = network.sample(images(), Sampling("batch", 0.3, 4), Chance((2,)))
+        assert logits.requires_grad
+        return sum(saved)
+
+    assert n_saved(low=True) == 4 * images().numel()
+    assert n_saved(low=False) > 4 * n_saved(low=True)
+
+
+@pytest.mark.parametrize("setting", [{"memory": "low"}, {"micro_batch": 4}], ids=str)
+@pytest.mark.parametrize("method", ["bitta", "tent"])
+def test_sessions_that_save_memory_learn_the_same_without_batch_statistics(method, setting):
+    if method == "tent" and "micro_batch" in setting:
+        pytest.skip("TENT normalises by the batch, where micro-batches are another method")
+    ends = []
+    for saving in ({}, setting):
+        settings = saving | ({"adapt_statistics": "running"} if method == "bitta" else {})
+        with Session(toy_classifier(), method, n_queries=2, lr=0.05, **settings) as session:
+            for number in range(3):
+                for query in session.predict(images() * (1 + number)).queries:
+                    session.answer(query.id, correct=number % 2 == 0)
+                session.learn()
+            ends.append([p.detach().clone() for p in session.model.parameters()])
+    for one, two in zip(*ends, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_a_step_that_does_not_fit_names_the_settings():
+    class Greedy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stage1, self.stage2 = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            if torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a lot.")
+            return self.stage2(self.stage1(x))
+
+    session = Session(Greedy(), n_queries=0, sites=["stage1"])
+    session.predict(torch.rand(5, 4))
+    with pytest.raises(SpaceError, match=r"5 samples with 4 passes .*memory='low'.*micro_batch"):
+        session.learn()
