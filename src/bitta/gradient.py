@@ -147,11 +147,12 @@ class GradientAdapter(Adapter[G]):
         before = counts.tracked
         self.optimiser.zero_grad(set_to_none=True)
         terms = self.objective(Mixed(*mixed), chance)
+        tracked = counts.tracked - before
         if terms:
             with self.network.execution.arithmetic():
                 torch.stack(list(terms.values())).sum().backward()
             self.optimiser.step()
-            counts.backwards += counts.tracked - before
+            counts.backwards += tracked
         return {name: term.detach() for name, term in terms.items()}
 
     def _align_optimiser(self) -> None:
