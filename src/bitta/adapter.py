@@ -135,9 +135,7 @@ class Adapter(ABC, Generic[A]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         Snapshot(state["weights"]).put_back(self.model)
-        self.source = Snapshot(
-            {name: tensor.to(self.network.device) for name, tensor in state["source"].items()}
-        )
+        self.source = Snapshot(state["source"])
         self.step = state["step"]
         self.network.counts.forwards = state["forwards"]
         self.network.counts.backwards = state["backwards"]

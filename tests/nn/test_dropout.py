@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bitta.nn import Network, Sampling
-from bitta.nn.dropout import _kept, dropout_at
+from bitta.nn.dropout import _kept, _Words, dropout_at
 from bitta.nn.norm import Rows
 from bitta.seeding import Chance, generator
 from bitta.testing import NORMS, toy_classifier
@@ -18,8 +18,8 @@ def images(n=6):
     return torch.rand(n, 3, 8, 8, generator=generator(1))
 
 
-def kept(shape, rate, key, rows=None):
-    return _kept(torch.ones(shape), rate, [generator(*key)], rows or Rows())[0]
+def kept(shape, rate, key, **part):
+    return _kept(torch.ones(shape), rate, _Words(Chance(key), (0, 0), (0,), **part))[0]
 
 
 def sample(network, x, statistics, *, fans_out, passes=PASSES):
@@ -96,16 +96,16 @@ def test_masks_drop_at_the_rate(rate):
 
 def test_a_part_of_a_batch_gets_its_part_of_the_mask():
     whole = kept((6, 3, 4, 4), 0.3, (1,))
-    part = kept((2, 3, 4, 4), 0.3, (1,), Rows(start=3, total=6))
+    part = kept((2, 3, 4, 4), 0.3, (1,), start=3, n_rows=6)
     assert torch.equal(part, whole[3:5])
 
 
 def test_a_mask_lies_in_memory_as_what_it_masks():
     x = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    mask = _kept(x, 0.3, [generator(0)], Rows())[0]
-    assert mask.stride() == x.stride()
+    words = _Words(Chance(KEY), (0, 0), (0,))
+    assert _kept(x, 0.3, words)[0].stride() == x.stride()
     odd = torch.ones(3, 2).T
-    assert _kept(odd, 0.3, [generator(0)], Rows())[0].is_contiguous()
+    assert _kept(odd, 0.3, words)[0].is_contiguous()
 
 
 def test_kept_elements_are_scaled_up():

@@ -124,7 +124,7 @@ class Bitta(GradientAdapter[BittaConfig]):
         if self.config.restore:
             restore_stochastically(
                 self.model,
-                self.source.tensors,
+                self.source.near(self.network.device),
                 rate=self.config.restore,
                 key=(self.seed, "restore", self.step),
             )

@@ -8,16 +8,16 @@ elements.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitta.errors import ModelError
+from bitta.nn import fused
 from bitta.nn.norm import Rows
 from bitta.seeding import Chance
-
-_LEVELS = 2**16
 
 
 @contextmanager
@@ -29,25 +29,24 @@ def dropout_at(
     passes: Sequence[int],
     chance: Chance,
     rows: Rows,
+    kernels: bool = False,
 ) -> Iterator[None]:
     """Drop elements after each site; several passes fan out at the first one that runs.
 
     Serves one forward: inside it `rows.passes` tells how many passes the current rows hold.
+    `kernels` of our own are used where they fit.
     """
     calls = [0] * len(sites)
 
     def hook_for(site: int) -> Callable[..., Any]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            call, calls[site] = calls[site], calls[site] + 1
+            place = (site, calls[site])
+            calls[site] += 1
             fanned, rows.passes = rows.passes == len(passes), len(passes)
-
-            def drop(x: Tensor) -> Tensor:
-                split = x.unflatten(0, (len(passes), -1)) if fanned else x.unsqueeze(0)
-                generators = [chance.at(site, call, n, device=x.device) for n in passes]
-                kept = _kept(split[0], rate, generators, rows)
-                return (kept * (split * (1 / (1 - rate)))).flatten(0, 1)
-
-            return _on_first_tensor(output, drop)
+            drawn = _Words(chance, place, passes, n_rows=rows.total, start=rows.start)
+            if kernels:
+                return _on_first_tensor(output, lambda x: _drop_by_kernel(x, rate, drawn, fanned))
+            return _on_first_tensor(output, lambda x: _drop(x, rate, drawn, fanned))
 
         return hook
 
@@ -65,21 +64,54 @@ def dropout_at(
             handle.remove()
 
 
-def _kept(x: Tensor, rate: float, generators: Sequence[torch.Generator], rows: Rows) -> Tensor:
-    """True where an element of x is kept, (generators, *x.shape), laid out in memory as x is.
+@dataclass(frozen=True)
+class _Words:
+    """Random 16-bit words for one call of a site, the same whenever they are drawn.
 
-    Random bits, four decisions to a word, are several times faster on a CPU than `bernoulli_`; the
-    rate is honoured to one part in 65,536.
+    Random bits, four words at a time, are several times faster on a CPU than `bernoulli_`; a rate
+    is honoured to one part in 65,536.
     """
-    size = x[0].numel() if len(x) else 0
-    n_elements = size * (rows.total or len(x))
-    words = x.new_empty((len(generators), (n_elements + 3) // 4), dtype=torch.int64)
-    for row, chance in zip(words, generators, strict=True):
-        row.random_(-(2**63), None, generator=chance)
-    start = size * rows.start
-    drawn = words.view(torch.int16)[:, start : start + x.numel()]
-    kept = drawn >= round(rate * _LEVELS) - _LEVELS // 2
-    return kept.as_strided((len(generators), *x.shape), (x.numel(), *_dense_strides(x)))
+
+    chance: Chance
+    place: tuple[int, int]
+    passes: Sequence[int]
+    n_rows: int = 0
+    """Rows of the whole batch; 0 where x is all of it."""
+    start: int = 0
+    """Where x begins in it."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, int]:
+        """(passes, words) in the order in which x lies in memory, and the word of its beginning."""
+        size = x[0].numel() if len(x) else 0
+        n_words = size * (self.n_rows or len(x))
+        quads = x.new_empty((len(self.passes), (n_words + 3) // 4), dtype=torch.int64)
+        for row, number in zip(quads, self.passes, strict=True):
+            generator = self.chance.at(*self.place, number, device=x.device)
+            row.random_(-(2**63), None, generator=generator)
+        return quads.view(torch.int16), size * self.start
+
+
+def _drop(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tensor:
+    split = x.unflatten(0, (len(drawn.passes), -1)) if fanned else x.unsqueeze(0)
+    return (_kept(split[0], rate, drawn) * (split * (1 / (1 - rate)))).flatten(0, 1)
+
+
+def _kept(x: Tensor, rate: float, drawn: _Words) -> Tensor:
+    """True where an element of x is kept, (passes, *x.shape), laid out in memory as x is."""
+    words, start = drawn(x)
+    kept = words[:, start : start + x.numel()] >= fused.level_of(rate)
+    return kept.as_strided((len(kept), *x.shape), (x.numel(), *_dense_strides(x)))
+
+
+def _drop_by_kernel(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tensor:
+    if x.dtype not in (torch.float32, torch.bfloat16) or x.stride() != tuple(_dense_strides(x)):
+        return _drop(x, rate, drawn, fanned)
+    n_passes = len(drawn.passes)
+
+    def draw(x: Tensor) -> tuple[Tensor, int]:
+        return drawn(x[: len(x) // n_passes] if fanned else x)
+
+    return fused.drop_passes(x, draw, n_passes, rate=rate, fanned=fanned)
 
 
 def _dense_strides(x: Tensor) -> Sequence[int]:

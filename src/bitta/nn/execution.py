@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import torch
 
 from bitta.config import require
+from bitta.nn.fused import AVAILABLE
 
 Precision: TypeAlias = Literal["auto", "float32", "tf32", "bfloat16"]
 """Of convolutions and matrix products; weights and losses are kept in single precision."""
@@ -25,6 +26,8 @@ class Execution:
     channels_last: bool
     fused: bool
     """Whether the optimiser updates all parameters in one kernel."""
+    kernels: bool
+    """Whether passes are normalised and dropped by kernels of our own."""
 
     @classmethod
     def chosen(cls, device: torch.device, *, eager: bool, precision: Precision) -> Self:
@@ -38,7 +41,13 @@ class Execution:
         if precision == "tf32" and not cuda:
             precision = "float32"  # a CPU has no such mode
         fast = cuda and not eager
-        return cls(graphs=fast, precision=precision, channels_last=cuda, fused=fast)
+        return cls(
+            graphs=fast,
+            precision=precision,
+            channels_last=cuda,
+            fused=fast,
+            kernels=fast and AVAILABLE,
+        )
 
     def __str__(self) -> str:
         parts = [
@@ -46,6 +55,7 @@ class Execution:
             self.precision,
             "channels_last" if self.channels_last else "",
             "fused optimiser" if self.fused else "",
+            "Triton kernels" if self.kernels else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -155,13 +155,15 @@ class Network:
             plain = self(inputs, statistics=how.statistics)
             return plain.unsqueeze(0), plain.detach()
         if self.low_memory or self.micro_batch:
-            return self.sample(inputs, how, chance), self._untracked(inputs, how.statistics)
+            with torch.no_grad():
+                plain = self._plain(inputs, statistics=how.statistics)
+            return self.sample(inputs, how, chance), plain
         self._probe(inputs, how)
         prefix = Prefix(self.model, self.sites)
         with prefix.recorded():
-            sampled = self.sample(inputs, how, chance)
+            plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
         with prefix.given_again():
-            return sampled, self._untracked(inputs, how.statistics)
+            return self.sample(inputs, how, chance), plain
 
     def repeat(
         self,
@@ -223,15 +225,12 @@ class Network:
         *,
         statistics: Statistics,
         rows: Rows | None = None,
+        tracked: bool = True,
         chance: Chance | None = None,  # noqa: ARG002
     ) -> Tensor:
-        self._count(len(inputs))
-        with normalised_by(self.model, statistics, rows=rows or Rows()):
+        self._count(len(inputs), tracked=tracked)
+        with self._normalised(statistics, rows or Rows()):
             return self._forward(inputs)
-
-    @torch.no_grad()
-    def _untracked(self, inputs: Tensor, statistics: Statistics) -> Tensor:
-        return self._plain(inputs, statistics=statistics)
 
     def _sampled(
         self, inputs: Tensor, *, how: Sampling, chance: Chance, rows: Rows | None = None
@@ -256,14 +255,24 @@ class Network:
         self._count(len(passes) * len(inputs))
         rows = replace(rows) if rows else Rows()
         with (
-            normalised_by(self.model, how.statistics, rows=rows),
+            self._normalised(how.statistics, rows),
             dropout_at(
-                self.model, self.sites, rate=how.rate, passes=passes, chance=chance, rows=rows
-            ),
+                self.model,
+                self.sites,
+                rate=how.rate,
+                passes=passes,
+                chance=chance,
+                rows=rows,
+                kernels=self.execution.kernels,
+            ),  # fmt: skip
         ):
             logits = self._forward(inputs, passes=len(passes))
         split: Tensor = logits.unflatten(0, (len(passes), -1))
         return split
+
+    def _normalised(self, statistics: Statistics, rows: Rows) -> AbstractContextManager[None]:
+        kernels = self.execution.kernels
+        return normalised_by(self.model, statistics, rows=rows, kernels=kernels)
 
     def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
         if self.model.training:  # somebody called train() on the borrowed model
@@ -274,9 +283,9 @@ class Network:
         half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
         return logits.float() if half else logits
 
-    def _count(self, n_samples: int) -> None:
+    def _count(self, n_samples: int, *, tracked: bool = True) -> None:
         self.counts.forwards += n_samples
-        self.counts.tracked += n_samples if torch.is_grad_enabled() else 0
+        self.counts.tracked += n_samples if tracked and torch.is_grad_enabled() else 0
 
     @torch.no_grad()
     def _probe(self, inputs: Tensor, how: Sampling) -> None:

@@ -17,6 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from bitta.errors import ModelError
+from bitta.nn import fused
 
 Statistics: TypeAlias = Literal["running", "batch"]
 """Normalise by the buffers a model carries, or by the batch that passes through."""
@@ -49,16 +50,22 @@ def scale_and_shift(model: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def normalised_by(
-    model: nn.Module, statistics: Statistics, *, rows: Rows, momentum: float = 0.0
+    model: nn.Module,
+    statistics: Statistics,
+    *,
+    rows: Rows,
+    momentum: float = 0.0,
+    kernels: bool = False,
 ) -> Iterator[None]:
     """Choose the statistics of every BatchNorm for the forwards inside.
 
-    Batch statistics leave the running buffers alone unless `momentum` says how fast they follow.
+    Batch statistics leave the running buffers alone unless `momentum` says how fast they follow;
+    `kernels` of our own are used where they fit.
     """
     if statistics == "running" and all(n.running_mean is not None for n in batch_norms(model)):
         yield  # evaluation mode does just that
         return
-    with _BatchNormCalls(statistics, rows, momentum):
+    with _BatchNormCalls(statistics, rows, momentum, kernels):
         yield
 
 
@@ -76,9 +83,10 @@ class _Call(NamedTuple):
 
 
 class _BatchNormCalls(TorchFunctionMode):
-    def __init__(self, statistics: Statistics, rows: Rows, momentum: float) -> None:
+    def __init__(self, statistics: Statistics, rows: Rows, momentum: float, kernels: bool) -> None:
         super().__init__()
-        self._statistics, self._rows, self._momentum = statistics, rows, momentum
+        self._statistics, self._rows = statistics, rows
+        self._momentum, self._kernels = momentum, kernels
 
     def __torch_function__(
         self,
@@ -92,12 +100,15 @@ class _BatchNormCalls(TorchFunctionMode):
         call = _Call(*args, **(kwargs or {}))
         if self._statistics == "running" and call.running_mean is not None:
             return F.batch_norm(*call)
-        return _by_batch(call, passes=self._rows.passes, momentum=self._momentum)
+        passes = self._rows.passes
+        if call.input.numel() == passes * call.input.shape[1]:
+            return _by_running(call)
+        if self._kernels and not self._momentum and fused.fits(call.input, call.weight, call.bias):
+            return fused.normalise_passes(call.input, call.weight, call.bias, passes, eps=call.eps)
+        return _by_batch(call, passes=passes, momentum=self._momentum)
 
 
 def _by_batch(call: _Call, *, passes: int, momentum: float) -> Tensor:
-    if call.input.numel() == passes * call.input.shape[1]:
-        return _by_running(call)
     if passes > 1:
         return _per_pass(call, passes)
     mean, var = (call.running_mean, call.running_var) if momentum else (None, None)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -21,7 +22,10 @@ class Prefix:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Remember, in the first forward inside, what the outermost finished modules return."""
+        """Remember what the outermost finished modules return in the one forward inside.
+
+        Gradients are tracked up to the first site only: what follows is not to be differentiated.
+        """
         passed = False
 
         def hook_for(name: str) -> Callable[..., None]:
@@ -33,6 +37,8 @@ class Prefix:
                 for inner in [known for known in self._outputs if known.startswith(f"{name}.")]:
                     del self._outputs[inner]
                 self._outputs.setdefault(name, deque()).append(output)
+                if passed:
+                    torch.set_grad_enabled(False)
 
             return hook
 
@@ -41,9 +47,11 @@ class Prefix:
             for name, module in self._named.items()
             if name
         ]
+        tracking = torch.is_grad_enabled()
         try:
             yield
         finally:
+            torch.set_grad_enabled(tracking)
             for handle in handles:
                 handle.remove()
 

@@ -11,15 +11,23 @@ from bitta.types import State
 
 
 class Snapshot:
-    """A private copy of a model's parameters and buffers."""
+    """A private copy of a model's parameters and buffers, out of the way of a GPU's work."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
+        self._near: dict[str, Tensor] = {}
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
         """Copy what the model holds now."""
-        return cls({name: tensor.detach().clone() for name, tensor in tensors_of(model).items()})
+        tensors = tensors_of(model)
+        return cls({name: t.detach().to("cpu", copy=True) for name, t in tensors.items()})
+
+    def near(self, device: torch.device) -> dict[str, Tensor]:
+        """The tensors on a device, for work that needs them again and again."""
+        if not self._near:
+            self._near = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return self._near
 
     @torch.no_grad()
     def put_back(self, model: nn.Module) -> None:

@@ -1,0 +1,154 @@
+"""Triton kernels for stochastic passes: what no library call does at once.
+
+A tensor is (passes, rows, channels), channels closest together in memory; each pass is normalised
+by its own statistics. Sums are taken over a few slices of the rows and added up in a fixed order,
+so that they come out the same every time.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Sums of x and x² per slice, both about the first row: (slices, passes, 2, channels)."""
+    number, part = tl.program_id(0), tl.program_id(2)
+    n_passes = tl.num_programs(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < n_channels
+    base = x + number.to(tl.int64) * n_rows * n_channels
+    pivot = tl.load(base + channel, mask=inside, other=0.0).to(tl.float32)
+    first = tl.zeros((ROWS, CHANNELS), tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), tl.float32)
+    stop = min((part + 1) * per_slice, n_rows)
+    for start in range(part * per_slice, stop, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < stop)[:, None] & inside[None, :]
+        place = row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        value = tl.load(base + place, mask=mask, other=0.0).to(tl.float32) - pivot[None, :]
+        value = tl.where(mask, value, 0.0)
+        first += value
+        second += value * value
+    out = sums + ((part * n_passes + number) * 2) * n_channels + channel
+    tl.store(out, tl.sum(first, 0), mask=inside)
+    tl.store(out + n_channels, tl.sum(second, 0), mask=inside)
+
+
+@triton.jit
+def normalise(
+    x, sums, weight, bias, out, statistics, n_rows, n_channels, n_slices, eps,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """(x - mean) / deviation * weight + bias; keeps mean and 1 / deviation of each pass."""
+    number, block = tl.program_id(0), tl.program_id(2)
+    n_passes = tl.num_programs(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < n_channels
+    base = number.to(tl.int64) * n_rows * n_channels
+    first = tl.zeros((CHANNELS,), tl.float32)
+    second = tl.zeros((CHANNELS,), tl.float32)
+    for part in range(n_slices):
+        place = sums + ((part * n_passes + number) * 2) * n_channels + channel
+        first += tl.load(place, mask=inside, other=0.0)
+        second += tl.load(place + n_channels, mask=inside, other=0.0)
+    first, second = first / n_rows, second / n_rows
+    mean = tl.load(x + base + channel, mask=inside, other=0.0).to(tl.float32) + first
+    inverse = tl.rsqrt(tl.maximum(second - first * first, 0.0) + eps)
+    scale = inverse * tl.load(weight + channel, mask=inside, other=0.0)
+    shift = tl.load(bias + channel, mask=inside, other=0.0) - mean * scale
+    if block == 0:
+        tl.store(statistics + (number * 2) * n_channels + channel, mean, mask=inside)
+        tl.store(statistics + (number * 2 + 1) * n_channels + channel, inverse, mask=inside)
+    row = block * ROWS + tl.arange(0, ROWS)
+    mask = (row < n_rows)[:, None] & inside[None, :]
+    place = base + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, value * scale[None, :] + shift[None, :], mask=mask)
+
+
+@triton.jit
+def gradient_moments(
+    x, gradient, statistics, sums, n_rows, n_channels, per_slice,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sums of the gradient, and of the gradient times normalised x, per slice."""
+    number, part = tl.program_id(0), tl.program_id(2)
+    n_passes = tl.num_programs(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < n_channels
+    base = number.to(tl.int64) * n_rows * n_channels
+    mean = tl.load(statistics + (number * 2) * n_channels + channel, mask=inside, other=0.0)
+    inverse = tl.load(statistics + (number * 2 + 1) * n_channels + channel, mask=inside, other=0.0)
+    first = tl.zeros((ROWS, CHANNELS), tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), tl.float32)
+    stop = min((part + 1) * per_slice, n_rows)
+    for start in range(part * per_slice, stop, ROWS):
+        row = start + tl.arange(0, ROWS)
+        mask = (row < stop)[:, None] & inside[None, :]
+        place = base + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+        slope = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
+        first += slope
+        second += slope * (value - mean[None, :])
+    out = sums + ((part * n_passes + number) * 2) * n_channels + channel
+    tl.store(out, tl.sum(first, 0), mask=inside)
+    tl.store(out + n_channels, tl.sum(second, 0) * inverse, mask=inside)
+
+
+@triton.jit
+def normalise_backward(
+    x, gradient, statistics, sums, weight, out, totals, n_rows, n_channels, n_slices,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Gradient of x; keeps each pass's share of the gradients of bias and weight."""
+    number, block = tl.program_id(0), tl.program_id(2)
+    n_passes = tl.num_programs(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < n_channels
+    base = number.to(tl.int64) * n_rows * n_channels
+    first = tl.zeros((CHANNELS,), tl.float32)
+    second = tl.zeros((CHANNELS,), tl.float32)
+    for part in range(n_slices):
+        place = sums + ((part * n_passes + number) * 2) * n_channels + channel
+        first += tl.load(place, mask=inside, other=0.0)
+        second += tl.load(place + n_channels, mask=inside, other=0.0)
+    if block == 0:
+        tl.store(totals + (number * 2) * n_channels + channel, first, mask=inside)
+        tl.store(totals + (number * 2 + 1) * n_channels + channel, second, mask=inside)
+    mean = tl.load(statistics + (number * 2) * n_channels + channel, mask=inside, other=0.0)
+    inverse = tl.load(statistics + (number * 2 + 1) * n_channels + channel, mask=inside, other=0.0)
+    scale = inverse * tl.load(weight + channel, mask=inside, other=0.0)
+    row = block * ROWS + tl.arange(0, ROWS)
+    mask = (row < n_rows)[:, None] & inside[None, :]
+    place = base + row.to(tl.int64)[:, None] * n_channels + channel[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    slope = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
+    normal = (value - mean[None, :]) * inverse[None, :]
+    pull = (first[None, :] + normal * second[None, :]) / n_rows
+    tl.store(out + place, (slope - pull) * scale[None, :], mask=mask)
+
+
+@triton.jit
+def drop(x, words, out, n, stride, offset, level, scale, FANNED: tl.constexpr, SIZE: tl.constexpr):
+    """x times `scale` where a pass's word is at least `level`, else 0; `stride` words per pass."""
+    number = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    mask = place < n
+    word = tl.load(words + number * stride + offset + place, mask=mask, other=0)
+    source = x + (number * n if FANNED else 0) + place
+    value = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + number * n + place, tl.where(word >= level, value * scale, 0.0), mask=mask)
+
+
+@triton.jit
+def undrop(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.constexpr,
+           SIZE: tl.constexpr):  # fmt: skip
+    """Gradient of an x that was dropped in several passes: their gradients, added up."""
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    mask = place < n
+    total = tl.zeros((SIZE,), tl.float32)
+    for number in tl.static_range(PASSES):
+        word = tl.load(words + number * stride + offset + place, mask=mask, other=0)
+        slope = tl.load(gradient + number * n + place, mask=mask, other=0.0).to(tl.float32)
+        total += tl.where(word >= level, slope * scale, 0.0)
+    tl.store(out + place, total, mask=mask)
