@@ -2,5 +2,16 @@
 
 from bitta.metrics.calibration import Reliability
 from bitta.metrics.cost import Stopwatch, peak_memory, reset_peak_memory
+from bitta.metrics.speed import Case, Curve, Measurement, curves_of, growth
 
-__all__ = ["Reliability", "Stopwatch", "peak_memory", "reset_peak_memory"]
+__all__ = [
+    "Case",
+    "Curve",
+    "Measurement",
+    "Reliability",
+    "Stopwatch",
+    "curves_of",
+    "growth",
+    "peak_memory",
+    "reset_peak_memory",
+]
