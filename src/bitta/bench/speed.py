@@ -13,7 +13,14 @@ from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.flops import flops_per_batch
 from bitta.config import require, whole
 from bitta.errors import BittaError, SettingError
-from bitta.metrics import Case, Measurement, Stopwatch, peak_memory, reset_peak_memory
+from bitta.metrics import (
+    DOES_NOT_FIT,
+    Case,
+    Measurement,
+    Stopwatch,
+    peak_memory,
+    reset_peak_memory,
+)
 from bitta.nn import Execution, Precision
 from bitta.session import Session
 
@@ -63,7 +70,7 @@ def measure(
         return _measured(case, conditions, rate)
     except (RuntimeError, BittaError) as error:
         if _ran_out_of_memory(error):
-            failure = "does not fit"
+            failure = DOES_NOT_FIT
         elif isinstance(error, BittaError) and not isinstance(error, SettingError):
             failure = str(error)
         else:
@@ -93,7 +100,7 @@ def _batches(
     case: Case, conditions: Conditions, inputs: Sequence[Tensor]
 ) -> tuple[Measurement, Execution]:
     """Time and memory of whole batches: serve, select, learn."""
-    device = conditions.device
+    device, low = conditions.device, conditions.memory == "low"
     _forget(device)
     reset_peak_memory(device)
     with conditions.session(case) as session:
@@ -111,7 +118,7 @@ def _batches(
         first, middle, third = quantiles(ms, n=4, method="inclusive") if len(ms) > 1 else 3 * ms
         measured = Measurement(
             case=case,
-            execution=str(session.execution),
+            execution=str(session.execution) + (", low memory" if case.epochs and low else ""),
             n_timed=len(ms),
             ms=middle,
             ms_p25=first,

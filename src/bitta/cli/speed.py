@@ -22,9 +22,9 @@ from bitta.nn import Execution, Precision
 from bitta.report import (
     failure_lines,
     growth_lines,
+    heading_lines,
     machine_line,
     plot_speed,
-    shared_line,
     speed_page,
     speed_rows,
     text_table,
@@ -171,8 +171,8 @@ def _show(result: SpeedResult, out: Path) -> None:
     measured = result.measurements
     print()
     print(machine_line(result.environment, result.matmul))
-    print(", ".join(dict.fromkeys(m.execution for m in measured if m.execution)))
-    print(shared_line(measured))
+    for line in heading_lines(measured):
+        print(line)
     print()
     print(text_table(speed_rows(measured)))
     print()

@@ -2,9 +2,10 @@
 
 from bitta.metrics.calibration import Reliability
 from bitta.metrics.cost import Stopwatch, peak_memory, reset_peak_memory
-from bitta.metrics.speed import Case, Curve, Measurement, curves_of, growth
+from bitta.metrics.speed import DOES_NOT_FIT, Case, Curve, Measurement, curves_of, growth
 
 __all__ = [
+    "DOES_NOT_FIT",
     "Case",
     "Curve",
     "Measurement",

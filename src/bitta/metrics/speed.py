@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from math import log
 from typing import Any, Self
 
 AXES = ("batch", "memory", "n_classes", "passes")
 """What a case can be made larger by."""
+DOES_NOT_FIT = "does not fit"
+"""Why a case that runs out of memory was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +131,8 @@ def curves_of(measurements: Sequence[Measurement], *, at_least: int = 3) -> list
 
 
 def _lines(measurements: Sequence[Measurement], axis: str) -> list[list[Measurement]]:
-    def others(measurement: Measurement) -> str:
-        return repr({**asdict(measurement.case), axis: None})
-
-    def place(measurement: Measurement) -> int:
-        return int(getattr(measurement.case, axis))
-
-    along = sorted(measurements, key=lambda m: (others(m), place(m)))
-    return [list(line) for _, line in groupby(along, key=others)]
+    lines: dict[str, list[Measurement]] = {}
+    for measurement in sorted(measurements, key=lambda m: int(getattr(m.case, axis))):
+        elsewhere = {**asdict(measurement.case), axis: None}
+        lines.setdefault(repr(elsewhere), []).append(measurement)
+    return sorted(lines.values(), key=lambda line: measurements.index(line[0]))

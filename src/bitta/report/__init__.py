@@ -4,8 +4,8 @@ from bitta.report.plots import plot_accuracy
 from bitta.report.speed import (
     failure_lines,
     growth_lines,
+    heading_lines,
     machine_line,
-    shared_line,
     speed_page,
     speed_rows,
 )
@@ -15,10 +15,10 @@ from bitta.report.tables import summary_rows, text_table
 __all__ = [
     "failure_lines",
     "growth_lines",
+    "heading_lines",
     "machine_line",
     "plot_accuracy",
     "plot_speed",
-    "shared_line",
     "speed_page",
     "speed_rows",
     "summary_rows",

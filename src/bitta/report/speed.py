@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bitta.metrics import Case, Measurement, curves_of
+from bitta.metrics import DOES_NOT_FIT, Case, Measurement, curves_of
 
 _COLUMNS = {
     "method": "method", "model": "model", "n_classes": "classes", "size": "px", "batch": "batch",
@@ -15,23 +15,21 @@ _MEASURED = (
     "of matmul",
 )  # fmt: skip
 
-_FULL = "does not fit"
-
 
 def speed_rows(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """A header and a row per case; what all cases share is left to `shared_line`."""
+    """A header and a row per case; what all cases share is left to `heading_lines`."""
     varying = _varying(measurements)
     header = [*(_COLUMNS[name] for name in varying), *_MEASURED]
     return [header, *([*_case_cells(m.case, varying), *_cells(m)] for m in measurements)]
 
 
-def shared_line(measurements: Sequence[Measurement]) -> str:
-    """What all cases have in common, in a line."""
+def heading_lines(measurements: Sequence[Measurement]) -> list[str]:
+    """The path that ran, and what all cases have in common."""
+    paths = dict.fromkeys(m.execution for m in measurements if m.execution)
     varying = _varying(measurements)
     case = measurements[0].case
-    return ", ".join(
-        f"{title} {getattr(case, name)}" for name, title in _COLUMNS.items() if name not in varying
-    )
+    common = [f"{_COLUMNS[n]} {getattr(case, n)}" for n in _COLUMNS if n not in varying]
+    return [line for line in ("; ".join(paths), ", ".join(common)) if line]
 
 
 def growth_lines(measurements: Sequence[Measurement]) -> list[str]:
@@ -48,7 +46,7 @@ def growth_lines(measurements: Sequence[Measurement]) -> list[str]:
 
 def failure_lines(measurements: Sequence[Measurement]) -> list[str]:
     """Why a case was not measured, where it takes more words than a table has room for."""
-    failed = [m for m in measurements if m.failure not in ("", _FULL)]
+    failed = [m for m in measurements if m.failure not in ("", DOES_NOT_FIT)]
     return [f"{m.case.method} on {m.case.model}: {m.failure}" for m in failed]
 
 
@@ -63,13 +61,13 @@ def speed_page(
     rule = ["---", *["---:"] * (len(rows[0]) - 1)]
     table = ["| " + " | ".join(row) + " |" for row in [rows[0], rule, *rows[1:]]]
     notes = [f"* {line}" for line in (*growth_lines(measurements), *failure_lines(measurements))]
-    lines = [machine_line(environment, matmul), "", shared_line(measurements), "", *table]
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+    heading = [machine_line(environment, matmul), *heading_lines(measurements)]
+    return "\n".join(["  \n".join(heading), "", *table, *([""] if notes else []), *notes]) + "\n"
 
 
 def machine_line(environment: Mapping[str, Any], matmul: Mapping[str, float]) -> str:
     """Device, versions and the device's own rate."""
-    where = f"{environment['device']}, {environment['threads']} threads"
+    where = f"{environment['device']}, CPU threads {environment['threads']}"
     rates = [
         f", {rate / 1e12:.3g} TFLOP/s {precision} matmul" for precision, rate in matmul.items()
     ]
@@ -93,7 +91,7 @@ def _case_cells(case: Case, names: Sequence[str]) -> list[str]:
 
 def _cells(m: Measurement) -> list[str]:
     if m.failure:
-        said = _FULL if m.failure == _FULL else "not measured"
+        said = DOES_NOT_FIT if m.failure == DOES_NOT_FIT else "not measured"
         return [said, *["-"] * (len(_MEASURED) - 1)]
     return [
         f"{m.ms:.2f}",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bitta.methods import METHODS
 from bitta.metrics import Curve, Measurement, curves_of
 from bitta.report.plots import COLOURS, DASHES, new_figure
 
@@ -13,6 +14,8 @@ _TITLES = {
     "n_classes": "classes",
     "passes": "MC-dropout passes N",
 }
+_PLACES = {name: place for place, name in enumerate(METHODS)}
+"""A method looks the same in every picture."""
 _MOST_COLUMNS = 3
 
 
@@ -25,12 +28,11 @@ def plot_speed(measurements: Sequence[Measurement], path: str | Path, *, title: 
     n_columns = min(n_panels, _MOST_COLUMNS)
     n_rows = -(-n_panels // n_columns)
     figure = new_figure(max(6.5, 4.2 * n_columns), 3.8 * n_rows)
-    methods = list(dict.fromkeys(measurement.case.method for measurement in measurements))
     for place, axis in enumerate(axes_measured):
         panel = figure.add_subplot(n_rows, n_columns, place + 1)
-        _draw_curves(panel, [curve for curve in curves if curve.axis == axis], methods)
+        _draw_curves(panel, [curve for curve in curves if curve.axis == axis])
     if rest:
-        _draw_bars(figure.add_subplot(n_rows, n_columns, n_panels), rest, methods)
+        _draw_bars(figure.add_subplot(n_rows, n_columns, n_panels), rest)
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=130)
 
@@ -40,17 +42,17 @@ def _outside(measurements: Sequence[Measurement], curves: Sequence[Curve]) -> li
     return [m for m in measurements if not m.failure and m not in drawn]
 
 
-def _draw_curves(panel: Any, curves: Sequence[Curve], methods: Sequence[str]) -> None:
+def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
     places = sorted({place for curve in curves for place, _ in curve.points})
     for curve in curves:
-        number = methods.index(curve.method)
+        number = _PLACES[curve.method]
         panel.errorbar(
             [place for place, _ in curve.points],
             [ms for _, ms in curve.points],
             yerr=_spread(curve.measurements),
             label=f"{curve.method} ~ {curve.axis.removeprefix('n_')}^{curve.exponent:.2f}",
-            color=COLOURS[-1 - number % len(COLOURS)],
-            linestyle=DASHES[-1 - number % len(DASHES)],
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=DASHES[number % len(DASHES)],
             marker="o",
             capsize=3,
         )
@@ -61,20 +63,21 @@ def _draw_curves(panel: Any, curves: Sequence[Curve], methods: Sequence[str]) ->
     panel.legend(frameon=False)
 
 
-def _draw_bars(panel: Any, measurements: Sequence[Measurement], methods: Sequence[str]) -> None:
-    colours = [COLOURS[-1 - methods.index(m.case.method) % len(COLOURS)] for m in measurements]
+def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
+    colours = [COLOURS[_PLACES[m.case.method] % len(COLOURS)] for m in measurements]
     heights = [measurement.ms for measurement in measurements]
     places = range(len(measurements))
     panel.barh(places, heights, xerr=_spread(measurements), color=colours, capsize=3)
-    for place, height in zip(places, heights, strict=True):
+    for place, measurement in zip(places, measurements, strict=True):
+        ms = measurement.ms
         panel.annotate(
-            f"{height:.3g}", (height, place), xytext=(6, 0), textcoords="offset points",
-            va="center", fontsize=8,
+            f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", (max(ms, measurement.ms_p75), place),
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
     panel.set_yticks(places, _names(measurements))
     panel.invert_yaxis()
-    panel.margins(x=0.15)
-    panel.set(xlabel="ms per batch")
+    # Logarithmic, with room for a bar to the left of the shortest and a number to the right.
+    panel.set(xlabel="ms per batch", xscale="log", xlim=(min(heights) / 3, max(heights) * 3))
     panel.grid(alpha=0.3, axis="x")
     panel.set_axisbelow(True)
 
