@@ -6,6 +6,7 @@ from typing import Any
 
 from bitta.methods import METHODS
 from bitta.metrics import Curve, Measurement, curves_of
+from bitta.metrics.speed import AXES
 from bitta.report.plots import COLOURS, DASHES, new_figure
 
 _TITLES = {
@@ -38,8 +39,14 @@ def plot_speed(measurements: Sequence[Measurement], path: str | Path, *, title: 
 
 
 def _outside(measurements: Sequence[Measurement], curves: Sequence[Curve]) -> list[Measurement]:
+    """What no curve shows, and what of the curves it is to be compared with."""
+
+    def shape(m: Measurement) -> tuple[object, ...]:
+        return tuple(getattr(m.case, name) for name in ("model", "size", *AXES))
+
     drawn = [measurement for curve in curves for measurement in curve.measurements]
-    return [m for m in measurements if not m.failure and m not in drawn]
+    shapes = {shape(m) for m in measurements if m not in drawn}
+    return [m for m in measurements if not m.failure and shape(m) in shapes]
 
 
 def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
@@ -57,6 +64,9 @@ def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
             capsize=3,
         )
     panel.set(xscale="log", yscale="log", xlabel=_TITLES[curves[0].axis], ylabel="ms per batch")
+    times = [ms for curve in curves for _, ms in curve.points]
+    # What hardly grows should look flat, not have its noise magnified.
+    panel.set_ylim(min(times) / 2, max(times) * 2)
     panel.set_xticks(places, [str(place) for place in places], minor=False)
     panel.set_xticks([], minor=True)
     panel.grid(alpha=0.3, which="both")
@@ -74,7 +84,7 @@ def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
             f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}", (max(ms, measurement.ms_p75), place),
             xytext=(6, 0), textcoords="offset points", va="center", fontsize=8,
         )  # fmt: skip
-    panel.set_yticks(places, _names(measurements))
+    panel.set_yticks(places, _names(measurements), fontsize=8)
     panel.invert_yaxis()
     # Logarithmic, with room for a bar to the left of the shortest and a number to the right.
     panel.set(xlabel="ms per batch", xscale="log", xlim=(min(heights) / 3, max(heights) * 3))
@@ -83,11 +93,10 @@ def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
 
 
 def _names(measurements: Sequence[Measurement]) -> list[str]:
-    """The method, and the model and its classes where they differ."""
-    shapes = {(m.case.model, m.case.n_classes) for m in measurements}
-    if len(shapes) == 1:
+    """The method, and the model with its classes where there are several."""
+    if len({(m.case.model, m.case.n_classes) for m in measurements}) == 1:
         return [m.case.method for m in measurements]
-    return [f"{m.case.method}\n{m.case.model}, {m.case.n_classes}" for m in measurements]
+    return [f"{m.case.method}, {m.case.model} ({m.case.n_classes})" for m in measurements]
 
 
 def _spread(measurements: Sequence[Measurement]) -> list[list[float]]:
