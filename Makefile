@@ -30,4 +30,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist bitta-demo bitta-runs
+	rm -rf $(VENV) build dist bitta-demo bitta-runs bitta-speed

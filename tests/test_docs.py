@@ -8,12 +8,14 @@ import pytest
 import torch
 
 import bitta
+from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.recipe import Recipe
 from bitta.cli.demo import _experiments
 from bitta.cli.main import _COMMANDS
 from bitta.config import settings_of
 from bitta.methods import METHODS
-from bitta.report import summary_rows, text_table
+from bitta.metrics import Measurement
+from bitta.report import speed_rows, summary_rows, text_table
 from bitta.results import RunResult
 from bitta.seeding import generator
 from bitta.testing import contract, toy_classifier
@@ -65,6 +67,13 @@ def test_every_key_of_a_recipe_is_explained():
     page = (ROOT / "docs" / "models.md").read_text()
     for setting in settings_of(Recipe):
         assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in page
+
+
+def test_every_grid_and_column_of_bitta_speed_is_explained():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert all(f"| `{name}` |" in page for name in GRIDS)
+    case = cases_of(["headline"], changes={})[0]
+    assert all(f"`{column}`" in page for column in speed_rows([Measurement(case=case)])[0][1:])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bitta.cli import data, demo, methods, models, pretrain, run, streams
+from bitta.cli import data, demo, methods, models, pretrain, run, speed, streams
 from bitta.errors import BittaError
 from bitta.version import __version__
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     "models": models,
     "data": data,
     "pretrain": pretrain,
+    "speed": speed,
 }
 
 

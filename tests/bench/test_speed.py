@@ -1,0 +1,228 @@
+"""What `bitta speed` measures; how long anything takes is never asserted."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from bitta.bench import speed
+from bitta.bench.filled import filled_session, random_batches
+from bitta.bench.flops import _counted, flops_per_batch
+from bitta.bench.grids import GRIDS, cases_of
+from bitta.bench.matmul import matmul_rate
+from bitta.bench.speed import Conditions, measure
+from bitta.bench.speed_result import SpeedResult
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.metrics import Measurement
+from bitta.nn import Execution
+
+CPU = torch.device("cpu")
+SMALL = {"model": "resnet8", "size": 16, "batch": 8, "memory": 4, "epochs": 2}
+FEW = Conditions(device=CPU, batches=2, warm_up=1)
+
+
+def case(method="bitta", **changes):
+    return cases_of(["headline"], methods=[method], changes={**SMALL, **changes})[0]
+
+
+def rate(_execution):
+    return 1e9
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(case(), FEW, rate=rate)
+
+
+def test_memories_are_full_before_the_first_batch_and_stay_so():
+    asked = case(memory=5)
+    with filled_session(asked, CPU) as session:
+        for _ in range(2):
+            assert len(session.adapter.memory.correct) == len(session.adapter.memory.incorrect) == 5
+            session.step(random_batches(asked, CPU)[0])
+
+
+def test_a_method_that_is_asked_nothing_has_nothing_to_remember():
+    asked = case("tent", n_queries=0)
+    assert asked.mixed == 8
+    with filled_session(asked, CPU) as session:
+        session.step(random_batches(asked, CPU)[0])
+        assert len(session.adapter.memory.correct) == 0
+
+
+def test_forwards_and_backwards_of_bitta_by_hand(measured):
+    """Statistics 8, serving 8, policy 4 x 8 = 32: 48 forwards before learning.
+
+    3 of 8 are asked about, so a step sees 4 + 4 + 5 = 13 samples: 4 x 13 stochastic, which go
+    backward, and 13 deterministic. Two epochs: 2 x 65 = 130 forwards and 2 x 52 = 104 backwards.
+    """
+    assert measured.case.mixed == 13
+    assert measured.forwards == 48 + 130
+    assert measured.backwards == 104
+
+
+def test_forwards_and_backwards_of_the_others_by_hand():
+    """Serving 8; Tent's policy 4 x 8 and one step on 13 in each of two epochs."""
+    served = measure(case("source"), FEW, rate=rate)
+    assert (served.forwards, served.backwards) == (8, 0)
+    tent = measure(case("tent"), FEW, rate=rate)
+    assert (tent.forwards, tent.backwards) == (8 + 32 + 26, 26)
+
+
+def test_a_measurement_says_what_ran_and_at_which_rate(measured):
+    assert measured.execution == "eager, float32"
+    assert measured.n_timed == 2
+    assert measured.ms_p25 <= measured.ms <= measured.ms_p75
+    assert measured.matmul_share == pytest.approx(measured.flops / (measured.ms / 1000) / 1e9)
+    assert measured.images_per_second == pytest.approx(8000 / measured.ms)
+
+
+def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
+    """A batch of 32 fills the window of 64 every other time; so every other one is left out."""
+    sessions = []
+
+    def noted(*arguments, **changes):
+        sessions.append(filled_session(*arguments, **changes))
+        return sessions[-1]
+
+    monkeypatch.setattr(speed, "filled_session", noted)
+    asked = case("source", batch=32)
+    conditions = Conditions(device=CPU, batches=3, warm_up=0)
+    speed._serving_ms(asked, conditions, random_batches(asked, CPU))
+    # Two fill the first window, then timed, filling, timed, filling, timed.
+    assert sessions[0].n_seen == 32 * 7
+    assert sessions[0].n_asked == 0
+
+
+def test_operations_of_a_linear_layer_by_hand():
+    """(5, 7) times (7, 3): 5 x 7 x 3 products and as many sums; backward to the weights again."""
+    layer = nn.Linear(7, 3, bias=False)
+    assert _counted(lambda: layer(torch.rand(5, 7))) == 2 * 105
+    assert _counted(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
+
+
+@pytest.mark.parametrize("method", ["source", "tent", "bitta"])
+def test_operations_worked_out_from_small_cases_are_those_of_the_case(method):
+    asked = case(method, batch=6, memory=5)
+    counted = _counted(speed._plain_step(asked, FEW))
+    assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == counted
+
+
+def test_a_transformer_is_counted_with_its_attention():
+    """Per block and image of 65 tokens: 24 x 65 x 192² dense, 4 x 65² x 192 attention."""
+    asked = cases_of(["headline"], methods=["source"], changes={"model": "vit_small", "batch": 2})[
+        0
+    ]
+    block = 24 * 65 * 192**2 + 4 * 65**2 * 192
+    rest = 2 * 64 * 48 * 192 + 2 * 192 * 10  # patches of 4 x 4 x 3; the head
+    assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == 2 * (9 * block + rest)
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (torch.OutOfMemoryError("full"), "does not fit"),
+        (ModelError("nothing to train."), "nothing to train."),
+    ],
+)
+def test_a_case_that_cannot_be_measured_is_reported(monkeypatch, error, failure):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(speed, "filled_session", fail)
+    measurement = measure(case(), FEW, rate=rate)
+    assert measurement.failure == failure
+    assert measurement.ms == 0
+    assert measurement.images_per_second == 0
+
+
+def test_an_error_that_came_of_a_full_device_counts_as_one(monkeypatch):
+    def fail(*_, **__):
+        try:
+            raise torch.OutOfMemoryError("full")
+        except torch.OutOfMemoryError:
+            raise RuntimeError("capture failed") from None
+
+    monkeypatch.setattr(speed, "filled_session", fail)
+    assert measure(case(), FEW, rate=rate).failure == "does not fit"
+
+
+def test_an_error_of_ours_is_not_hidden(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(speed, "filled_session", fail)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        measure(case(), FEW, rate=rate)
+
+
+def test_a_result_is_read_back_as_it_was(tmp_path):
+    measured = Measurement(case=case(settings={"restore": 0.01}), ms=2.0, forwards=3)
+    result = SpeedResult(
+        environment={"device": "cpu"},
+        settings=FEW.as_table(),
+        matmul={"float32": 1e9},
+        measurements=[measured, Measurement(case=case("tent"), failure="does not fit")],
+    )
+    result.save(tmp_path / "speed.json")
+    assert SpeedResult.load(tmp_path / "speed.json") == result
+    assert json.loads((tmp_path / "speed.json").read_text())["measurements"][0][
+        "images_per_second"
+    ] == pytest.approx(4000)
+    (tmp_path / "other.json").write_text('{"format": 0}')
+    with pytest.raises(InputError, match="not a speed result"):
+        SpeedResult.load(tmp_path / "other.json")
+
+
+def test_every_grid_gives_cases_along_its_axis():
+    for name, grid in GRIDS.items():
+        cases = cases_of([name], changes={})
+        assert len(cases) == len(grid.methods) * max(1, len(grid.values))
+        if grid.axis:
+            assert [getattr(each, grid.axis) for each in cases] == list(grid.values)
+
+
+def test_a_case_in_several_grids_is_measured_once():
+    """1 headline; 3 other methods; 3 other batches."""
+    assert len(cases_of(["headline", "default", "batch"], changes={})) == 7
+    assert len(cases_of(["all"], changes={})) == len(
+        {repr(each) for name in GRIDS for each in cases_of([name], changes={})}
+    )
+
+
+def test_the_runtime_table_has_the_settings_of_the_paper():
+    """Appendix: 200 classes, E = 5, restoration; torchvision's ResNet-18."""
+    bitta = cases_of(["tiny-imagenet"], methods=["bitta"], changes={})[0]
+    assert (bitta.n_classes, bitta.size, bitta.batch, bitta.n_queries) == (200, 224, 64, 3)
+    assert (bitta.epochs, bitta.passes, bitta.settings["restore"]) == (5, 4, 0.01)
+    tent = cases_of(["tiny-imagenet"], methods=["tent"], changes={})[0]
+    assert (tent.epochs, tent.settings) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("names", "methods", "changes", "message"),
+    [
+        (["bacth"], [], {}, "unknown grid 'bacth'; did you mean 'batch'"),
+        (["batch"], [], {"batch": 8}, "--batch is given, but grid 'batch' varies it"),
+        (["classes"], [], {"n_classes": 8}, "--classes is given"),
+        (["default"], ["tnet"], {}, "did you mean 'tent'"),
+        (["default"], [], {"model": "resnet81"}, "unknown architecture 'resnet81'"),
+        (["default"], [], {"batch": 0}, "batch is 0; allowed: 1 or more"),
+        (["headline"], [], {"epochs": 0}, "epochs is 0; allowed: 1 or more"),
+        (["headline"], [], {"n_classes": 1}, "n_classes is 1; allowed: 2 or more"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(names, methods, changes, message):
+    with pytest.raises(SettingError, match=message):
+        cases_of(names, methods=methods, changes=changes)
+
+
+def test_conditions_that_time_nothing_are_refused():
+    with pytest.raises(SettingError, match="batches is 0; allowed: 1 or more"):
+        Conditions(device=CPU, batches=0)
+
+
+def test_the_machine_has_a_rate():
+    execution = Execution.chosen(CPU, eager=True, precision="float32")
+    assert matmul_rate(CPU, execution) > 0

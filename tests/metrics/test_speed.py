@@ -1,0 +1,54 @@
+"""Growth by hand."""
+
+import pytest
+
+from bitta.metrics import Case, Measurement, curves_of, growth
+
+
+def measurement(*, ms=1.0, failure="", **changes):
+    values = {
+        "method": "bitta", "model": "resnet8", "n_classes": 10, "size": 32, "batch": 64,
+        "n_queries": 3, "memory": 64, "passes": 4, "epochs": 3,
+    }  # fmt: skip
+    return Measurement(case=Case(**{**values, **changes}), ms=ms, failure=failure)
+
+
+def test_the_exponent_of_a_power_law_is_found():
+    assert growth([(x, 3 * x**0.8) for x in (1, 16, 64, 256)]) == pytest.approx(0.8)
+    assert growth([(1, 5), (2, 5)]) == pytest.approx(0)
+
+
+def test_the_exponent_of_a_fit_by_hand():
+    """log2: (0, 0), (1, 0), (2, 3); means 1 and 1; slope (1 x 1 + 0 + 1 x 2) / 2 = 1.5."""
+    assert growth([(1, 1), (2, 1), (4, 8)]) == pytest.approx(1.5)
+
+
+def test_fixed_costs_are_seen_by_comparing_the_last_two():
+    curve = curves_of([measurement(batch=b, ms=b + 16) for b in (64, 1, 16)])[0]
+    assert curve.points == [(1, 17), (16, 32), (64, 80)]
+    assert curve.exponent < curve.last_exponent == pytest.approx(0.661, abs=1e-3)
+
+
+def test_only_cases_that_differ_along_one_axis_make_a_curve():
+    batches = [measurement(batch=b) for b in (1, 16, 64)]
+    others = [measurement(method="tent", batch=b) for b in (1, 16, 64)]
+    stray = [measurement(batch=256, model="resnet20"), measurement(passes=8)]
+    curves = curves_of([*batches, *stray, *others])
+    assert [(curve.axis, curve.method, len(curve.points)) for curve in curves] == [
+        ("batch", "bitta", 3),
+        ("batch", "tent", 3),
+    ]
+
+
+def test_what_does_not_fit_is_left_out_of_its_curve():
+    large = measurement(batch=256, failure="does not fit")
+    curve = curves_of([measurement(batch=1, ms=2), measurement(batch=16, ms=8), large])[0]
+    assert curve.points == [(1, 2), (16, 8)]
+    assert curves_of([measurement(batch=1), large, measurement(batch=512, failure="x")]) == []
+
+
+def test_samples_of_a_step_by_hand():
+    """64 - 3 + 2 x 64; where all of a batch of one is asked about, the memories alone."""
+    assert measurement().case.mixed == 189
+    assert measurement(batch=1).case.mixed == 128
+    assert measurement(n_queries=0).case.mixed == 64
