@@ -67,6 +67,8 @@ class Network:
         """Samples times passes that went through the model so far."""
         self.tracked = 0
         """As many of these as ran with gradients enabled."""
+        self.capture_seconds = 0.0
+        """Seconds spent on capturing CUDA graphs."""
         self.fans_out: bool | None = None
         """Whether N passes share one forward; None until the first stochastic pass was probed."""
         self._logits = logits

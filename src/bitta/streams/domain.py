@@ -22,6 +22,14 @@ class Images(Protocol):
     def fingerprint(self) -> str:
         """Hash that tells these images from others, found without decoding all of them."""
 
+    def prepare(self) -> None:
+        """Make now what would be made for the first row; most have nothing to make."""
+        return
+
+    def release(self) -> None:
+        """Let go of what was made; it is made anew if a row is asked for after all."""
+        return
+
 
 @dataclass(frozen=True, eq=False)
 class Domain:
@@ -46,6 +54,16 @@ class Domain:
         images = self.images
         told = hashed(images) if isinstance(images, Tensor) else images.fingerprint
         return hashed(self.name, self.labels, *self.classes, told)
+
+    def prepare(self) -> None:
+        """Make the images, where they have to be made."""
+        if not isinstance(self.images, Tensor):
+            self.images.prepare()
+
+    def release(self) -> None:
+        """Let go of images that can be made anew."""
+        if not isinstance(self.images, Tensor):
+            self.images.release()
 
 
 def hashed(*parts: str | bytes | Tensor) -> str:
