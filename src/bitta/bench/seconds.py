@@ -46,7 +46,7 @@ class Clock:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Images have to be made before the first batch is asked for."""
+        """Images that the start-up needs: they are made, and waited for."""
         started = perf_counter()
         yield
         self._made += perf_counter() - started
@@ -60,7 +60,7 @@ class Clock:
         return Seconds(
             start_up=self._ready - self._begun - self._made,
             making=self._made + batches.making,
-            waiting=batches.waiting,
+            waiting=self._made + batches.waiting,
             learning=learning,
             capture=capture,
             total=perf_counter() - self._begun,

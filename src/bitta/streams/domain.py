@@ -10,7 +10,7 @@ from bitta.errors import InputError
 
 
 class Images(Protocol):
-    """Pictures that are read when they are needed; a tensor is one of these too."""
+    """Pictures that are read when they are needed, to derive from; a tensor will do as well."""
 
     def __len__(self) -> int:
         """How many there are."""
