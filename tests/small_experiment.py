@@ -45,7 +45,7 @@ def write_experiment(folder, *, n=100, **arrays):
 def without_times(path):
     """A result, less what differs from one machine or life to another."""
     result = json.loads(path.read_text())
-    del result["peak_memory"], result["summary"]["seconds_per_batch"]
+    del result["peak_memory"], result["summary"]["seconds_per_batch"], result["extra"]["seconds"]
     for step in result["steps"]:
         del step["seconds"]
     return result

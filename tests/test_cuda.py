@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from bitta import Session
+from bitta.bench.prefetch import Prefetch
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.methods import METHODS
 from bitta.nn import Network, Sampling
 from bitta.seeding import Chance, generator
-from bitta.streams import embedded_pack
+from bitta.streams import Domain, Stream, embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, toy_classifier
 
 pytestmark = pytest.mark.skipif(
@@ -16,21 +17,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+PATHS = {"fast": {"precision": "float32"}, "eager": {"eager": True}}
+
+
 @pytest.fixture(autouse=True)
 def repeatable():
     """Bit-equality on a GPU needs its deterministic kernels."""
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.deterministic = False
-    torch.backends.cudnn.allow_tf32 = True
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)
-def test_contract(method, norm, check):
-    check(Subject(method, norm, device="cuda"))
+@pytest.mark.parametrize("path", PATHS)
+def test_contract(path, method, norm, check):
+    check(Subject(method, norm, device="cuda", settings=PATHS[path]))
 
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])
@@ -48,6 +51,20 @@ def test_a_session_moves_from_gpu_to_cpu(tmp_path):
     session.step(torch.rand(6, 3, 8, 8))
     session.save(tmp_path / "s")
     Session.load(tmp_path / "s", toy_classifier()).step(torch.rand(6, 3, 8, 8))
+
+
+def test_prefetched_batches_are_those_of_the_stream_bit_by_bit():
+    pack = embedded_pack("cifar10")
+    domains = [
+        Domain("pixels", pack.images[:300], pack.labels[:300]),
+        Domain("floats", torch.rand(200, 3, 32, 32, generator=generator(2)), pack.labels[:200]),
+    ]
+    stream = Stream(domains, batch_size=64)
+    prefetched = Prefetch(stream, torch.device("cuda")).batches()
+    for here, there in zip(stream.batches(), prefetched, strict=True):
+        assert there.inputs.is_cuda
+        assert torch.equal(there.inputs.cpu(), here.inputs)
+        assert torch.equal(there.truth, here.truth)
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

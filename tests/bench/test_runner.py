@@ -4,17 +4,21 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from bitta.bench.experiment import Experiment
+from bitta.bench.prefetch import Prefetch
 from bitta.bench.runner import Stopped, run
 from bitta.bench.toml import read_toml
 from bitta.errors import InputError
 from bitta.results import RunResult
 from bitta.session import Session
+from bitta.statefile import load_state
 from bitta.testing import toy_classifier
 from small_experiment import without_times, write_experiment
 
@@ -52,6 +56,87 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     run(experiment, out=tmp_path / "parts", resume=True)
     name = "trial-seed0.json"
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
+
+
+def test_a_result_says_where_the_seconds_went(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    seconds = run(experiment, out=tmp_path).extra["seconds"]
+    assert list(seconds) == ["start_up", "making", "waiting", "learning", "capture", "total"]
+    assert seconds["capture"] == 0
+    assert min(seconds[name] for name in ("start_up", "making", "waiting", "learning")) > 0
+    told = RunResult.load(tmp_path / "trial-seed0.json")
+    assert told.extra["seconds"] == seconds
+    assert seconds["learning"] == pytest.approx(sum(step.seconds for step in told.steps))
+    parts = seconds["start_up"] + seconds["waiting"] + seconds["learning"]
+    assert parts <= seconds["total"]
+    assert seconds["waiting"] >= seconds["making"]  # on a CPU nothing hides it
+
+
+def test_seconds_of_all_lives_are_added_up(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    earlier = []
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            run(experiment, out=tmp_path, resume=True, should_stop=lambda: True)
+        earlier.append(load_state(tmp_path / "trial-seed0.safetensors")["seconds"])
+    result = run(experiment, out=tmp_path, resume=True)
+    lives = [*earlier, result.extra["seconds"]]
+    for before, after in pairwise(lives):
+        assert all(after[name] > before[name] for name in before if name != "capture")
+    assert lives[-1]["learning"] == pytest.approx(sum(step.seconds for step in result.steps))
+
+
+def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    events = []
+    result = run(
+        experiment,
+        out=tmp_path,
+        on_start=events.append,
+        on_step=lambda done, *_: events.append(done),
+    )
+    assert events == ["eager, float32", *range(1, 15)]
+    assert result.extra["execution"] == "eager, float32"
+
+
+def test_a_run_may_go_on_along_another_path(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    for precision in ("float32", "bfloat16", "bfloat16"):
+        with pytest.raises(Stopped):
+            run(
+                experiment,
+                out=tmp_path,
+                resume=True,
+                eager=True,
+                precision=precision,
+                should_stop=lambda: True,
+            )
+    result = run(experiment, out=tmp_path, resume=True)
+    assert result.extra["execution"] == (
+        "eager, float32; then eager, bfloat16; then eager, float32"
+    )
+
+
+@pytest.mark.parametrize("should_stop", [True, False])
+def test_no_thread_is_left_after_a_run(tmp_path, monkeypatch, should_stop):
+    make = Prefetch.__init__
+    monkeypatch.setattr(
+        Prefetch, "__init__", lambda self, *given, **named: make(self, *given, **named, ahead=True)
+    )
+    experiment = Experiment.read(write_experiment(tmp_path))
+    before = set(threading.enumerate())
+    seen = set()
+    try:
+        run(
+            experiment,
+            out=tmp_path,
+            on_step=lambda *_: seen.update(threading.enumerate()),
+            should_stop=lambda: should_stop,
+        )
+    except Stopped:
+        assert should_stop
+    assert seen > before
+    assert set(threading.enumerate()) == before
 
 
 def test_a_finished_run_is_not_repeated_by_resume(tmp_path):

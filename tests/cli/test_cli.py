@@ -1,6 +1,7 @@
 """The command line as its users meet it."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,12 @@ def test_run_writes_a_result_and_says_where(tmp_path, capsys):
     result = tmp_path / "trial-seed3.json"
     assert f"result: {result}" in out
     assert "batch 14/14" in out
+    assert out.startswith("path: eager, float32\n")
+    assert re.search(
+        r"\nseconds: [\d.]+ start-up, [\d.]+ making images \([\d.]+ waited for\), "
+        r"[\d.]+ learning, 0.0 of it capture; [\d.]+ in all\n",
+        out,
+    )
     table = json.loads(result.read_text())
     assert table["experiment"]["seed"] == 3
     assert table["experiment"]["method"]["lr"] == 1e-3
@@ -69,6 +76,26 @@ def test_wrong_settings_get_one_sentence(tmp_path, capsys, change, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_path_can_be_chosen_and_a_wrong_one_is_refused(tmp_path, capsys):
+    path = write_experiment(tmp_path)
+    command = ["run", str(path), "--out", str(tmp_path), "--eager", "--precision"]
+    assert main([*command, "bfloat16"]) == 0
+    assert "path: eager, bfloat16" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as refused:
+        main([*command, "float8"])
+    assert refused.value.code == 2
+    assert "float32" in capsys.readouterr().err
+
+
+def test_a_finished_run_shows_the_seconds_it_took_then(tmp_path, capsys):
+    command = ["run", str(write_experiment(tmp_path)), "--out", str(tmp_path)]
+    told = []
+    for again in ([], ["--resume"]):
+        assert main([*command, *again]) == 0
+        told.append(re.findall(r"seconds: .*", capsys.readouterr().out))
+    assert told[0] == told[1] != []
 
 
 def test_wrong_weights_and_devices(tmp_path, capsys):

@@ -14,7 +14,6 @@ from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import ModelCard, load_model, weights_at
 from bitta.nn import LogitsOf, Network
-from bitta.streams import Stream
 
 
 class Restricted(nn.Module):
@@ -69,10 +68,12 @@ def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str])
 
 
 @torch.no_grad()
-def check_fit(model: nn.Module, stream: Stream, *, logits: LogitsOf) -> None:
-    """One small forward before a long run: do shapes and class counts match?"""
+def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: LogitsOf) -> None:
+    """One small forward before a long run: do shapes and class counts match?
+
+    `inputs` are a few of the stream, `truth` is every label of it.
+    """
     network = Network(model, logits=logits)
-    inputs = next(stream.batches()).inputs[:2]
     try:
         n_classes = network(network.accepted(inputs), statistics="running").shape[1]
     except ModelError:
@@ -84,7 +85,7 @@ def check_fit(model: nn.Module, stream: Stream, *, logits: LogitsOf) -> None:
         ) from None
     finally:
         network.close()
-    n_labels = int(stream.truth.max()) + 1
+    n_labels = int(truth.max()) + 1
     if n_labels > n_classes:
         raise InputError(
             f"labels go up to {n_labels - 1}, but the model knows {n_classes} classes "

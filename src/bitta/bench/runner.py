@@ -1,27 +1,29 @@
 """Run an experiment to its result; killed at any moment, it goes on from its last checkpoint."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bitta.bench.device import device_named
 from bitta.bench.experiment import Experiment
+from bitta.bench.lives import Life, Progress, save_life, saved_progress
 from bitta.bench.models import build_source, check_fit, restricted, wanted_size
+from bitta.bench.prefetch import Prefetch
+from bitta.bench.seconds import Clock
 from bitta.bench.streams import build_stream
 from bitta.errors import InputError
 from bitta.feedback import Simulated
-from bitta.metrics import Reliability, Stopwatch, peak_memory, reset_peak_memory
-from bitta.nn import weight_hash
+from bitta.metrics import Stopwatch, reset_peak_memory
+from bitta.nn import Precision, weight_hash
 from bitta.results import RunResult, StepRecord, environment
 from bitta.session import Session
-from bitta.statefile import check_writable, load_state, save_state
+from bitta.statefile import check_writable, load_state
 from bitta.streams import Stream
 from bitta.types import Batch
 
@@ -34,14 +36,6 @@ class Stopped(Exception):  # noqa: N818 (a wish, not an error)
 
     def __init__(self, done: int, total: int) -> None:
         super().__init__(f"stopped after batch {done} of {total}")
-
-
-@dataclass(slots=True)
-class _Progress:
-    steps: list[StepRecord] = field(default_factory=list)
-    reliability: Reliability = field(default_factory=Reliability)
-    peak_memory: int = 0
-    """Of the lives before this one."""
 
 
 def result_path(experiment: Experiment, out: Path) -> Path:
@@ -62,6 +56,9 @@ def run(
     overwrite: bool = False,
     device: str = "cpu",
     checkpoint_seconds: float = 30.0,
+    eager: bool = False,
+    precision: Precision = "auto",
+    on_start: Callable[[str], None] = lambda _: None,
     on_step: OnStep = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
@@ -69,15 +66,18 @@ def run(
 
     `resume` goes on from a checkpoint, and takes a result that is there already as it is; only
     `overwrite` replaces the result of other settings.
+    `eager` and `precision` choose the path, which `on_start` is told before the first batch; they
+    are no part of the experiment, and a run may go on from its checkpoint on another path.
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
     """
+    clock = Clock()
     place = device_named(device)
     path = result_path(experiment, out)
     earlier = RunResult.load(path) if path.exists() and not overwrite else None
     _refuse_other(earlier, path, "settings", experiment.as_table(), "experiment")
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
-    stream, model = _prepare(experiment)
+    stream, model = _prepare(experiment, clock)
     model.to(place)
     circumstances = environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and resume:
@@ -87,22 +87,35 @@ def run(
     identity = {"experiment": experiment.as_table()} | {
         part: circumstances[part] for part in ("stream", "source_weights")
     }
-    session, progress = _begin(experiment, stream, model, identity, checkpoint if resume else None)
+    session, progress = _begin(
+        experiment,
+        stream,
+        model,
+        identity,
+        checkpoint if resume else None,
+        eager=eager,
+        precision=precision,
+    )
     reset_peak_memory(place)
-    with session:
+    prefetch = Prefetch(stream, place, start=len(progress.steps))
+    life = Life(session, progress, prefetch, clock, lived=len(progress.steps))
+    with session, closing(prefetch.batches()) as batches:
+        progress.goes_on(str(session.execution))
+        on_start(str(session.execution))
         due = monotonic() + checkpoint_seconds
         watch = Stopwatch(place)
-        for batch in stream.batches(len(progress.steps)):
+        clock.start()
+        for batch in batches:
             _step(session, batch, progress, watch)
             done = len(progress.steps)
             on_step(done, len(stream), progress.steps[-1])
             stopping = should_stop() and done < len(stream)
             if stopping or monotonic() >= due:
-                _save(checkpoint, identity, session, progress)
+                save_life(checkpoint, identity, life)
                 due = monotonic() + checkpoint_seconds
             if stopping:
                 raise Stopped(done, len(stream))
-        result = _result(experiment, stream, session, progress, circumstances)
+        result = _result(experiment, stream, life, circumstances)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
@@ -120,22 +133,24 @@ def _refuse_other(earlier: RunResult | None, path: Path, what: str, now: object,
         )
 
 
-def _prepare(experiment: Experiment) -> tuple[Stream, nn.Module]:
+def _prepare(experiment: Experiment, clock: Clock) -> tuple[Stream, nn.Module]:
     """The stream, and a model that has been seen to fit it."""
     model, card = build_source(experiment.model)
     stream = build_stream(experiment.stream, seed=experiment.seed, preprocessing=wanted_size(card))
     model = restricted(model, card, stream.domains[0].classes)
-    check_fit(model, stream, logits=experiment.model.logits or None)
+    with clock.making():
+        few = next(stream.batches()).inputs[:2]
+    check_fit(model, few, stream.truth, logits=experiment.model.logits or None)
     return stream, model
 
 
 def _result(
     experiment: Experiment,
     stream: Stream,
-    session: Session,
-    progress: _Progress,
+    life: Life,
     circumstances: Mapping[str, Any],
 ) -> RunResult:
+    session, progress = life.session, life.progress
     network = session.adapter.network
     return RunResult(
         experiment=experiment.as_table(),
@@ -145,9 +160,13 @@ def _result(
         reliability=progress.reliability,
         forwards=network.counts.forwards,
         backwards=network.counts.backwards,
-        peak_memory=max(progress.peak_memory, peak_memory(network.device)),
+        peak_memory=life.peak_memory,
         final_weights=weight_hash(session.model),
-        extra={"fans_out": network.fans_out},
+        extra={
+            "fans_out": network.fans_out,
+            "execution": progress.execution,
+            "seconds": asdict(life.seconds),
+        },
     )
 
 
@@ -156,29 +175,7 @@ def _protocol(experiment: Experiment, stream: Stream) -> str:
     return stream.protocol + (f", window {window}" if window else "")
 
 
-def _save(
-    checkpoint: Path, identity: Mapping[str, Any], session: Session, progress: _Progress
-) -> None:
-    peak = max(progress.peak_memory, peak_memory(session.adapter.network.device))
-    save_state(
-        checkpoint,
-        {
-            "identity": dict(identity),
-            "session": session.state_dict(),
-            "steps": _packed(progress.steps),
-            "reliability": asdict(progress.reliability),
-            "peak_memory": peak,
-        },
-    )
-
-
-def _packed(steps: Sequence[StepRecord]) -> Tensor:
-    """As bytes: there may be more of them than the header of a state file holds."""
-    text = json.dumps([asdict(step) for step in steps])
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _step(session: Session, batch: Batch, progress: _Progress, watch: Stopwatch) -> None:
+def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) -> None:
     if batch.reset:
         session.reset()
     watch.start()
@@ -207,7 +204,10 @@ def _begin(
     model: nn.Module,
     identity: Mapping[str, Any],
     checkpoint: Path | None,
-) -> tuple[Session, _Progress]:
+    *,
+    eager: bool,
+    precision: Precision,
+) -> tuple[Session, Progress]:
     feedback = experiment.feedback
     annotator = Simulated(
         stream.truth,
@@ -217,7 +217,7 @@ def _begin(
         seed=experiment.seed,
     )
     if checkpoint is not None and checkpoint.exists():
-        return _continue(checkpoint, identity, model, annotator)
+        return _continue(checkpoint, identity, model, annotator, eager=eager, precision=precision)
     session = Session(
         model,
         experiment.method,
@@ -229,14 +229,22 @@ def _begin(
         feedback=annotator,
         seed=experiment.seed,
         logits=experiment.model.logits or None,
+        eager=eager,
+        precision=precision,
         **asdict(experiment.settings),
     )
-    return session, _Progress()
+    return session, Progress()
 
 
 def _continue(
-    checkpoint: Path, identity: Mapping[str, Any], model: nn.Module, annotator: Simulated
-) -> tuple[Session, _Progress]:
+    checkpoint: Path,
+    identity: Mapping[str, Any],
+    model: nn.Module,
+    annotator: Simulated,
+    *,
+    eager: bool,
+    precision: Precision,
+) -> tuple[Session, Progress]:
     state = load_state(checkpoint)
     saved = state.get("identity", {})
     other = [part for part, value in identity.items() if saved.get(part) != value]
@@ -245,6 +253,7 @@ def _continue(
             f"{str(checkpoint)!r} was written with another {' and '.join(other)}; run with the "
             "same, or without --resume to start over."
         )
-    session = Session.from_state(state["session"], model, feedback=annotator)
-    steps = [StepRecord(**step) for step in json.loads(bytes(state["steps"].tolist()))]
-    return session, _Progress(steps, Reliability(**state["reliability"]), state["peak_memory"])
+    session = Session.from_state(
+        state["session"], model, feedback=annotator, eager=eager, precision=precision
+    )
+    return session, saved_progress(state)

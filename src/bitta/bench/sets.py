@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -95,7 +95,7 @@ class Kind:
     needs_path: bool = False
 
 
-class Corrupted:
+class Corrupted(Images):
     """Images that are corrupted when the first of them is needed."""
 
     def __init__(
@@ -103,13 +103,16 @@ class Corrupted:
     ) -> None:
         self._clean, self._rows = images, rows
         self._name, self._severity, self._seed = name, severity, seed
+        self._made: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Corrupted uint8 images."""
-        return self._made[rows]
+        made = self._corrupted() if self._made is None else self._made
+        self._made = made
+        return made[rows]
 
     @property
     def fingerprint(self) -> str:
@@ -124,8 +127,16 @@ class Corrupted:
             few,
         )
 
-    @cached_property
-    def _made(self) -> Tensor:
+    def prepare(self) -> None:
+        """Corrupt all of them."""
+        if self._made is None:
+            self._made = self._corrupted()
+
+    def release(self) -> None:
+        """Forget the corrupted ones."""
+        self._made = None
+
+    def _corrupted(self) -> Tensor:
         clean = self._clean[self._rows]
         return corrupt(clean, self._name, severity=self._severity, seed=self._seed)
 

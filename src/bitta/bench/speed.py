@@ -107,7 +107,8 @@ def _batches(
         for place in range(conditions.warm_up):
             session.step(inputs[place % 2])
         peak_before = peak_memory(device)
-        forwards, backwards = session.adapter.network.forwards, session.adapter.backwards
+        counts = session.adapter.network.counts
+        forwards, backwards = counts.forwards, counts.backwards
         reset_peak_memory(device)
         watch, ms = Stopwatch(device), []
         for place in range(conditions.batches):
@@ -126,8 +127,8 @@ def _batches(
             peak_memory=max(peak_before, peak),
             timed_peak_memory=peak,
             reserved_memory=torch.cuda.memory_reserved(device) if device.type == "cuda" else 0,
-            forwards=(session.adapter.network.forwards - forwards) // len(ms),
-            backwards=(session.adapter.backwards - backwards) // len(ms),
+            forwards=(counts.forwards - forwards) // len(ms),
+            backwards=(counts.backwards - backwards) // len(ms),
         )
         return measured, session.execution
 

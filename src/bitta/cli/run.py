@@ -4,12 +4,15 @@ import argparse
 import sys
 from collections import deque
 from pathlib import Path
+from typing import get_args
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
+from bitta.bench.seconds import Seconds
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
 from bitta.cli.signals import stop_on_signal
+from bitta.nn import Precision
 from bitta.report import summary_rows, text_table
 from bitta.results import StepRecord, percent_right
 
@@ -31,6 +34,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="seed of stream, annotator and method")
     parser.add_argument("--out", default="bitta-runs", metavar="DIR", help="(default: bitta-runs)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    parser.add_argument(
+        "--eager", action="store_true", help="the plain path: no CUDA graphs, float32 by default"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        default="auto",
+        help="of convolutions and matrix products (default: auto, the fastest that is safe)",
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
     )
@@ -69,6 +81,9 @@ def main(arguments: argparse.Namespace) -> int:
                 resume=arguments.resume,
                 device=arguments.device,
                 checkpoint_seconds=arguments.checkpoint_seconds,
+                eager=arguments.eager,
+                precision=arguments.precision,
+                on_start=lambda path: print(f"path: {path}", flush=True),
                 on_step=on_step,
                 should_stop=should_stop,
             )
@@ -77,5 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
             return 130
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
+    if "seconds" in result.extra:
+        print(f"seconds: {Seconds(**result.extra['seconds'])}")
     print(f"result: {result_path(experiment, out)}")
     return 0

@@ -19,7 +19,7 @@ from bitta.streams.listed import DOMAINNET126_DOMAINS, read_domainnet126, read_v
 from bitta.streams.mnist import read_mnist
 from bitta.streams.order import ORDERS, Arrangement, correlated
 from bitta.streams.pack import Pack, embedded_pack, write_pack
-from bitta.streams.stream import Stream
+from bitta.streams.stream import Stream, as_floats
 
 __all__ = [
     "CHANCES",
@@ -37,6 +37,7 @@ __all__ = [
     "Mapped",
     "Pack",
     "Stream",
+    "as_floats",
     "coloured_digits",
     "correlated",
     "data_folder",

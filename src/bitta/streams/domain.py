@@ -10,7 +10,7 @@ from bitta.errors import InputError
 
 
 class Images(Protocol):
-    """Pictures that are read when they are needed; a tensor is one of these too."""
+    """Pictures that are read when they are needed, to derive from; a tensor will do as well."""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -21,6 +21,14 @@ class Images(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash that tells these images from others, found without decoding all of them."""
+
+    def prepare(self) -> None:
+        """Make now what would be made for the first row; most have nothing to make."""
+        return
+
+    def release(self) -> None:
+        """Let go of what was made; it is made anew if a row is asked for after all."""
+        return
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +54,16 @@ class Domain:
         images = self.images
         told = hashed(images) if isinstance(images, Tensor) else images.fingerprint
         return hashed(self.name, self.labels, *self.classes, told)
+
+    def prepare(self) -> None:
+        """Make the images, where they have to be made."""
+        if not isinstance(self.images, Tensor):
+            self.images.prepare()
+
+    def release(self) -> None:
+        """Let go of images that can be made anew."""
+        if not isinstance(self.images, Tensor):
+            self.images.release()
 
 
 def hashed(*parts: str | bytes | Tensor) -> str:

@@ -74,7 +74,7 @@ class Entry:
             return file.read(self.size)
 
 
-class Files:
+class Files(Images):
     """Pictures in files, decoded to RGB when they are asked for.
 
     >>> photos = Files([Entry("a.jpg"), Entry("b.jpg")], Geometry(resize=256, crop=224))
@@ -136,7 +136,7 @@ class Files:
         return np.asarray(self.geometry(picture))
 
 
-class Mapped:
+class Mapped(Images):
     """Rows of an .npy file, from `start` up to `stop`, read when they are asked for.
 
     Pictures are uint8 (n, h, w, c), as image libraries give them, or (n, c, h, w); anything else
@@ -165,7 +165,7 @@ class Mapped:
         return hashed(Path(self.path).name, str(array.shape), str(self.rows), few.tobytes())
 
 
-class Chosen:
+class Chosen(Images):
     """Some of the images, in an order of one's own."""
 
     def __init__(self, images: Tensor | Images, rows: Tensor) -> None:
@@ -184,6 +184,16 @@ class Chosen:
         """Of the images chosen from, and of the choice."""
         images = self.images
         return hashed(self.rows, images if isinstance(images, Tensor) else images.fingerprint)
+
+    def prepare(self) -> None:
+        """Make the images chosen from."""
+        if not isinstance(self.images, Tensor):
+            self.images.prepare()
+
+    def release(self) -> None:
+        """Let go of the images chosen from."""
+        if not isinstance(self.images, Tensor):
+            self.images.release()
 
 
 def _spread(n_rows: int) -> range:

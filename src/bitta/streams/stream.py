@@ -1,6 +1,7 @@
 """Batches in a fixed order; the same for every method."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,10 +42,11 @@ class Stream:
         if not any(len(visit.rows) for visit in self.visits):
             raise InputError("the stream holds no sample.")
         self._plan = [
-            (visit, slice(start, start + batch_size))
-            for visit in self.visits
+            (number, slice(start, start + batch_size))
+            for number, visit in enumerate(self.visits)
             for start in range(0, len(visit.rows), batch_size)
         ]
+        self._visited = [visit.domains.unique().tolist() for visit in self.visits]
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -74,13 +76,32 @@ class Stream:
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Batches from number `start` on."""
-        for visit, part in self._plan[start:]:
-            places, rows = visit.domains[part], visit.rows[part]
-            images = self._images(places, rows)
-            if images.dtype == torch.uint8:
-                images = images.float().div_(255)
-            reset = visit.reset and part.start == 0
-            yield Batch(images, self._labels(places, rows), visit.name, reset)
+        for number in range(start, len(self)):
+            batch = self.read(number)
+            yield replace(batch, inputs=as_floats(batch.inputs))
+
+    def read(self, number: int) -> Batch:
+        """Batch `number`, its pictures as they are kept: uint8, or float already."""
+        place, part = self._plan[number]
+        visit = self.visits[place]
+        places, rows = visit.domains[part], visit.rows[part]
+        reset = visit.reset and part.start == 0
+        return Batch(self._images(places, rows), self._labels(places, rows), visit.name, reset)
+
+    def visit_of(self, number: int) -> int:
+        """The place in `visits` of the visit that batch `number` belongs to."""
+        return self._plan[number][0]
+
+    def prepare(self, visit: int) -> None:
+        """Make the images of a visit, where they have to be made."""
+        for place in self._visited[visit]:
+            self.domains[place].prepare()
+
+    def release(self, *, before: int) -> None:
+        """Let go of images that were made for earlier visits and are not in a later one."""
+        needed = {place for places in self._visited[before:] for place in places}
+        for place in {place for places in self._visited[:before] for place in places} - needed:
+            self.domains[place].release()
 
     def _path(self) -> str:
         names = [visit.name for visit in self.visits]
@@ -123,3 +144,11 @@ class Stream:
             chosen = places == place
             labels[chosen] = self.domains[place].labels[rows[chosen]]
         return labels
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """Pictures in [0, 1]; the same numbers on every device."""
+    if images.dtype != torch.uint8:
+        return images
+    # By a tensor on the device: CUDA divides by a plain number with its rounded reciprocal.
+    return images.float().div_(torch.full((), 255.0, device=images.device))

@@ -1,0 +1,98 @@
+"""A run may take several lives: each goes on from the checkpoint that the one before left."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitta.bench.prefetch import Prefetch
+from bitta.bench.seconds import Clock, Seconds
+from bitta.metrics import Reliability, peak_memory
+from bitta.results import StepRecord
+from bitta.session import Session
+from bitta.statefile import save_state
+
+_THEN = "; then "
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has been done, over all lives."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    reliability: Reliability = field(default_factory=Reliability)
+    peak_memory: int = 0
+    """Of the lives before this one."""
+    seconds: Seconds = field(default_factory=Seconds)
+    """Of the lives before this one."""
+    execution: str = ""
+    """The path, or the paths of the lives one after another."""
+
+    def goes_on(self, execution: str) -> None:
+        """Note the path of this life."""
+        if self.execution.split(_THEN)[-1] != execution:
+            self.execution = _THEN.join(filter(None, (self.execution, execution)))
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one process does for a run, from its start or its checkpoint on."""
+
+    session: Session
+    progress: Progress
+    batches: Prefetch
+    clock: Clock
+    lived: int
+    """Steps of the lives before this one."""
+
+    @property
+    def peak_memory(self) -> int:
+        """Over all lives."""
+        return max(self.progress.peak_memory, peak_memory(self.session.adapter.network.device))
+
+    @property
+    def seconds(self) -> Seconds:
+        """So far, over all lives."""
+        return self.progress.seconds + self.clock.read(
+            self.batches,
+            learning=sum(step.seconds for step in self.progress.steps[self.lived :]),
+            capture=self.session.adapter.network.graphs.seconds,
+        )
+
+
+def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None:
+    """Write the checkpoint that the next life goes on from."""
+    progress = life.progress
+    save_state(
+        checkpoint,
+        {
+            "identity": dict(identity),
+            "session": life.session.state_dict(),
+            "steps": _packed(progress.steps),
+            "reliability": asdict(progress.reliability),
+            "peak_memory": life.peak_memory,
+            "seconds": asdict(life.seconds),
+            "execution": progress.execution,
+        },
+    )
+
+
+def saved_progress(state: Mapping[str, Any]) -> Progress:
+    """What the lives before the checkpoint have done."""
+    return Progress(
+        steps=[StepRecord(**step) for step in json.loads(bytes(state["steps"].tolist()))],
+        reliability=Reliability(**state["reliability"]),
+        peak_memory=state["peak_memory"],
+        seconds=Seconds(**state.get("seconds", {})),
+        execution=state.get("execution", ""),
+    )
+
+
+def _packed(steps: Sequence[StepRecord]) -> Tensor:
+    """As bytes: there may be more of them than the header of a state file holds."""
+    text = json.dumps([asdict(step) for step in steps])
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
