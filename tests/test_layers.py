@@ -22,7 +22,7 @@ LAYERS = [
 ]
 STRANGERS = LAYERS[3] | LAYERS[5]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
-EXTRAS = {"report": {"matplotlib"}, "cli": {"rich"}}
+EXTRAS = {"nn": {"triton"}, "report": {"matplotlib"}, "cli": {"rich"}}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

@@ -1,0 +1,232 @@
+"""The fast path against the plain one, on a GPU."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bitta import FallbackWarning, Session, Simulated
+from bitta.models import load_model, weights_at
+from bitta.nn import fused
+from bitta.nn.dropout import _drop, _drop_by_kernel, _Words
+from bitta.seeding import Chance, generator
+from bitta.streams import embedded_pack
+from bitta.testing import NORMS, toy_classifier
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
+)
+
+SMALL = {"correct_memory": 6, "incorrect_memory": 6, "n_queries": 3, "lr": 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def repeatable():
+    """Bit-equality on a GPU needs its deterministic kernels."""
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = False
+
+
+def images(number, n=12):
+    return torch.rand(n, 3, 8, 8, generator=generator(5, number)) * (1 + 0.1 * number)
+
+
+def steps(session, numbers):
+    """What was served and asked; even rows are found right."""
+    seen = []
+    for number in numbers:
+        prediction = session.predict(images(number))
+        for query in prediction.queries:
+            session.answer(query.id, correct=(query.index + query.label) % 2 == 0)
+        session.learn()
+        asked = [(query.index, query.label) for query in prediction.queries]
+        seen.append((prediction.labels.tolist(), asked))
+    return seen
+
+
+def largest_gap(one, two):
+    pairs = zip(one.state_dict().values(), two.state_dict().values(), strict=True)
+    return max((a.double().cpu() - b.double().cpu()).abs().max().item() for a, b in pairs)
+
+
+def both_paths(make, n=14, **settings):
+    """Sessions that went the plain and the fast path, and what they served."""
+    sessions, seen = [], []
+    for path in ({"eager": True}, {"precision": "float32"}):
+        sessions.append(Session(make().cuda(), **(SMALL | settings), **path))
+        seen.append(steps(sessions[-1], range(n)))
+    return *sessions, *seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"method": "tent"}, {"memory": "low"}, {"alpha": 0.0}, {"preset": "paper"},
+     {"micro_batch": 5, "adapt_statistics": "running"}, {"restore": 0.1}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("norm", NORMS)
+def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
+    plain, fast, *seen = both_paths(lambda: toy_classifier(norm), **settings)
+    assert seen[0] == seen[1]
+    assert largest_gap(plain.model, fast.model) < 1e-5
+    assert fast.adapter.network.graphs.seconds > 0, "nothing was captured"
+    assert plain.adapter.network.graphs.seconds == 0
+    assert plain.adapter.network.counts == fast.adapter.network.counts
+
+
+def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():
+    pack, ends = embedded_pack("cifar10"), []
+    for path in ({"eager": True}, {"precision": "float32"}):
+        with weights_at("embedded:cifar10-resnet8") as file:
+            model, _ = load_model(file)
+        session = Session(
+            model.cuda(), correct_memory=8, incorrect_memory=8, feedback=Simulated(pack.labels),
+            **path,
+        )  # fmt: skip
+        served = []
+        for number in range(10):
+            prediction, *_ = session.step(pack.images[64 * number :][:64].float() / 255)
+            asked = [(query.position, query.label) for query in prediction.queries]
+            served.append((prediction.labels.tolist(), asked))
+        ends.append((session.model, served))
+    assert ends[0][1] == ends[1][1]
+    assert largest_gap(ends[0][0], ends[1][0]) < 1e-4
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)], ids=["eager-fast", "fast-eager"])
+def test_a_run_may_switch_path_when_it_is_resumed(tmp_path, order):
+    whole = Session(toy_classifier().cuda(), **SMALL, eager=True)
+    expected = steps(whole, range(16))
+    first, second = ({"eager": True} if eager else {"precision": "float32"} for eager in order)
+    before = Session(toy_classifier().cuda(), **SMALL, **first)
+    seen = steps(before, range(8))
+    before.save(tmp_path / "s")
+    after = Session.load(tmp_path / "s", toy_classifier().cuda(), **second)
+    assert seen + steps(after, range(8, 16)) == expected
+    assert largest_gap(whole.model, after.model) < 1e-5
+
+
+def test_after_a_reset_captured_steps_start_afresh():
+    session = Session(toy_classifier().cuda(), **SMALL, precision="float32")
+    first = steps(session, range(8))
+    session.reset()
+    assert steps(session, range(8)) == first
+
+
+class Asks(nn.Module):
+    """Looks at a value in its forward, which no graph can."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = toy_classifier()
+
+    def forward(self, x):
+        return self.model(x if x.mean().item() < 1e9 else x * 0)
+
+
+class Views(nn.Module):
+    """Takes a view that only contiguous images allow."""
+
+    def __init__(self):
+        super().__init__()
+        chance = generator(3)
+        self.stage1, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.stage2, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8 * 64, 5)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.1, generator=chance)
+
+    def forward(self, x):
+        x = self.stage2(self.norm(self.stage1(x)).relu()).relu()
+        return self.head(x.view(len(x), -1))
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly_and_others_go_on():
+    plain = Session(toy_classifier().cuda(), **SMALL, eager=True)
+    expected = steps(plain, range(8))
+    session = Session(Asks().cuda(), **SMALL, precision="float32")
+    with pytest.warns(FallbackWarning, match="cannot be captured"):
+        assert steps(session, range(8)) == expected
+    later = Session(toy_classifier().cuda(), **SMALL, precision="float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert steps(later, range(8)) == expected
+    assert later.adapter.network.graphs.seconds > 0
+
+
+def test_a_model_that_takes_views_keeps_the_usual_layout():
+    plain, fast, *_ = both_paths(Views, n=3, sites=["stage1"])
+    for session in (plain, fast):
+        assert not session.execution.channels_last
+        assert session.model.stage1.weight.is_contiguous()
+
+
+def test_layout_is_given_back():
+    model = toy_classifier().cuda()
+    with Session(model, **SMALL) as session:
+        session.predict(images(0))
+        assert not model.stem.weight.is_contiguous()
+    assert model.stem.weight.is_contiguous()
+
+
+def test_hooks_of_the_user_are_called_every_time():
+    model, calls = toy_classifier().cuda(), []
+    session = Session(model, **SMALL)
+    steps(session, range(6))
+    handle = model.head.register_forward_hook(lambda *_: calls.append(1))
+    session.predict(images(6))
+    assert calls
+    handle.remove()
+    steps(session, range(7, 9))
+
+
+def test_half_precision_stays_near():
+    model = toy_classifier().cuda()
+    exact = Session(model, "bn_stats", copy=True, precision="float32").predict(images(0)).probs
+    half = Session(model, "bn_stats", copy=True, precision="bfloat16").predict(images(0)).probs
+    assert not torch.equal(exact, half)
+    assert torch.allclose(exact, half, atol=0.05)
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("passes", "n", "channels", "side"),
+    [(4, 5, 16, 4), (1, 7, 64, 8), (3, 2, 70, 5), (4, 61, 128, 16)],
+)
+def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, side, dtype):
+    chance = generator(1, device="cuda")
+    shape = (passes * n, channels, side, side)
+    x = torch.randn(shape, generator=chance, device="cuda") * 2 + 5
+    x = x.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = torch.randn(2, channels, generator=chance, device="cuda").requires_grad_()
+    slope = torch.randn(shape, generator=chance, device="cuda").to(dtype)
+    exact = torch.cat(
+        [F.batch_norm(part.double(), None, None, weight.double(), bias.double(), True, 0.0, 1e-5)
+         for part in x.chunk(passes)]
+    )  # fmt: skip
+    ours = fused.normalise_passes(x, weight, bias, passes, eps=1e-5)
+    within = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
+    assert torch.allclose(ours.double(), exact, **within)
+    wanted = torch.autograd.grad(exact, (x, weight, bias), slope.double())
+    given = torch.autograd.grad(ours, (x, weight, bias), slope)
+    for one, two in zip(wanted, given, strict=True):
+        scale = one.abs().max().item()
+        assert (one - two).abs().max().item() < scale * (1e-5 if dtype == torch.float32 else 0.01)
+
+
+@pytest.mark.parametrize("part", [{}, {"n_rows": 9, "start": 2}], ids=str)
+@pytest.mark.parametrize("fanned", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
+    words = _Words(Chance((1,)), (0, 0), range(3), **part)
+    rows = 15 if fanned else 5
+    x = torch.randn(rows, 6, 4, 4, generator=generator(2)).cuda()
+    x = x.contiguous(memory_format=layout).requires_grad_()
+    plain, ours = _drop(x, 0.3, words, fanned), _drop_by_kernel(x, 0.3, words, fanned)
+    assert torch.equal(plain, ours)
+    slope = torch.randn_like(plain)
+    wanted, given = (torch.autograd.grad(out, x, slope)[0] for out in (plain, ours))
+    assert torch.allclose(wanted, given, atol=1e-5)
