@@ -11,6 +11,8 @@ _TILE = 4096
 """Elements that one program handles at a time."""
 _PROGRAMS = 528
 """Enough of them to keep a large GPU busy: four on each of 132 multiprocessors."""
+_MOST_SLICES, _TOGETHER = 128, 32
+"""Slices that rows are summed in, and how many of these sums are added at a time."""
 _DROPPED = 2048
 
 Draw: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
@@ -58,13 +60,13 @@ class _Normalise(torch.autograd.Function):
         from bitta.nn import kernels  # noqa: PLC0415 (triton is not everywhere)
 
         shape = _Shape(x, passes)
-        sums = x.new_empty((shape.slices, passes, 2, shape.channels), dtype=torch.float32)
-        statistics = x.new_empty((passes, 2, shape.channels), dtype=torch.float32)
-        out = torch.empty_like(x)
         sizes, blocks = (shape.rows, shape.channels), shape.blocks
+        sums = x.new_empty((shape.slices, passes, 2, shape.channels), dtype=torch.float32)
         kernels.moments[shape.by_slice](x, sums, *sizes, shape.per_slice, **blocks)
+        totals = shape.added_up(sums)
+        out, statistics = torch.empty_like(x), torch.empty_like(totals)
         kernels.normalise[shape.by_block](
-            x, sums, weight, bias, out, statistics, *sizes, shape.slices, eps, **blocks
+            x, totals, weight, bias, out, statistics, *sizes, eps, **blocks
         )
         ctx.save_for_backward(x, weight, statistics)
         ctx.shape = shape
@@ -78,14 +80,14 @@ class _Normalise(torch.autograd.Function):
         x, weight, statistics = ctx.saved_tensors
         shape: _Shape = ctx.shape
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        sums = x.new_empty((shape.slices, *statistics.shape), dtype=torch.float32)
-        totals, out = torch.empty_like(statistics), torch.empty_like(x)
         sizes, blocks = (shape.rows, shape.channels), shape.blocks
+        sums = x.new_empty((shape.slices, *statistics.shape), dtype=torch.float32)
         kernels.gradient_moments[shape.by_slice](
             x, gradient, statistics, sums, *sizes, shape.per_slice, **blocks
         )
+        totals, out = shape.added_up(sums), torch.empty_like(x)
         kernels.normalise_backward[shape.by_block](
-            x, gradient, statistics, sums, weight, out, totals, *sizes, shape.slices, **blocks
+            x, gradient, statistics, totals, weight, out, *sizes, **blocks
         )
         bias, scale = totals.sum(0)
         return out, scale, bias, None, None
@@ -101,11 +103,22 @@ class _Shape:
         self.blocks = {"ROWS": _TILE // wide, "CHANNELS": wide}
         columns = -(-self.channels // wide)
         steps = -(-self.rows // self.blocks["ROWS"])
-        self.slices = max(1, min(steps, _PROGRAMS // (passes * columns)))
+        self.slices = max(1, min(steps, _MOST_SLICES, _PROGRAMS // (passes * columns)))
         self.per_slice = -(-steps // self.slices) * self.blocks["ROWS"]
         self.slices = -(-self.rows // self.per_slice)
         self.by_slice = (passes, columns, self.slices)
         self.by_block = (passes, columns, steps)
+
+    def added_up(self, sums: Tensor) -> Tensor:
+        """(passes, 2, channels)."""
+        from bitta.nn import kernels  # noqa: PLC0415
+
+        totals = torch.empty_like(sums[0])
+        wide = self.blocks["CHANNELS"]
+        kernels.add_up[self.by_slice[:2]](
+            sums, totals, self.channels, self.slices, SLICES=_TOGETHER, CHANNELS=wide
+        )
+        return totals
 
 
 class _Drop(torch.autograd.Function):

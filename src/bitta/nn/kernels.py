@@ -35,23 +35,38 @@ def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS
 
 
 @triton.jit
+def add_up(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: tl.constexpr):
+    """Sums over slices, always in the same order: (passes, 2, channels)."""
+    number = tl.program_id(0)
+    n_passes = tl.num_programs(0)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < n_channels
+    first = tl.zeros((CHANNELS,), tl.float32)
+    second = tl.zeros((CHANNELS,), tl.float32)
+    for start in range(0, n_slices, SLICES):
+        part = start + tl.arange(0, SLICES)
+        mask = (part < n_slices)[:, None] & inside[None, :]
+        place = sums + ((part * n_passes + number) * 2)[:, None] * n_channels + channel[None, :]
+        first += tl.sum(tl.load(place, mask=mask, other=0.0), 0)
+        second += tl.sum(tl.load(place + n_channels, mask=mask, other=0.0), 0)
+    out = totals + (number * 2) * n_channels + channel
+    tl.store(out, first, mask=inside)
+    tl.store(out + n_channels, second, mask=inside)
+
+
+@triton.jit
 def normalise(
-    x, sums, weight, bias, out, statistics, n_rows, n_channels, n_slices, eps,
+    x, totals, weight, bias, out, statistics, n_rows, n_channels, eps,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """(x - mean) / deviation * weight + bias; keeps mean and 1 / deviation of each pass."""
     number, block = tl.program_id(0), tl.program_id(2)
-    n_passes = tl.num_programs(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
     base = number.to(tl.int64) * n_rows * n_channels
-    first = tl.zeros((CHANNELS,), tl.float32)
-    second = tl.zeros((CHANNELS,), tl.float32)
-    for part in range(n_slices):
-        place = sums + ((part * n_passes + number) * 2) * n_channels + channel
-        first += tl.load(place, mask=inside, other=0.0)
-        second += tl.load(place + n_channels, mask=inside, other=0.0)
-    first, second = first / n_rows, second / n_rows
+    total = totals + (number * 2) * n_channels + channel
+    first = tl.load(total, mask=inside, other=0.0) / n_rows
+    second = tl.load(total + n_channels, mask=inside, other=0.0) / n_rows
     mean = tl.load(x + base + channel, mask=inside, other=0.0).to(tl.float32) + first
     inverse = tl.rsqrt(tl.maximum(second - first * first, 0.0) + eps)
     scale = inverse * tl.load(weight + channel, mask=inside, other=0.0)
@@ -97,26 +112,19 @@ def gradient_moments(
 
 @triton.jit
 def normalise_backward(
-    x, gradient, statistics, sums, weight, out, totals, n_rows, n_channels, n_slices,
+    x, gradient, statistics, totals, weight, out, n_rows, n_channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x; keeps each pass's share of the gradients of bias and weight."""
+    """Gradient of x, through mean and variance too."""
     number, block = tl.program_id(0), tl.program_id(2)
-    n_passes = tl.num_programs(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
     base = number.to(tl.int64) * n_rows * n_channels
-    first = tl.zeros((CHANNELS,), tl.float32)
-    second = tl.zeros((CHANNELS,), tl.float32)
-    for part in range(n_slices):
-        place = sums + ((part * n_passes + number) * 2) * n_channels + channel
-        first += tl.load(place, mask=inside, other=0.0)
-        second += tl.load(place + n_channels, mask=inside, other=0.0)
-    if block == 0:
-        tl.store(totals + (number * 2) * n_channels + channel, first, mask=inside)
-        tl.store(totals + (number * 2 + 1) * n_channels + channel, second, mask=inside)
-    mean = tl.load(statistics + (number * 2) * n_channels + channel, mask=inside, other=0.0)
-    inverse = tl.load(statistics + (number * 2 + 1) * n_channels + channel, mask=inside, other=0.0)
+    known = (number * 2) * n_channels + channel
+    first = tl.load(totals + known, mask=inside, other=0.0) / n_rows
+    second = tl.load(totals + known + n_channels, mask=inside, other=0.0) / n_rows
+    mean = tl.load(statistics + known, mask=inside, other=0.0)
+    inverse = tl.load(statistics + known + n_channels, mask=inside, other=0.0)
     scale = inverse * tl.load(weight + channel, mask=inside, other=0.0)
     row = block * ROWS + tl.arange(0, ROWS)
     mask = (row < n_rows)[:, None] & inside[None, :]
@@ -124,7 +132,7 @@ def normalise_backward(
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     slope = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
     normal = (value - mean[None, :]) * inverse[None, :]
-    pull = (first[None, :] + normal * second[None, :]) / n_rows
+    pull = first[None, :] + normal * second[None, :]
     tl.store(out + place, (slope - pull) * scale[None, :], mask=mask)
 
 
