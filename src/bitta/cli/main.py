@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from bitta.cli import data, demo, methods, models, pretrain, run, speed, streams
+from bitta.cli.allocator import keep_freed_memory
 from bitta.errors import BittaError
 from bitta.version import __version__
 
@@ -24,6 +25,7 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; what a user can mend ends with one sentence and exit code 2."""
     arguments = _parser().parse_args(argv)
+    keep_freed_memory()
     try:
         return int(arguments.main(arguments))
     except BittaError as error:

@@ -97,9 +97,11 @@ def _drop(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tensor:
 
 
 def _kept(x: Tensor, rate: float, drawn: _Words) -> Tensor:
-    """True where an element of x is kept, (passes, *x.shape), laid out in memory as x is."""
+    """1 where an element of x is kept, else 0: (passes, *x.shape), laid out in memory as x is."""
     words, start = drawn(x)
-    kept = words[:, start : start + x.numel()] >= fused.level_of(rate)
+    words = words[:, start : start + x.numel()]
+    # In the type of x from the start: a CPU is slow to mix types.
+    kept = torch.ge(words, fused.level_of(rate), out=x.new_empty(words.shape))
     return kept.as_strided((len(kept), *x.shape), (x.numel(), *_dense_strides(x)))
 
 

@@ -44,7 +44,7 @@ class Execution:
         return cls(
             graphs=fast,
             precision=precision,
-            channels_last=cuda,
+            channels_last=True,
             fused=fast,
             kernels=fast and AVAILABLE,
         )

@@ -11,7 +11,7 @@ _TILE = 4096
 """Elements that one program handles at a time."""
 _PROGRAMS = 528
 """Enough of them to keep a large GPU busy: four on each of 132 multiprocessors."""
-_MOST_SLICES, _TOGETHER = 128, 32
+_MOST_SLICES, _TOGETHER = 256, 32
 """Slices that rows are summed in, and how many of these sums are added at a time."""
 _DROPPED = 2048
 

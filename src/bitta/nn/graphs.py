@@ -93,6 +93,8 @@ class Graphs:
         started = perf_counter()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        # The plain runs' matmul workspaces are not needed any more; capturing takes its own.
+        torch._C._cuda_clearCublasWorkspaces()
         try:
             with self._nothing_inside():
                 graph = _Graph(work, inputs, places, self._counts, self._pool)

@@ -158,5 +158,5 @@ def undrop(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.con
     for number in tl.static_range(PASSES):
         word = tl.load(words + number * stride + offset + place, mask=mask, other=0)
         slope = tl.load(gradient + number * n + place, mask=mask, other=0.0).to(tl.float32)
-        total += tl.where(word >= level, slope * scale, 0.0)
-    tl.store(out + place, total, mask=mask)
+        total += tl.where(word >= level, slope, 0.0)
+    tl.store(out + place, total * scale, mask=mask)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +79,8 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model's weights are."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return tensors[0].device if tensors else torch.device("cpu")
+        first = next(chain(self.model.parameters(), self.model.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def accepted(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its precision, free of the caller's autograd."""

@@ -183,8 +183,7 @@ def saved_and_loaded_goes_on_alike(subject: Subject) -> None:
         asked = session.predict(subject.batch(3)).queries
         path = Path(folder) / "session.safetensors"
         session.save(path)
-        again = {} if isinstance(subject.method, str) else {"method": subject.method}
-        with Session.load(path, subject.model(seed=99), **again) as other:
+        with subject.load(path) as other:
             for resumed in (session, other):
                 for query in asked:
                     resumed.answer(query.id, correct=query.index % 2 == 0)
@@ -263,8 +262,7 @@ def a_window_is_asked_about_and_learned_from_once_full(subject: Subject) -> None
         assert session.budget.n_queries == 0 or full == [BATCH - 1, 2 * BATCH - 1]
         path = Path(folder) / "session.safetensors"
         session.save(path)
-        again = {} if isinstance(subject.method, str) else {"method": subject.method}
-        with Session.load(path, subject.model(seed=99), **again) as other:
+        with subject.load(path) as other:
             start = len(served)
             one = run_steps(session, subject, BATCH, start, size=1)
             two = run_steps(other, subject, BATCH, start, size=1)

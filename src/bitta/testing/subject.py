@@ -1,6 +1,7 @@
 """What the contract is checked on, and how two outcomes are compared."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from bitta.testing.models import Norm, toy_classifier
 from bitta.types import Prediction, State
 
 BATCH = 6
+_EXECUTION = ("eager", "precision")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Subject:
         """A new session on a new (or the given) model."""
         options: dict[str, Any] = {"n_queries": self.n_queries, "seed": 3, **self.settings}
         return Session(model or self.model(), self.method, **(options | changed))
+
+    def load(self, path: Path) -> Session:
+        """A saved session, on another model and on the path this subject is checked on."""
+        again = {} if isinstance(self.method, str) else {"method": self.method}
+        execution = {name: self.settings[name] for name in _EXECUTION if name in self.settings}
+        return Session.load(path, self.model(seed=99), **again, **execution)
 
     def model(self, seed: int = 0) -> nn.Module:
         """A new model of the norm family."""
