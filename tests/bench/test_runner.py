@@ -95,8 +95,8 @@ def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
         on_start=events.append,
         on_step=lambda done, *_: events.append(done),
     )
-    assert events == ["eager, float32", *range(1, 15)]
-    assert result.extra["execution"] == "eager, float32"
+    assert events == ["eager, float32, channels_last", *range(1, 15)]
+    assert result.extra["execution"] == "eager, float32, channels_last"
 
 
 def test_a_run_may_go_on_along_another_path(tmp_path):
@@ -113,7 +113,8 @@ def test_a_run_may_go_on_along_another_path(tmp_path):
             )
     result = run(experiment, out=tmp_path, resume=True)
     assert result.extra["execution"] == (
-        "eager, float32; then eager, bfloat16; then eager, float32"
+        "eager, float32, channels_last; then eager, bfloat16, channels_last; "
+        "then eager, float32, channels_last"
     )
 
 

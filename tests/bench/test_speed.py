@@ -71,7 +71,7 @@ def test_forwards_and_backwards_of_the_others_by_hand():
 
 
 def test_a_measurement_says_what_ran_and_at_which_rate(measured):
-    assert measured.execution == "eager, float32"
+    assert measured.execution == "eager, float32, channels_last"
     assert measured.n_timed == 2
     assert measured.ms_p25 <= measured.ms <= measured.ms_p75
     assert measured.matmul_share == pytest.approx(measured.flops / (measured.ms / 1000) / 1e9)

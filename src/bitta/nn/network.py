@@ -59,6 +59,9 @@ class Network:
         self.micro_batch = 0
         """Rows that go through the model at once where gradients are taken; 0 for all."""
         self.execution = Execution.chosen(self.device, eager=eager, precision=precision)
+        if self.device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
+            # torch 2.13 crashes in their gradient where images lie so and need none themselves.
+            self.execution = replace(self.execution, channels_last=False)
         self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None

@@ -1,0 +1,84 @@
+"""The fast path against the plain one on the first batches of CIFAR-10-C, in float32 without TF32.
+
+    python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
+
+Needs CIFAR-10 ("bitta data get cifar10") and weights/cifar10-resnet18.safetensors. Memories of 8
+are full after a few batches, so that the captured step takes part; 64 are BiTTA's own.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from bitta import Session, Simulated
+from bitta.bench.streams import StreamConfig, build_stream
+from bitta.models import load_model
+from bitta.nn import weight_hash
+from bitta.results import environment
+from bitta.statefile import write_atomically
+from bitta.streams import Stream
+
+N_BATCHES = 10
+WEIGHTS = "weights/cifar10-resnet18.safetensors"
+
+
+def main() -> None:
+    """Compare, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", required=True)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    config = StreamConfig(kind="cifar10-c", corruptions="gaussian_noise", n_samples=64 * N_BATCHES)
+    stream = build_stream(config, seed=0)
+    checks = [
+        compared(stream, device, method, size) for method in ("bitta", "tent") for size in (8, 64)
+    ]
+    for check in checks:
+        print(json.dumps(check))
+    model, _ = load_model(WEIGHTS)
+    table = {
+        "environment": environment(device, weight_hash(model)),
+        "stream": stream.protocol,
+        "checks": checks,
+    }
+    write_atomically(Path(arguments.out), (json.dumps(table, indent=1) + "\n").encode())
+
+
+def compared(stream: Stream, device: torch.device, method: str, memory: int) -> dict[str, object]:
+    """Labels and questions batch by batch, weights at the end."""
+    plain = outcome(stream, device, method, memory, eager=True)
+    fast = outcome(stream, device, method, memory, eager=False)
+    pairs = zip(plain[2].values(), fast[2].values(), strict=True)
+    return {
+        "method": method,
+        "memories": memory,
+        "batches": N_BATCHES,
+        "labels_equal": plain[0] == fast[0],
+        "questions_equal": plain[1] == fast[1],
+        "largest_weight_difference": max((a - b).abs().max().item() for a, b in pairs),
+        "plain": plain[3],
+        "fast": fast[3],
+    }
+
+
+def outcome(stream, device, method, memory, *, eager):
+    """Labels, questions and weights of one path, and its name."""
+    model, _ = load_model(WEIGHTS)
+    session = Session(
+        model.to(device), method, n_queries=3, correct_memory=memory, incorrect_memory=memory,
+        feedback=Simulated(stream.truth), eager=eager, precision="float32",
+    )  # fmt: skip
+    labels, asked = [], []
+    for batch in stream.batches():
+        prediction, *_ = session.step(batch.inputs)
+        labels.append(prediction.labels.tolist())
+        asked.append([(query.position, query.label) for query in prediction.queries])
+    weights = {name: tensor.double().cpu() for name, tensor in session.model.state_dict().items()}
+    return labels, asked, weights, str(session.execution)
+
+
+if __name__ == "__main__":
+    main()
