@@ -132,3 +132,13 @@ def test_hooks_are_gone_after_an_exception():
         sample(network, torch.rand(2, 9, 8, 8), "batch", fans_out=True)
     assert all(not module._forward_hooks for module in model.modules())
     assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_a_single_row_is_dropped_as_it_is_among_others():
+    """Its first stride may be anything."""
+    whole = torch.ones(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+    one = torch.ones(1, 3, 5, 5).as_strided((1, 3, 5, 5), (3, 1, 15, 3))
+    words = {"n_rows": 4, "start": 2}
+    among = _kept(whole, 0.3, _Words(Chance(KEY), (0, 0), (0,)))[0]
+    alone = _kept(one, 0.3, _Words(Chance(KEY), (0, 0), (0,), **words))[0]
+    assert torch.equal(alone[0], among[2])

@@ -118,9 +118,11 @@ def _drop_by_kernel(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tens
 
 def _dense_strides(x: Tensor) -> Sequence[int]:
     """Strides of x where it lies row after row without gaps, else those of a contiguous one."""
+    size = x[0].numel() if len(x) else 0
     laid_out = torch.empty_like(x, device="meta").stride()
-    by_rows = len(x) > 0 and laid_out[0] == x[0].numel()
-    return laid_out if by_rows else torch.empty(x.shape, device="meta").stride()
+    if len(x) == 1 or laid_out[0] == size:  # of a single row, the first stride says nothing
+        return (size, *laid_out[1:])
+    return torch.empty(x.shape, device="meta").stride()
 
 
 def _on_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
