@@ -2,14 +2,15 @@
 
 A tensor is (passes, rows, channels), channels closest together in memory; each pass is normalised
 by its own statistics. Sums are taken over a few slices of the rows and added up in a fixed order,
-so that they come out the same every time.
+so that they come out the same every time. Numbers that change while memories fill are not compiled
+in.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows", "per_slice"])
 def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Sums of x and x² per slice, both about the first row: (slices, passes, 2, channels)."""
     number, part = tl.program_id(0), tl.program_id(2)
@@ -34,7 +35,7 @@ def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS
     tl.store(out + n_channels, tl.sum(second, 0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_slices"])
 def add_up(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: tl.constexpr):
     """Sums over slices, always in the same order: (passes, 2, channels)."""
     number = tl.program_id(0)
@@ -54,7 +55,7 @@ def add_up(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: t
     tl.store(out + n_channels, second, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def normalise(
     x, totals, weight, bias, out, statistics, n_rows, n_channels, eps,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -81,7 +82,7 @@ def normalise(
     tl.store(out + place, value * scale[None, :] + shift[None, :], mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows", "per_slice"])
 def gradient_moments(
     x, gradient, statistics, sums, n_rows, n_channels, per_slice,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -110,7 +111,7 @@ def gradient_moments(
     tl.store(out + n_channels, tl.sum(second, 0) * inverse, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def normalise_backward(
     x, gradient, statistics, totals, weight, out, n_rows, n_channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
