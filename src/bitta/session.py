@@ -19,7 +19,7 @@ from bitta.methods import METHODS, method_named
 from bitta.nn import Execution, LogitsOf, Network, Precision, give_back
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
-from bitta.types import Answer, Feedback, Losses, Prediction, Query, State
+from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
 
 _FORMAT = 2
 
@@ -335,7 +335,7 @@ class Session:
         self.source.ask(queries)
         asked = {query.index for query in queries}
         others = torch.tensor([row for row in range(len(inputs)) if row not in asked])
-        self._unlabelled = inputs[others.long().to(inputs.device, non_blocking=True)]
+        self._unlabelled = inputs[moved(others.long(), inputs.device)]
         self.step_number += 1
         self.n_asked += len(queries)
 

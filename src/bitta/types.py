@@ -16,6 +16,16 @@ def softmax(logits: Tensor) -> Tensor:
     return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the host on a device, without waiting for the device.
+
+    Pinned: an unpinned copy may still be under way when the host's memory holds something else.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What a stream delivers; `truth` is for metrics and simulated annotators only."""
@@ -91,10 +101,7 @@ class Judged:
         """Stack what was asked about; `like` gives shape and device where there is nothing."""
         rows = [query.input.to(like) for query in queries]
         labels = torch.tensor([query.label for query in queries], dtype=torch.long)
-        return cls(
-            torch.stack(rows) if rows else like[:0],
-            labels.to(like.device, non_blocking=True),
-        )
+        return cls(torch.stack(rows) if rows else like[:0], moved(labels, like.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
