@@ -1,0 +1,82 @@
+"""Time "bitta demo" of this checkout and of an earlier revision, in turns, in one run.
+
+    python scripts/compare_demo.py 13d3f21 --rounds 3 --out results/speed/demo-2-cores.json
+
+The earlier revision is checked out beside this one and removed again. Seconds are of the whole
+command; the ratio is of the medians.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Alternate, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("revision")
+    parser.add_argument("--demo", default="digits")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        earlier = Path(folder) / "earlier"
+        _git("worktree", "add", "--detach", str(earlier), arguments.revision)
+        try:
+            trees = {"before": earlier, "after": ROOT}
+            seconds = timed(trees, arguments.demo, arguments.rounds, Path(folder))
+        finally:
+            _git("worktree", "remove", "--force", str(earlier))
+    table = {
+        "command": f"bitta demo {arguments.demo}",
+        "before": arguments.revision,
+        "after": _git("rev-parse", "--short", "HEAD"),
+        "cores": os.cpu_count(),
+        "seconds": seconds,
+        "ratio": median(seconds["before"]) / median(seconds["after"]),
+    }
+    print(json.dumps(table, indent=1))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def timed(trees: dict[str, Path], demo: str, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of each round, by tree."""
+    seconds: dict[str, list[float]] = {name: [] for name in trees}
+    for number in range(rounds):
+        for name, tree in trees.items():
+            started = perf_counter()
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "bitta.cli.main",
+                    "demo",
+                    demo,
+                    "--out",
+                    str(folder / "out"),
+                ],
+                env=os.environ | {"PYTHONPATH": str(tree / "src")},
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            seconds[name].append(round(perf_counter() - started, 2))
+            print(f"round {number + 1}, {name}: {seconds[name][-1]} s", file=sys.stderr)
+    return seconds
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
