@@ -69,3 +69,29 @@ def test_a_module_used_before_and_after_the_site_is_run_again_where_it_must():
     _, plain = network.sample_with_plain(x, HOW, Chance((0,)))
     with torch.no_grad():
         assert torch.equal(plain, network(x, statistics="batch"))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_reach_what_comes_before_the_first_site(norm):
+    gradients = []
+    for with_plain in (True, False):
+        model = toy_classifier(norm)
+        network = Network(model)
+        network.fans_out = True
+        if with_plain:
+            sampled, _ = network.sample_with_plain(images(), HOW, Chance((3,)))
+        else:
+            sampled = network.sample(images(), HOW, Chance((3,)))
+        loss = sampled.softmax(-1).mean(0).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert all(map(torch.equal, *gradients))
+
+
+def test_gradients_are_tracked_again_after_an_exception():
+    network = Network(toy_classifier())
+    network.fans_out = True
+    network.model.head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        network.sample_with_plain(images(), HOW, Chance((3,)))
+    assert torch.is_grad_enabled()
+    assert all("forward" not in module.__dict__ for module in network.model.modules())
