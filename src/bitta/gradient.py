@@ -1,8 +1,6 @@
 """What methods that follow a gradient share: parameters, optimiser, feedback memory, epochs."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
@@ -11,10 +9,10 @@ from torch import Tensor, nn
 
 from bitta.adapter import Adapter, AdapterConfig
 from bitta.config import require
-from bitta.errors import ModelError, SpaceError
+from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, Mixed
-from bitta.nn import Network
+from bitta.nn import Network, room
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
 
@@ -49,6 +47,10 @@ class GradientConfig(AdapterConfig):
 
 G = TypeVar("G", bound=GradientConfig)
 
+_LESS_MEMORY = (
+    "set memory='low', a micro_batch (see docs/performance.md), or smaller memories and batches."
+)
+
 
 class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
@@ -77,7 +79,7 @@ class GradientAdapter(Adapter[G]):
 
     @abstractmethod
     def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
-        """The terms of the loss, weighted; a term with nothing to say is left out.
+        """The terms of the loss, weighted; a term without rows is left out.
 
         A function of its arguments and of the weights alone, without a look at any value: once the
         shapes have settled a GPU repeats it without coming back here.
@@ -89,7 +91,8 @@ class GradientAdapter(Adapter[G]):
         self.memory.add(feedback)
         mixed = self.memory.mixed_with(unlabelled)
         self._align_optimiser()
-        with self._room_for(mixed):
+        samples = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
+        with room(samples, _LESS_MEMORY):
             epochs = [self._descend(mixed, epoch) for epoch in range(self.config.epochs)]
         self.step += 1
         names = dict.fromkeys(name for terms in epochs for name in terms)
@@ -102,10 +105,7 @@ class GradientAdapter(Adapter[G]):
         """Source weights, empty memories, a fresh optimiser."""
         super().reset()
         self.memory.clear()
-        # In place, because captured steps go on using these tensors.
-        for slot in self.optimiser.state.values():
-            for value in filter(torch.is_tensor, slot.values()):
-                value.zero_()
+        self._start_optimiser()
 
     def state_dict(self) -> State:
         """Memories and optimiser beside the weights."""
@@ -119,7 +119,7 @@ class GradientAdapter(Adapter[G]):
         """Go on from a saved state."""
         super().load_state_dict(state)
         self.memory.load_state_dict(state["memory"], device=self.network.device)
-        self.optimiser = self.make_optimiser()
+        self._start_optimiser()
         self.optimiser.load_state_dict(
             self.optimiser.state_dict()
             | {"state": {int(place): slot for place, slot in state["optimiser"].items()}}
@@ -139,8 +139,8 @@ class GradientAdapter(Adapter[G]):
     def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
         if not len(mixed.inputs):
             return {}
-        key = (self.seed, "adapt", self.step, epoch)
-        return self.network.repeat("descend", self._step, mixed, key=key, turn=self.step)
+        chance = Chance((self.seed, "adapt", self.step, epoch))
+        return self.network.repeat("descend", self._step, mixed, chance, turn=self.step)
 
     def _step(self, *mixed: Tensor, chance: Chance) -> dict[str, Tensor]:
         counts = self.network.counts
@@ -155,6 +155,11 @@ class GradientAdapter(Adapter[G]):
             counts.backwards += tracked
         return {name: term.detach() for name, term in terms.items()}
 
+    def _start_optimiser(self) -> None:
+        """A fresh one; what was captured has the state of the last one in it."""
+        self.optimiser = self.make_optimiser()
+        self.network.graphs.clear()
+
     def _align_optimiser(self) -> None:
         """Saved momenta may lie in memory in another order than the parameters do here."""
         for parameter, slot in self.optimiser.state.items():
@@ -162,21 +167,6 @@ class GradientAdapter(Adapter[G]):
                 same = torch.is_tensor(value) and value.shape == parameter.shape
                 if same and value.stride() != parameter.stride():
                     slot[name] = torch.empty_like(parameter).copy_(value)
-
-    @contextmanager
-    def _room_for(self, mixed: Mixed) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(
-                error
-            ):
-                raise
-            raise SpaceError(
-                f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes does not "
-                f"fit into the memory of {self.network.device}; set memory='low', a micro_batch "
-                "(see docs/performance.md), or smaller memories and batches."
-            ) from error
 
 
 def feedback_terms(mixed: Mixed, logits: Tensor) -> dict[str, Tensor]:

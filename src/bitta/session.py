@@ -16,7 +16,7 @@ from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import Window
 from bitta.methods import METHODS, method_named
-from bitta.nn import Execution, LogitsOf, Network, Precision, give_back
+from bitta.nn import Execution, LogitsOf, Network, Precision, give_back, room
 from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
@@ -117,7 +117,8 @@ class Session:
         window = self._window
         around = inputs if window is None else window.around(inputs)
         full = window is None or window.fills(inputs)
-        served = self._serve(inputs, around, full=full)
+        with room(f"serving {len(inputs)} samples", "send smaller batches."):
+            served = self._serve(inputs, around, full=full)
         self.n_seen += len(inputs)
         if window is None:
             return replace(served, queries=self._ask(inputs, served))
@@ -202,8 +203,9 @@ class Session:
     ) -> Self:
         """Go on from a state tree.
 
-        Given again: a `method` that is not in the table, a `feedback` source other than the person
-        behind `answer` (it holds the truth), and `logits` if it is a function.
+        Given again: how the hardware is used (`eager`, `precision`), a `method` that is not in the
+        table, a `feedback` source other than the person behind `answer` (it holds the truth), and
+        `logits` if it is a function.
         """
         if state.get("format") != _FORMAT:
             raise InputError(

@@ -40,7 +40,8 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 
         layer.forward = counted
     network = Network(model)
-    network.fans_out = True
+    network.sample_with_plain(images(), HOW, Chance((3,)))  # probes, too
+    calls.clear()
     network.sample_with_plain(images(), HOW, Chance((3,)))
     assert {name: calls.count(name) for name in calls} == {
         "stem": 1, "stage1.0.conv": 1, "stage2.0.conv": 2, "head": 2,
@@ -95,3 +96,57 @@ def test_gradients_are_tracked_again_after_an_exception():
         network.sample_with_plain(images(), HOW, Chance((3,)))
     assert torch.is_grad_enabled()
     assert all("forward" not in module.__dict__ for module in network.model.modules())
+
+
+class SharedActivation(nn.Module):
+    """One module, used by every block."""
+
+    def __init__(self):
+        super().__init__()
+        act = nn.GELU()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), act) for _ in range(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class ChangesInPlace(nn.Module):
+    """Writes into what a module returned, before the site or after it."""
+
+    def __init__(self, *, before):
+        super().__init__()
+        self.stem, self.site, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.before = before
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.before:
+            x += 1
+            return self.head(self.site(x).relu())
+        return self.head(nn.functional.silu(self.site(x), inplace=True))
+
+
+def doubling_hook():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model[2].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "site"),
+    [(SharedActivation, "blocks.1"), (lambda: ChangesInPlace(before=True), "site"),
+     (lambda: ChangesInPlace(before=False), "site"), (doubling_hook, "2")],
+    ids=["shared", "in place before", "in place after", "hook"],
+)  # fmt: skip
+@pytest.mark.parametrize("passes", [1, 3])
+def test_models_whose_prefix_cannot_be_shared_run_twice(make, site, passes):
+    model, x = make(), torch.randn(5, 4, generator=generator(4))
+    network, how = Network(model, sites=[site]), Sampling("batch", 0.3, passes)
+    sampled, plain = network.sample_with_plain(x, how, Chance((0,)))
+    sampled.sum().backward()
+    assert torch.allclose(sampled, network.sample(x, how, Chance((0,))), atol=1e-6)
+    with torch.no_grad():
+        assert torch.allclose(plain, network(x, statistics="batch"), atol=1e-6)

@@ -59,7 +59,7 @@ def filled_session(case: Case, device: torch.device, **changes: Any) -> Session:
         **{**settings, **case.settings, **changes},
     )
     if isinstance(session.adapter, GradientAdapter) and case.n_queries:
-        inputs = random_batches(case, device)[0]
+        inputs = session.adapter.network.accepted(random_batches(case, device)[0])
         session.adapter.memory.add(Feedback.of(_answers(inputs, case), like=inputs))
     return session
 

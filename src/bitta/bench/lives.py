@@ -30,12 +30,7 @@ class Progress:
     seconds: Seconds = field(default_factory=Seconds)
     """Of the lives before this one."""
     execution: str = ""
-    """The path, or the paths of the lives one after another."""
-
-    def goes_on(self, execution: str) -> None:
-        """Note the path of this life."""
-        if self.execution.split(_THEN)[-1] != execution:
-            self.execution = _THEN.join(filter(None, (self.execution, execution)))
+    """The paths of the lives before this one, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +48,13 @@ class Life:
     def peak_memory(self) -> int:
         """Over all lives."""
         return max(self.progress.peak_memory, peak_memory(self.session.adapter.network.device))
+
+    @property
+    def execution(self) -> str:
+        """The path, or the paths of the lives one after another; a fallback shows, too."""
+        before, now = self.progress.execution, str(self.session.execution)
+        same = before.split(_THEN)[-1] == now
+        return before if same else _THEN.join(filter(None, (before, now)))
 
     @property
     def seconds(self) -> Seconds:
@@ -76,7 +78,7 @@ def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None
             "reliability": asdict(progress.reliability),
             "peak_memory": life.peak_memory,
             "seconds": asdict(life.seconds),
-            "execution": progress.execution,
+            "execution": life.execution,
         },
     )
 

@@ -100,7 +100,6 @@ def run(
     prefetch = Prefetch(stream, place, start=len(progress.steps))
     life = Life(session, progress, prefetch, clock, lived=len(progress.steps))
     with session, closing(prefetch.batches()) as batches:
-        progress.goes_on(str(session.execution))
         on_start(str(session.execution))
         due = monotonic() + checkpoint_seconds
         watch = Stopwatch(place)
@@ -164,7 +163,7 @@ def _result(
         final_weights=weight_hash(session.model),
         extra={
             "fans_out": network.fans_out,
-            "execution": progress.execution,
+            "execution": life.execution,
             "seconds": asdict(life.seconds),
         },
     )

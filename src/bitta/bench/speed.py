@@ -12,7 +12,7 @@ from torch import Tensor
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.flops import flops_per_batch
 from bitta.config import require, whole
-from bitta.errors import BittaError, SettingError
+from bitta.errors import BittaError, SettingError, SpaceError
 from bitta.metrics import (
     DOES_NOT_FIT,
     Case,
@@ -22,6 +22,7 @@ from bitta.metrics import (
     reset_peak_memory,
 )
 from bitta.nn import Execution, Precision
+from bitta.nn.room import ran_out_of_memory
 from bitta.session import Session
 
 _WINDOW = 64
@@ -69,7 +70,7 @@ def measure(
     try:
         return _measured(case, conditions, rate)
     except (RuntimeError, BittaError) as error:
-        if _ran_out_of_memory(error):
+        if isinstance(error, SpaceError) or ran_out_of_memory(error):
             failure = DOES_NOT_FIT
         elif isinstance(error, BittaError) and not isinstance(error, SettingError):
             failure = str(error)
@@ -162,13 +163,6 @@ def _plain_step(case: Case, conditions: Conditions) -> Callable[[], object]:
     session = conditions.session(case)
     session.step(inputs[0])
     return lambda: session.step(inputs[1])
-
-
-def _ran_out_of_memory(error: BaseException | None) -> bool:
-    """Also where another error came of it, as it does while a graph is captured."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__context__
-    return error is not None
 
 
 def _forget(device: torch.device) -> None:

@@ -12,9 +12,9 @@ def keep_freed_memory() -> None:
     Every batch frees and takes the same hundreds of megabytes, and a fresh page costs more than
     writing to it. Where there is no such setting, nothing changes.
     """
-    library = ctypes.CDLL(None)
     try:
+        library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _PLENTY)
         library.mallopt(_TRIM_THRESHOLD, _PLENTY)
-    except AttributeError:  # not the GNU C library
+    except (AttributeError, OSError, TypeError):  # not the GNU C library
         return

@@ -33,8 +33,8 @@ class Fifo:
     def add(self, new: Judged) -> None:
         """Append samples (possibly none) and forget the oldest beyond the capacity."""
         if self._ring is None:
-            self._ring = Judged(_ring_like(new.inputs, self.capacity),
-                                _ring_like(new.labels, self.capacity))  # fmt: skip
+            room = (self.capacity, *new.inputs.shape[1:])
+            self._ring = Judged(new.inputs.new_empty(room), new.labels.new_empty(self.capacity))
         inputs, labels = new.inputs[-self.capacity :], new.labels[-self.capacity :]
         start = (self._oldest + self._n) % self.capacity
         until_end = self.capacity - start
@@ -63,10 +63,3 @@ class Fifo:
     def _in_order(self, ring: Tensor) -> Tensor:
         wrapped = max(0, self._oldest + self._n - self.capacity)
         return torch.cat([ring[self._oldest : self._oldest + self._n], ring[:wrapped]])
-
-
-def _ring_like(samples: Tensor, capacity: int) -> Tensor:
-    """Room for so many, laid out as they are."""
-    ring = samples.new_empty((capacity, *samples.shape[1:]))
-    last = samples.dim() == 4 and not samples.is_contiguous()
-    return ring.contiguous(memory_format=torch.channels_last) if last else ring

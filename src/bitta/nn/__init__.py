@@ -6,6 +6,7 @@ from bitta.nn.logits import LogitsOf
 from bitta.nn.network import Network, Sampling
 from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
 from bitta.nn.restore import restore_stochastically
+from bitta.nn.room import room
 from bitta.nn.sites import Sites
 from bitta.nn.snapshot import Snapshot, weight_hash
 
@@ -21,6 +22,7 @@ __all__ = [
     "batch_norms",
     "give_back",
     "restore_stochastically",
+    "room",
     "scale_and_shift",
     "weight_hash",
 ]

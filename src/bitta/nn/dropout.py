@@ -43,10 +43,14 @@ def dropout_at(
             place = (site, calls[site])
             calls[site] += 1
             fanned, rows.passes = rows.passes == len(passes), len(passes)
-            drawn = _Words(chance, place, passes, n_rows=rows.total, start=rows.start)
-            if kernels:
-                return _on_first_tensor(output, lambda x: _drop_by_kernel(x, rate, drawn, fanned))
-            return _on_first_tensor(output, lambda x: _drop(x, rate, drawn, fanned))
+
+            def dropped(x: Tensor) -> Tensor:
+                n, total, start = _rows_of(len(x) // (len(passes) if fanned else 1), rows)
+                drawn = _Words(chance, place, passes, n_rows=total, start=start)
+                drop = _drop_by_kernel if kernels and n else _drop
+                return drop(x, rate, drawn, fanned)
+
+            return _on_first_tensor(output, dropped)
 
         return hook
 
@@ -62,6 +66,21 @@ def dropout_at(
         rows.passes = 1
         for handle in handles:
             handle.remove()
+
+
+def _rows_of(n: int, rows: Rows) -> tuple[int, int, int]:
+    """Rows at a site, of how many in the whole batch, and where they begin among these.
+
+    A model may fold something else into its rows, as many to each sample.
+    """
+    if not rows.total:
+        return n, 0, 0
+    if n % rows.n:
+        raise ModelError(
+            f"a dropout site has {n} rows for {rows.n} samples; micro_batch needs as many for each."
+        )
+    each = n // rows.n
+    return n, each * rows.total, each * rows.start
 
 
 @dataclass(frozen=True)

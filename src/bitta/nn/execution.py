@@ -1,14 +1,14 @@
 """How the arithmetic of a session is carried out; what comes out is the same up to rounding."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 
 from bitta.config import require
-from bitta.nn.fused import AVAILABLE
+from bitta.nn.fused import works
 
 Precision: TypeAlias = Literal["auto", "float32", "tf32", "bfloat16"]
 """Of convolutions and matrix products; weights and losses are kept in single precision."""
@@ -22,7 +22,7 @@ class Execution:
 
     graphs: bool
     """Whether what repeats with the same shapes is captured as a CUDA graph and replayed."""
-    precision: Literal["float32", "tf32", "bfloat16"]
+    precision: Literal["float32", "tf32", "bfloat16", "the model's own precision"]
     channels_last: bool
     fused: bool
     """Whether the optimiser updates all parameters in one kernel."""
@@ -30,24 +30,26 @@ class Execution:
     """Whether passes are normalised and dropped by kernels of our own."""
 
     @classmethod
-    def chosen(cls, device: torch.device, *, eager: bool, precision: Precision) -> Self:
-        """The fastest path on this device, or the plain one."""
+    def chosen(
+        cls, device: torch.device, dtype: torch.dtype, *, eager: bool, precision: Precision
+    ) -> Self:
+        """The fastest path for a model of this type on this device, or the plain one."""
         allowed = get_args(Precision)
         require(precision in allowed, "precision", precision, ", ".join(allowed))
         cuda = device.type == "cuda"
+        recent = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
         if precision == "auto":
-            half = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
-            precision = "bfloat16" if half and not eager else "float32"
-        if precision == "tf32" and not cuda:
-            precision = "float32"  # a CPU has no such mode
-        fast = cuda and not eager
+            precision = "bfloat16" if recent and not eager else "float32"
+        if precision == "tf32" and not recent:
+            precision = "float32"  # nothing else has such a mode
+        fast, single = cuda and not eager, dtype == torch.float32
         return cls(
             graphs=fast,
-            precision=precision,
+            precision=precision if single else "the model's own precision",
             channels_last=True,
             fused=fast,
             # They round in another order, which is not what somebody wants who asks for float32.
-            kernels=fast and AVAILABLE and precision != "float32",
+            kernels=fast and recent and single and precision != "float32" and works(device),
         )
 
     def __str__(self) -> str:
@@ -63,10 +65,13 @@ class Execution:
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
         """Around forward and backward: whether a GPU may round to TF32."""
+        if not torch.cuda.is_available():
+            yield
+            return
         products: Any = torch.backends.cuda.matmul
         convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
         before = products.fp32_precision, convolutions.fp32_precision
-        wanted = "ieee" if self.precision == "float32" else "tf32"
+        wanted = "tf32" if self.precision in ("tf32", "bfloat16") else "ieee"
         products.fp32_precision = convolutions.fp32_precision = wanted
         try:
             yield
@@ -75,5 +80,6 @@ class Execution:
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Around a forward alone."""
-        half = self.precision == "bfloat16"
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+        if self.precision != "bfloat16":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,11 +1,16 @@
 """Per-pass normalisation and dropout as single operations, on a GPU that Triton can program."""
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
+from subprocess import CalledProcessError
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from bitta.errors import FallbackWarning
 
 _TILE = 4096
 """Elements that one program handles at a time."""
@@ -18,8 +23,24 @@ _DROPPED = 2048
 Draw: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
 """Gives random 16-bit words for a tensor, (passes, words), and where it begins in them."""
 
-AVAILABLE = find_spec("triton") is not None
-"""It comes with CUDA builds of torch on Linux."""
+
+@cache
+def works(device: torch.device) -> bool:
+    """Whether Triton is there, as it is with CUDA builds of torch on Linux, and can compile."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        with torch.cuda.device(device):
+            _Shape(torch.empty(1, 1, 1, 1), 1).added_up(torch.zeros(1, 1, 2, 1, device=device))
+    except (ImportError, OSError, RuntimeError, CalledProcessError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        warnings.warn(
+            f"Triton cannot compile here ({reason}); normalising and dropping pass by pass.",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -107,7 +128,7 @@ class _Shape:
         self.per_slice = -(-steps // self.slices) * self.blocks["ROWS"]
         self.slices = -(-self.rows // self.per_slice)
         self.by_slice = (passes, columns, self.slices)
-        self.by_block = (passes, columns, steps)
+        self.by_block = (steps, passes, columns)  # only the first may be large
 
     def added_up(self, sums: Tensor) -> Tensor:
         """(passes, 2, channels)."""
@@ -148,8 +169,7 @@ class _Drop(torch.autograd.Function):
         passes, rate, fanned = ctx.settings
         shape, stride, dtype = ctx.like
         out = torch.empty_strided(shape, stride, dtype=dtype, device=gradient.device)
-        laid_out = torch.empty_strided(gradient.shape, stride, dtype=dtype, device="meta")
-        if gradient.stride() != laid_out.stride():
+        if gradient.stride() != stride:
             gradient = torch.empty_strided(
                 gradient.shape, stride, dtype=dtype, device=gradient.device
             ).copy_(gradient)
@@ -167,4 +187,4 @@ class _Drop(torch.autograd.Function):
 
 def level_of(rate: float) -> int:
     """The 16-bit word from which on an element is kept."""
-    return round(rate * 2**16) - 2**15
+    return min(round(rate * 2**16), 2**16 - 1) - 2**15

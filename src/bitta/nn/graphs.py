@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bitta.errors import FallbackWarning
+from bitta.nn.room import ran_out_of_memory
 from bitta.seeding import Chance, Key, derive
 
 Tensors: TypeAlias = dict[str, Tensor]
@@ -36,6 +37,10 @@ class Counts:
     def values(self) -> tuple[int, int, int]:
         """All three."""
         return self.forwards, self.tracked, self.backwards
+
+    def set(self, values: tuple[int, int, int]) -> None:
+        """Go back to an earlier count."""
+        self.forwards, self.tracked, self.backwards = values
 
     def add(self, more: tuple[int, int, int]) -> None:
         """Count what was replayed."""
@@ -62,35 +67,40 @@ class Graphs:
         name: Hashable,
         work: Work,
         inputs: Sequence[Tensor],
+        chance: Chance,
         *,
-        key: Key = (),
         turn: int | None = None,
     ) -> Tensors:
-        """What `work` gives for these inputs, with chance under `key`.
+        """What `work` gives for these inputs, drawing from `chance`.
 
         Work called `name` that differs in more than its inputs' values must not share the name.
         Calls within one `turn` count once; None makes every call a turn.
         """
         if not self.enabled or self._busy:
-            return work(*inputs, chance=Chance(key))
+            return work(*inputs, chance=chance)
         signature = (name, *((x.shape, x.stride(), x.dtype) for x in inputs))
         if signature in self._graphs:
             self._graphs.move_to_end(signature)
-            return self._graphs[signature].replay(inputs, key)
+            return self._graphs[signature].replay(inputs, chance.key)
         steady = self._steady.setdefault(name, _Steady())
         steady.see(signature, turn)
         if steady.turns > _STEADY_TURNS and self._capture(signature, work, inputs, steady.places):
-            return self._graphs[signature].first(inputs, key)
-        chance = _Noted(key)
+            return self._graphs[signature].first(inputs, chance.key)
+        noted = _Noted(chance.key)
         with self._nothing_inside():
-            outputs = work(*inputs, chance=chance)
-        steady.places = chance.places
+            outputs = work(*inputs, chance=noted)
+        steady.places = noted.places
         return outputs
+
+    def clear(self) -> None:
+        """Let go of everything captured."""
+        self._graphs.clear()
+        self._steady.clear()
 
     def _capture(
         self, signature: Hashable, work: Work, inputs: Sequence[Tensor], places: "Places"
     ) -> bool:
-        started = perf_counter()
+        started, counted = perf_counter(), self._counts.values()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         # The plain runs' matmul workspaces are not needed any more; capturing takes its own.
@@ -98,10 +108,11 @@ class Graphs:
         try:
             with self._nothing_inside():
                 graph = _Graph(work, inputs, places, self._counts, self._pool)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if ran_out_of_memory(error):
+                raise
             self.enabled = False
+            self._counts.set(counted)
             warnings.warn(
                 f"the model cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
                 "running it eagerly.",
@@ -162,7 +173,12 @@ class _Graph:
         for _, generator in self._draws:
             self._graph.register_generator_state(generator)
         self._counts, before = counts, counts.values()
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        # A stream of this device: the class keeps one for all, of the device it first saw. Other
+        # threads may copy batches meanwhile.
+        stream = torch.cuda.Stream(inputs[0].device)
+        with torch.cuda.graph(
+            self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        ):
             self._outputs = work(*self._inputs, chance=_Handed(self._draws))
         after = counts.values()
         self._counted = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
@@ -205,6 +221,7 @@ class _Handed(Chance):
 
     def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:  # noqa: ARG002
         """The generator of this place."""
-        noted, generator = next(self._draws)
-        assert noted == place, f"work drew at {place} where it had drawn at {noted}"
+        noted, generator = next(self._draws, (None, None))
+        if generator is None or noted != place:
+            raise RuntimeError(f"it drew at {place} where it had drawn at {noted}")
         return generator

@@ -2,8 +2,7 @@
 
 A tensor is (passes, rows, channels), channels closest together in memory; each pass is normalised
 by its own statistics. Sums are taken over a few slices of the rows and added up in a fixed order,
-so that they come out the same every time. Numbers that change while memories fill are not compiled
-in.
+so that they come out the same every time.
 """
 
 import triton
@@ -61,8 +60,8 @@ def normalise(
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """(x - mean) / deviation * weight + bias; keeps mean and 1 / deviation of each pass."""
-    number, block = tl.program_id(0), tl.program_id(2)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    block, number = tl.program_id(0), tl.program_id(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
     base = number.to(tl.int64) * n_rows * n_channels
     total = totals + (number * 2) * n_channels + channel
@@ -117,8 +116,8 @@ def normalise_backward(
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of x, through mean and variance too."""
-    number, block = tl.program_id(0), tl.program_id(2)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    block, number = tl.program_id(0), tl.program_id(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
     base = number.to(tl.int64) * n_rows * n_channels
     known = (number * 2) * n_channels + channel
@@ -157,7 +156,8 @@ def undrop(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.con
     mask = place < n
     total = tl.zeros((SIZE,), tl.float32)
     for number in tl.static_range(PASSES):
-        word = tl.load(words + number * stride + offset + place, mask=mask, other=0)
-        slope = tl.load(gradient + number * n + place, mask=mask, other=0.0).to(tl.float32)
+        word = tl.load(words + place + (offset + number * stride.to(tl.int64)), mask=mask, other=0)
+        slope = tl.load(gradient + place + number * n.to(tl.int64), mask=mask, other=0.0)
+        slope = slope.to(tl.float32)
         total += tl.where(word >= level, slope, 0.0)
     tl.store(out + place, total * scale, mask=mask)

@@ -8,23 +8,21 @@ from functools import partial
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bitta.errors import FallbackWarning, InputError, ModelError
+from bitta.nn import probe
 from bitta.nn.dropout import dropout_at
 from bitta.nn.execution import Execution, Precision
 from bitta.nn.graphs import Counts, Graphs, Tensors, Work
 from bitta.nn.loan import Loan, give_back
 from bitta.nn.logits import LogitsOf, logits_of
-from bitta.nn.norm import Rows, Statistics, batch_norms, normalised_by
+from bitta.nn.norm import CallsOf, Rows, Statistics, batch_norms, normalised_by
 from bitta.nn.prefix import Prefix
 from bitta.nn.sites import Sites, find_sites
-from bitta.seeding import Chance, Key
-
-_PROBE_ROWS = 4
-_PROBE_TOLERANCE = 1e-3
-_PROBE_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+from bitta.seeding import Chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +56,14 @@ class Network:
         """Whether stochastic passes with gradient keep no activations, but are run twice."""
         self.micro_batch = 0
         """Rows that go through the model at once where gradients are taken; 0 for all."""
-        self.execution = Execution.chosen(self.device, eager=eager, precision=precision)
-        if self.device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
-            # torch 2.13 crashes in their gradient where images lie so and need none themselves.
-            self.execution = replace(self.execution, channels_last=False)
+        self.execution = Execution.chosen(
+            self.device, self._dtype, eager=eager, precision=precision
+        )
         self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._sites = find_sites(model, sites) if sites is not None else None
         self._modules = list(model.modules())
+        self._shares_prefix: bool | None = None
         self._loan = Loan(model)
         model.eval()
         self._tried = not self.execution.channels_last
@@ -85,6 +83,11 @@ class Network:
         first = next(chain(self.model.parameters(), self.model.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return next(floats, torch.get_default_dtype())
+
     def accepted(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its precision, free of the caller's autograd."""
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
@@ -99,10 +102,11 @@ class Network:
         if not inputs.isfinite().all():
             # One such image would stay in the running statistics for good.
             raise InputError("inputs hold values that are not finite; leave such images out.")
-        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        inputs = inputs.detach().to(self.device, next(floats, inputs.dtype))
-        if self.execution.channels_last and inputs.dim() == 4:
-            inputs = self._laid_out(inputs)
+        inputs = inputs.detach().to(self.device, self._dtype)
+        if not self._tried:
+            self._tried = True
+            self._try_layout(inputs[: probe.N_ROWS])
+        inputs = self._laid_out(inputs)
         return inputs.clone() if inputs.is_inference() else inputs
 
     def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
@@ -110,7 +114,7 @@ class Network:
         run = partial(self._plain, statistics=statistics)
         if torch.is_grad_enabled():
             return self._in_parts(run, inputs)
-        return self._logits_again(("plain", statistics), run, inputs)
+        return self._logits_again(("plain", statistics), run, inputs, Chance(()))
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
@@ -124,7 +128,7 @@ class Network:
                 self._forward(inputs)
             return {}
 
-        self.repeat(("observe", momentum), follow, [inputs])
+        self.repeat(("observe", momentum), follow, [inputs], Chance(()))
 
     @contextmanager
     def statistics_put_back(self) -> Iterator[None]:
@@ -146,44 +150,43 @@ class Network:
         if torch.is_grad_enabled():
             return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs)
         run = partial(self._sampled, how=how)
-        return self._logits_again(("sample", how), run, inputs, chance.key)
+        return self._logits_again(("sample", how), run, inputs, chance)
 
     def sample_with_plain(
         self, inputs: Tensor, how: Sampling, chance: Chance
     ) -> tuple[Tensor, Tensor]:
         """Stochastic logits, and the deterministic ones of the same rows without gradient.
 
-        Everything before the first dropout site runs once for both, where activations are kept.
+        Everything before the first dropout site runs once for both, where activations are kept and
+        the model allows it.
         """
         if how.rate == 0:
             plain = self(inputs, statistics=how.statistics)
             return plain.unsqueeze(0), plain.detach()
-        if self.low_memory or self.micro_batch:
-            with torch.no_grad():
-                plain = self._plain(inputs, statistics=how.statistics)
-            return self.sample(inputs, how, chance), plain
         self._probe(inputs, how)
-        prefix = Prefix(self.model, self.sites)
-        with prefix.recorded():
-            plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
-        with prefix.given_again():
-            return self.sample(inputs, how, chance), plain
+        if not (self.low_memory or self.micro_batch) and self._can_share(inputs, how):
+            return self._sharing_prefix(inputs, how, chance)
+        with torch.no_grad():
+            plain = self._plain(inputs, statistics=how.statistics)
+        return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs), plain
 
     def repeat(
         self,
         name: Hashable,
         work: Work,
         inputs: Sequence[Tensor],
+        chance: Chance,
         *,
-        key: Key = (),
         turn: int | None = None,
     ) -> Tensors:
         """Do work on the model: plainly, or as a replay once its shapes have settled."""
-        if any(module._forward_hooks or module._forward_pre_hooks for module in self._modules):
-            return work(*inputs, chance=Chance(key))  # somebody's hooks want to be called
-        first = next(self.model.parameters(), None)
-        where = 0 if first is None else first.data_ptr()
-        return self.graphs.run((name, where), work, inputs, key=key, turn=turn)
+        with torch.cuda.device_of(inputs[0]):
+            if not self.execution.graphs or self._hooked:
+                return work(*inputs, chance=chance)
+            where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+            outputs = self.graphs.run((name, where), work, inputs, chance, turn=turn)
+        self.execution = replace(self.execution, graphs=self.graphs.enabled)
+        return outputs
 
     def train_only(self, parameters: list[nn.Parameter]) -> None:
         """Ask for gradients of these parameters and no others."""
@@ -197,17 +200,23 @@ class Network:
         return self._loan.running
 
     def close(self) -> None:
-        """Give the model back, unless that has happened already."""
+        """Give the model back, unless that has happened already, and what was captured."""
+        self.graphs.clear()
         if self.borrowed:
             give_back(self.model)
 
+    @property
+    def _hooked(self) -> bool:
+        """Whether somebody's hooks want to be called."""
+        return any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+
     def _logits_again(
-        self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, key: Key = ()
+        self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, chance: Chance
     ) -> Tensor:
         def work(inputs: Tensor, *, chance: Chance) -> Tensors:
             return {"logits": run(inputs, chance=chance)}
 
-        return self.repeat(name, work, [inputs], key=key)["logits"]
+        return self.repeat(name, work, [inputs], chance)["logits"]
 
     def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """With gradients; run a second time where activations are not kept."""
@@ -216,7 +225,7 @@ class Network:
             return run(inputs)
         parts = [
             checkpoint(
-                run, part, rows=Rows(start=start, total=len(inputs)),
+                run, part, rows=Rows(n=len(part), start=start, total=len(inputs)),
                 use_reentrant=False, preserve_rng_state=False,
             )
             for start, part in zip(range(0, len(inputs), size), inputs.split(size), strict=True)
@@ -282,7 +291,7 @@ class Network:
         if self.model.training:  # somebody called train() on the borrowed model
             self.model.eval()
         with self.execution.arithmetic(), self.execution.autocast(inputs.device):
-            output = self.model(inputs)
+            output = self.model(self._laid_out(inputs))
         logits = logits_of(output, self._logits, rows=passes * len(inputs))
         half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
         return logits.float() if half else logits
@@ -296,15 +305,11 @@ class Network:
         """Try fan-out, once, on a few rows against separate passes with the same masks."""
         if self.fans_out is not None:
             return
-        few = inputs[:_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
+        few = inputs[: probe.N_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
         run = partial(self._pass, few, how=how, chance=Chance((0,)))
-        counted, execution = self.counts.forwards, self.execution
-        self.execution = replace(execution, precision="float32")
-        try:
+        with self._trying():
             separate = torch.cat([run((number,)) for number in range(how.passes)])
-            reason = _difference(partial(run, range(how.passes)), separate)
-        finally:
-            self.counts.forwards, self.execution = counted, execution
+            reason = probe.reason_against(partial(run, range(how.passes)), separate)
         self.fans_out = not reason
         if reason:
             warnings.warn(
@@ -314,30 +319,64 @@ class Network:
                 stacklevel=6,
             )
 
-    @torch.no_grad()
-    def _laid_out(self, inputs: Tensor) -> Tensor:
-        """Channels last, unless the model takes views that only the usual layout allows."""
-        last = inputs.contiguous(memory_format=torch.channels_last)
-        if self._tried:
-            return last
-        self._tried = True
+    def _sharing_prefix(
+        self, inputs: Tensor, how: Sampling, chance: Chance
+    ) -> tuple[Tensor, Tensor]:
+        prefix = Prefix(self.model, self.sites)
+        with prefix.recorded():
+            plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
+        with prefix.given_again():
+            return self._sampled(inputs, how=how, chance=chance), plain
+
+    def _can_share(self, inputs: Tensor, how: Sampling) -> bool:
+        """Try, once, whether a shared prefix gives what two whole forwards give."""
+        if self._hooked:
+            return False
+        if self._shares_prefix is None:
+            few, chance = inputs[: probe.N_ROWS], Chance((0,))
+
+            def sharing() -> list[Tensor]:
+                sampled, plain = self._sharing_prefix(few, how, chance)
+                return [sampled, plain, *probe.gradients(sampled, self.model)]
+
+            def apart() -> list[Tensor]:
+                sampled = self._sampled(few, how=how, chance=chance)
+                plain = self._plain(few, statistics=how.statistics)
+                return [sampled, plain, *probe.gradients(sampled, self.model)]
+
+            with self._trying():
+                self._shares_prefix = probe.same(sharing, apart)
+        return self._shares_prefix
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Exactly, and without counting."""
+        counted, execution = self.counts.values(), self.execution
+        self.execution = replace(execution, precision="float32", kernels=False)
         try:
-            self.model(last[:_PROBE_ROWS])
+            yield
+        finally:
+            self.counts.set(counted)
+            self.execution = execution
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        if self.execution.channels_last and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    @torch.no_grad()
+    def _try_layout(self, few: Tensor) -> None:
+        """Channels last, unless the model takes views that only the usual layout allows."""
+        counted, watch = self.counts.values(), CallsOf(F.group_norm)
+        try:
+            with watch:
+                self._plain(few.clone(), statistics="running")
+            # torch 2.13 crashes in its gradient where images lie so and need none themselves.
+            allowed = not (watch.seen and few.device.type == "cpu")
         except RuntimeError:
+            allowed = False
+        finally:
+            self.counts.set(counted)
+        if not allowed:
             self._loan.lay_out_as_before()
             self.execution = replace(self.execution, channels_last=False)
-            return inputs
-        return last
-
-
-def _difference(fan_out: Callable[[], Tensor], separate: Tensor) -> str:
-    """Why a fan-out cannot stand for separate passes; empty if it can."""
-    try:
-        fanned = fan_out()
-    except _PROBE_ERRORS as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
-    coarse = max(_PROBE_TOLERANCE, 8 * torch.finfo(separate.dtype).eps)
-    scale = separate.abs().max().clamp_min(1.0)
-    if bool(((fanned - separate).abs().max() <= coarse * scale).item()):
-        return ""
-    return "its rows do not stay independent after the first site"

@@ -17,7 +17,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from bitta.errors import ModelError
-from bitta.nn import fused
+from bitta.nn import exact, fused
 
 Statistics: TypeAlias = Literal["running", "batch"]
 """Normalise by the buffers a model carries, or by the batch that passes through."""
@@ -31,8 +31,10 @@ class Rows:
 
     passes: int = 1
     """How many stochastic passes they hold, one after another."""
+    n: int = 0
+    """How many went in, where they are a part of a batch."""
     start: int = 0
-    """Where they begin in the batch they are a part of."""
+    """Where they begin in that batch."""
     total: int = 0
     """Rows of that batch; 0 where they are all of it."""
 
@@ -67,6 +69,26 @@ def normalised_by(
         return
     with _BatchNormCalls(statistics, rows, momentum, kernels):
         yield
+
+
+class CallsOf(TorchFunctionMode):
+    """Notices whether a function is called."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+        self.seen = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Look, and let it through."""
+        self.seen = self.seen or func is self._function
+        return func(*args, **(kwargs or {}))
 
 
 class _Call(NamedTuple):
@@ -105,7 +127,20 @@ class _BatchNormCalls(TorchFunctionMode):
             return _by_running(call)
         if self._kernels and not self._momentum and fused.fits(call.input, call.weight, call.bias):
             return fused.normalise_passes(call.input, call.weight, call.bias, passes, eps=call.eps)
+        if exact.fits(call.input):
+            return _exactly(call, passes=passes, momentum=self._momentum)
         return _by_batch(call, passes=passes, momentum=self._momentum)
+
+
+def _exactly(call: _Call, *, passes: int, momentum: float) -> Tensor:
+    out, mean, var = exact.normalise_passes(
+        call.input, call.weight, call.bias, passes, eps=call.eps
+    )
+    if momentum and call.running_mean is not None and call.running_var is not None:
+        n = call.input.numel() // call.input.shape[1]
+        call.running_mean.lerp_(mean[0], momentum)
+        call.running_var.lerp_(var[0] * n / (n - 1), momentum)
+    return out
 
 
 def _by_batch(call: _Call, *, passes: int, momentum: float) -> Tensor:

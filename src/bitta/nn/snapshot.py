@@ -15,7 +15,7 @@ class Snapshot:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self._near: dict[str, Tensor] = {}
+        self._near: dict[torch.device, dict[str, Tensor]] = {}
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
@@ -25,9 +25,9 @@ class Snapshot:
 
     def near(self, device: torch.device) -> dict[str, Tensor]:
         """The tensors on a device, for work that needs them again and again."""
-        if not self._near:
-            self._near = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return self._near
+        if device not in self._near:
+            self._near[device] = {name: t.to(device) for name, t in self.tensors.items()}
+        return self._near[device]
 
     @torch.no_grad()
     def put_back(self, model: nn.Module) -> None:

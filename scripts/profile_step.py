@@ -1,0 +1,96 @@
+"""Where the time of a BiTTA batch goes: kernels of a GPU, or operators of a CPU, by kind.
+
+    python scripts/profile_step.py --device cuda --out results/speed/profile.json
+
+ResNet-18 for small images, batch 64, full memories, N 4, E 3, on random tensors.
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from bitta.bench.device import device_named
+from bitta.bench.filled import filled_session, random_batches
+from bitta.bench.grids import cases_of
+from bitta.results import environment
+
+N_STEPS = 5
+KINDS = {
+    "convolutions": (
+        "xmma",
+        "cutlass",
+        "convolve",
+        "conv",
+        "nhwc",
+        "nchw",
+        "cask",
+        "wgrad",
+        "dgrad",
+    ),
+    "normalisation": ("moments", "normalise", "add_up", "batch_norm", "batchnorm", "bn_"),
+    "dropout": ("drop", "undrop", "distribution", "random"),
+    "optimiser": ("multi_tensor", "foreach", "_fused"),
+    "copies and fills": ("copy", "Memcpy", "Memset", "Fill", "fill", "Cat", "cat"),
+}
+REST = "other element-wise work"
+
+
+def main() -> None:
+    """Profile, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = device_named(arguments.device)
+    (case,) = cases_of(["headline"], changes={"model": arguments.model})
+    session = filled_session(case, device, precision=arguments.precision)
+    inputs = random_batches(case, device)
+    for place in range(6):
+        session.step(inputs[place % 2])
+    cuda = device.type == "cuda"
+    started = perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+        for place in range(N_STEPS):
+            session.step(inputs[place % 2])
+        if cuda:
+            torch.cuda.synchronize(device)
+    wall = perf_counter() - started
+    by_kind = milliseconds(profiled.events(), cuda=cuda)
+    for kind, ms in by_kind.items():
+        print(f"{kind:<26} {ms:6.2f} ms a batch")
+    table = {
+        "environment": environment(device, ""),
+        "execution": str(session.execution),
+        "milliseconds_by_kind": by_kind,
+        "milliseconds_in_all": sum(by_kind.values()),
+        "wall_milliseconds_under_the_profiler": 1000 * wall / N_STEPS,
+    }
+    if arguments.out:
+        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def milliseconds(events, *, cuda):
+    """Time of each kind of kernel or operator per batch, the largest first."""
+    total = Counter()
+    for event in events:
+        if cuda == (event.device_type == DeviceType.CUDA):
+            microseconds = event.device_time_total if cuda else event.self_cpu_time_total
+            total[kind_of(event.name)] += microseconds / 1000 / N_STEPS
+    return {kind: round(ms, 3) for kind, ms in total.most_common()}
+
+
+def kind_of(name: str) -> str:
+    """By what the name of a kernel holds."""
+    return next((kind for kind, marks in KINDS.items() if any(m in name for m in marks)), REST)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What each part of the fast path is worth: BiTTA's batch timed with one part changed at a time.
+
+    python scripts/vary_speed.py --device cuda --out results/speed/parts.json
+
+ResNet-18 for small images, batch 64, full memories, N 4, E 3, on random tensors; all in one run.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bitta.bench.device import device_named
+from bitta.bench.filled import filled_session, random_batches
+from bitta.bench.grids import cases_of
+from bitta.metrics import Case, Stopwatch, peak_memory, reset_peak_memory
+from bitta.results import environment
+from bitta.session import Session
+
+N_WARM_UP, N_TIMED = 6, 20
+
+
+def main() -> None:
+    """Time, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = device_named(arguments.device)
+    (case,) = cases_of(["headline"], changes={"model": arguments.model})
+    measured = {}
+    for name, (settings, change) in VARIANTS.items():
+        measured[name] = timed(case, device, settings, change)
+        print(
+            f"{name:<28} {measured[name]['ms']:7.1f} ms {measured[name]['peak_mb']:7.0f} MB",
+            flush=True,
+        )
+    table = {"environment": environment(device, ""), "measured": measured}
+    if arguments.out:
+        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def timed(case: Case, device: torch.device, settings: dict, change: Callable) -> dict:
+    """Median milliseconds of a batch, and the peak from the first batch on."""
+    reset_peak_memory(device)
+    with filled_session(case, device, **settings) as session:
+        change(session)
+        inputs = random_batches(case, device)
+        watch, ms = Stopwatch(device), []
+        for place in range(N_WARM_UP + N_TIMED):
+            watch.start()
+            session.step(inputs[place % 2])
+            ms.append(1000 * watch.stop())
+        torch.backends.cudnn.benchmark = False
+        peak = peak_memory(device)
+    return {
+        "ms": median(ms[N_WARM_UP:]),
+        "peak_mb": peak / 1e6,
+        "execution": str(session.execution),
+    }
+
+
+def nothing(_: Session) -> None:
+    """The path as it is chosen."""
+
+
+def without_graphs(session: Session) -> None:
+    """Every kernel launched from Python."""
+    session.adapter.network.graphs.enabled = False
+
+
+def without_kernels(session: Session) -> None:
+    """Normalisation and dropout pass by pass, by the library's kernels."""
+    network = session.adapter.network
+    network.execution = replace(network.execution, kernels=False)
+
+
+def without_fused_optimiser(session: Session) -> None:
+    """Parameters updated group by group."""
+    network = session.adapter.network
+    network.execution = replace(network.execution, fused=False)
+    session.adapter.optimiser = session.adapter.make_optimiser()
+
+
+def with_autotuning(_: Session) -> None:
+    """cuDNN tries its algorithms on every new shape."""
+    torch.backends.cudnn.benchmark = True
+
+
+VARIANTS = {
+    "as it is": ({}, nothing),
+    "without graphs": ({}, without_graphs),
+    "without our kernels": ({}, without_kernels),
+    "without a fused optimiser": ({}, without_fused_optimiser),
+    "with cuDNN autotuning": ({}, with_autotuning),
+    "in TF32": ({"precision": "tf32"}, nothing),
+    "eager, TF32": ({"eager": True, "precision": "tf32"}, nothing),
+    "eager, bfloat16": ({"eager": True, "precision": "bfloat16"}, nothing),
+}
+
+
+if __name__ == "__main__":
+    main()
