@@ -1,6 +1,7 @@
 """The fast path against the plain one, on a GPU."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -230,3 +231,27 @@ def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
     slope = torch.randn_like(plain)
     wanted, given = (torch.autograd.grad(out, x, slope)[0] for out in (plain, ours))
     assert torch.allclose(wanted, given, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"memory": "low"}, {"method": "tent"}], ids=str)
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_replayed_steps_are_those_that_are_launched_one_by_one(precision, settings):
+    """With our kernels, masks drawn again in backward, and generators seeded per replay."""
+    ends = []
+    for replays in (True, False):
+        session = Session(toy_classifier().cuda(), **(SMALL | settings), precision=precision)
+        network = session.adapter.network
+        if not replays:
+            network.execution = replace(network.execution, graphs=False)
+        assert network.execution.kernels
+        ends.append((steps(session, range(14)), session.model))
+        assert (network.graphs.seconds > 0) == replays
+    assert ends[0][0] == ends[1][0]
+    assert largest_gap(ends[0][1], ends[1][1]) < 1e-6
+
+
+def test_a_model_in_half_precision_stays_so():
+    session = Session(toy_classifier().half().cuda(), **SMALL)
+    steps(session, range(6))
+    assert "own precision" in str(session.execution)
+    assert next(session.model.parameters()).dtype == torch.float16

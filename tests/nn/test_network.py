@@ -179,3 +179,64 @@ def test_a_plain_chain_of_layers_adapts_as_it_is():
         assert session.learn().terms["feedback"].isfinite().all()
         assert session.adapter.network.sites == ("2", "4")
         assert session.adapter.network.fans_out is True
+
+
+def test_a_model_that_calls_group_norm_itself_keeps_the_usual_layout_on_a_cpu():
+    """torch's gradient of it crashes where channels lie last and the images need none."""
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 3, padding=1).requires_grad_(False)
+            self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+            self.site, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 3)
+
+        def forward(self, x):
+            x = nn.functional.group_norm(self.stem(x), 2, self.scale, self.shift)
+            return self.head(self.site(x).mean((2, 3)))
+
+    session = Session(Functional(), n_queries=0, sites=["site"])
+    session.step(torch.rand(4, 3, 8, 8, generator=generator(0)))
+    assert not session.execution.channels_last
+
+
+def test_a_model_that_takes_views_keeps_the_usual_layout():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.site, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 64, 3)
+
+        def forward(self, x):
+            features = self.site(x)
+            return self.head(features.view(len(features), -1))
+
+    session = Session(Views(), n_queries=0, sites=["site"])
+    session.step(torch.rand(4, 3, 8, 8, generator=generator(0)))
+    assert not session.execution.channels_last
+    assert session.model.site.weight.is_contiguous()
+
+
+def test_a_model_that_writes_into_its_images_sees_them_once():
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.head(x.sub_(0.5).mean((2, 3)))
+
+    model, x = Writes(), torch.rand(4, 3, 8, 8, generator=generator(0))
+    expected = (model.head((x - 0.5).mean((2, 3)))).softmax(-1)
+    served = Session(model, "source").predict(x.clone()).probs
+    assert torch.allclose(served, expected, atol=1e-6)
+
+
+def test_half_precision_is_offered_on_a_cpu_and_models_of_other_types_keep_theirs():
+    x = torch.rand(4, 3, 8, 8, generator=generator(0))
+    exact = Session(toy_classifier(), "bn_stats").predict(x).probs
+    half = Session(toy_classifier(), "bn_stats", precision="bfloat16").predict(x).probs
+    assert not torch.equal(exact, half)
+    assert torch.allclose(exact, half, atol=0.03)
+    double = Session(toy_classifier().double(), "bn_stats", precision="bfloat16")
+    assert "own precision" in str(double.execution)
+    assert torch.allclose(double.predict(x).probs.float(), exact, atol=1e-5)
