@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    torch.backends.cudnn.deterministic = True  # or two runs of one path would differ, too
     config = StreamConfig(kind="cifar10-c", corruptions="gaussian_noise", n_samples=64 * N_BATCHES)
     stream = build_stream(config, seed=0)
     checks = [
