@@ -180,7 +180,7 @@ class _Graph:
             self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         ):
             self._outputs = work(*self._inputs, chance=_Handed(self._draws))
-        # Capturing writes each generator's seed on that stream; late, it would undo the first replay's.
+        # Capturing writes the generators' seeds on that stream: late, after the first replay's own.
         stream.synchronize()
         after = counts.values()
         self._counted = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
