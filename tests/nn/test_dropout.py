@@ -77,6 +77,8 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
             lambda _, inputs, name=name: rows.setdefault(name, []).append(len(inputs[0]))
         )
     network = Network(model)
+    network.accepted(images(6))  # tries the layout
+    rows.clear()
     sample(network, images(6), "batch", fans_out=True)
     assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
     assert network.counts.forwards == 24

@@ -103,9 +103,7 @@ class Network:
             # One such image would stay in the running statistics for good.
             raise InputError("inputs hold values that are not finite; leave such images out.")
         inputs = inputs.detach().to(self.device, self._dtype)
-        if not self._tried:
-            self._tried = True
-            self._try_layout(inputs[: probe.N_ROWS])
+        self._try_layout(inputs)
         inputs = self._laid_out(inputs)
         return inputs.clone() if inputs.is_inference() else inputs
 
@@ -160,6 +158,7 @@ class Network:
         Everything before the first dropout site runs once for both, where activations are kept and
         the model allows it.
         """
+        self._try_layout(inputs)
         if how.rate == 0:
             plain = self(inputs, statistics=how.statistics)
             return plain.unsqueeze(0), plain.detach()
@@ -180,6 +179,7 @@ class Network:
         turn: int | None = None,
     ) -> Tensors:
         """Do work on the model: plainly, or as a replay once its shapes have settled."""
+        self._try_layout(inputs[0])
         with torch.cuda.device_of(inputs[0]):
             if not self.execution.graphs or self._hooked:
                 return work(*inputs, chance=chance)
@@ -220,6 +220,7 @@ class Network:
 
     def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """With gradients; run a second time where activations are not kept."""
+        self._try_layout(inputs)
         size = self.micro_batch or len(inputs)
         if size >= len(inputs):
             return run(inputs)
@@ -365,12 +366,16 @@ class Network:
         return inputs
 
     @torch.no_grad()
-    def _try_layout(self, few: Tensor) -> None:
-        """Channels last, unless the model takes views that only the usual layout allows."""
+    def _try_layout(self, inputs: Tensor) -> None:
+        """Once: channels last, unless the model takes views that only the usual layout allows."""
+        if self._tried:
+            return
+        self._tried = True
+        few = inputs[: probe.N_ROWS].clone()
         counted, watch = self.counts.values(), CallsOf(F.group_norm)
         try:
             with watch:
-                self._plain(few.clone(), statistics="running")
+                self._plain(few, statistics="running")
             # torch 2.13 crashes in its gradient where images lie so and need none themselves.
             allowed = not (watch.seen and few.device.type == "cpu")
         except RuntimeError:
