@@ -27,7 +27,7 @@ def test_run_writes_a_result_and_says_where(tmp_path, capsys):
     result = tmp_path / "trial-seed3.json"
     assert f"result: {result}" in out
     assert "batch 14/14" in out
-    assert out.startswith("path: eager, float32\n")
+    assert out.startswith("path: eager, float32, channels_last\n")
     assert re.search(
         r"\nseconds: [\d.]+ start-up, [\d.]+ making images \([\d.]+ waited for\), "
         r"[\d.]+ learning, 0.0 of it capture; [\d.]+ in all\n",
