@@ -97,21 +97,32 @@ class RunResult:
             "seconds_per_batch": self.seconds_per_batch,
         }
         table = {"format": _FORMAT, "summary": summary, **asdict(self)}
-        write_atomically(path, (json.dumps(table, indent=1, allow_nan=False) + "\n").encode())
+        write_table(path, table)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
-        try:
-            table = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{str(path)!r} is not a readable result ({error}).") from None
-        if not isinstance(table, dict) or table.pop("format", None) != _FORMAT:
-            raise InputError(f"{str(path)!r} is not a result of this version of bitta.")
+        table = read_table(path, form=_FORMAT, what="result")
         del table["summary"]
         table["steps"] = [StepRecord(**step) for step in table["steps"]]
         table["reliability"] = Reliability(**table["reliability"])
         return cls(**table)
+
+
+def write_table(path: str | Path, table: Mapping[str, Any]) -> None:
+    """Write as JSON, atomically."""
+    write_atomically(path, (json.dumps(table, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
+    """Read a JSON of this version back, without its format."""
+    try:
+        table = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r} is not a readable {what} ({error}).") from None
+    if not isinstance(table, dict) or table.pop("format", None) != form:
+        raise InputError(f"{str(path)!r} is not a {what} of this version of bitta.")
+    return table
 
 
 def percent_right(steps: Collection[StepRecord]) -> float:

@@ -109,7 +109,9 @@ def test_without_matplotlib_it_says_how_to_get_the_plot(tmp_path):
     assert SpeedResult.load(tmp_path / "speed.json").environment["threads"] == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
+)
 def test_a_gpu_is_timed_on_its_fast_path(tmp_path):
     assert main(["speed", *SMALL, "--device", "cuda", "--out", str(tmp_path)]) == 0
     measured = SpeedResult.load(tmp_path / "speed.json").measurements

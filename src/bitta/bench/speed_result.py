@@ -1,14 +1,12 @@
 """What `bitta speed` leaves behind: one JSON, complete after every case."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bitta.errors import InputError
 from bitta.metrics import Measurement
-from bitta.statefile import write_atomically
+from bitta.results import read_table, write_table
 
 _FORMAT = 1
 
@@ -33,16 +31,11 @@ class SpeedResult:
             "matmul": dict(self.matmul),
             "measurements": [measurement.as_table() for measurement in self.measurements],
         }
-        write_atomically(path, (json.dumps(table, indent=1, allow_nan=False) + "\n").encode())
+        write_table(path, table)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
-        try:
-            table = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{str(path)!r} is not a readable result ({error}).") from None
-        if not isinstance(table, dict) or table.pop("format", None) != _FORMAT:
-            raise InputError(f"{str(path)!r} is not a speed result of this version of bitta.")
+        table = read_table(path, form=_FORMAT, what="speed result")
         table["measurements"] = [Measurement.of(each) for each in table["measurements"]]
         return cls(**table)
