@@ -14,7 +14,7 @@ ROOT = Path(bitta.__file__).parent
 LAYERS = [
     {"types", "errors", "seeding", "config", "statefile", "version"},
     {"losses", "nn", "memory"},
-    {"adapter", "gradient"},
+    {"adapter", "gradient", "unsupervised"},
     {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},
     {"session", "results"},
     {"bench", "report", "serve", "testing"},

@@ -20,8 +20,11 @@ Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Config):
-    """Settings of every method: how its uncertainty is sampled."""
+    """Settings of every method: how its uncertainty is sampled, and what it asks about."""
 
+    selection: str = "mc_confidence"
+    """Which predictions are asked about: mc_confidence, entropy, confidence, energy, random or
+    last (of the batch)."""
     passes: int = 4
     """Number N of MC-dropout passes that make up the policy."""
     dropout: float = 0.3
@@ -92,7 +95,12 @@ class Adapter(ABC, Generic[A]):
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
         """What would be served now; changes nothing."""
-        return Prediction.of(self.network(inputs, statistics=self.statistics))
+        return Prediction.of(self.logits(inputs))
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """What is served before it is made into probabilities, (batch, classes)."""
+        return self.network(inputs, statistics=self.statistics)
 
     @torch.no_grad()
     def policy(self, inputs: Tensor) -> Tensor:
@@ -107,6 +115,13 @@ class Adapter(ABC, Generic[A]):
         """π, and without gradient the softmax of one deterministic pass."""
         sampled, plain = self.network.sample_with_plain(inputs, self._sampling, chance)
         return softmax(sampled).mean(0), softmax(plain)
+
+    def wishes(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
+        """How much a method with a way of its own wants each row judged, (batch,).
+
+        Rows at -inf are never asked about. None leaves the choice to `selection`. Changes nothing.
+        """
+        return None
 
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:

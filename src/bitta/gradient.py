@@ -1,6 +1,7 @@
 """What methods that follow a gradient share: parameters, optimiser, feedback memory, epochs."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from bitta.adapter import Adapter, AdapterConfig
 from bitta.config import require
 from bitta.errors import ModelError
-from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, Mixed
-from bitta.nn import Network, room
+from bitta.nn import Network, Snapshot, room
+from bitta.nn.snapshot import tensors_of
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
 
@@ -56,18 +57,26 @@ class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
 
     trains: ClassVar[str] = "parameters that are not frozen"
-    """What a model must have, for the error where it has none."""
+    """What is trained: what a model must have, for the error where it has none."""
+    captured: ClassVar[bool] = True
+    """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
 
     def __init__(self, network: Network, config: G, *, seed: int = 0) -> None:
         super().__init__(network, config, seed=seed)
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
-        self.parameters = self._trainable(network.model)
-        network.train_only(self.parameters)
-        network.low_memory = config.memory == "low"
-        network.micro_batch = config.micro_batch
+        self.learner = self.make_learner()
+        """The network that is trained; a method may serve another."""
+        self.parameters = self._trainable(self.learner.model)
+        self.learner.train_only(self.parameters)
+        self.learner.low_memory = config.memory == "low"
+        self.learner.micro_batch = config.micro_batch
         self.optimiser = self.make_optimiser()
+
+    def make_learner(self) -> Network:
+        """The network that serves, unless a method trains a student apart from it."""
+        return self.network
 
     @abstractmethod
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
@@ -104,26 +113,37 @@ class GradientAdapter(Adapter[G]):
     def reset(self) -> None:
         """Source weights, empty memories, a fresh optimiser."""
         super().reset()
+        if self.learner is not self.network:
+            self.source.put_back(self.learner.model)
         self.memory.clear()
         self._start_optimiser()
 
     def state_dict(self) -> State:
         """Memories and optimiser beside the weights."""
         slots = self.optimiser.state_dict()["state"]
+        apart = self.learner is not self.network
         return super().state_dict() | {
             "memory": self.memory.state_dict(),
             "optimiser": {str(place): slot for place, slot in slots.items()},
+            "learner": tensors_of(self.learner.model) if apart else {},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
+        if self.learner is not self.network:
+            Snapshot(state["learner"]).put_back(self.learner.model)
         self.memory.load_state_dict(state["memory"], device=self.network.device)
         self._start_optimiser()
         self.optimiser.load_state_dict(
             self.optimiser.state_dict()
             | {"state": {int(place): slot for place, slot in state["optimiser"].items()}}
         )
+
+    def close(self) -> None:
+        """Give the model back, and let a student go."""
+        self.learner.close()
+        super().close()
 
     def _trainable(self, model: nn.Module) -> list[nn.Parameter]:
         """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
@@ -140,25 +160,37 @@ class GradientAdapter(Adapter[G]):
         if not len(mixed.inputs):
             return {}
         chance = Chance((self.seed, "adapt", self.step, epoch))
-        return self.network.repeat("descend", self._step, mixed, chance, turn=self.step)
+        if not self.captured:
+            return self._step(*mixed, chance=chance)
+        return self.learner.repeat("descend", self._step, mixed, chance, turn=self.step)
 
     def _step(self, *mixed: Tensor, chance: Chance) -> dict[str, Tensor]:
+        terms = self.gradients(Mixed(*mixed), chance)
+        if terms:
+            self.optimiser.step()
+        return {name: term.detach() for name, term in terms.items()}
+
+    def gradients(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+        """Leave the gradient of the objective in the parameters; no terms, no step."""
+        return self.backward(lambda: self.objective(mixed, chance))
+
+    def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Compute the terms of an objective and, alone in the parameters, their sum's gradient."""
         counts = self.network.counts
         before = counts.tracked
         self.optimiser.zero_grad(set_to_none=True)
-        terms = self.objective(Mixed(*mixed), chance)
+        terms = objective()
         tracked = counts.tracked - before
         if terms:
-            with self.network.execution.arithmetic():
+            with self.learner.execution.arithmetic():
                 torch.stack(list(terms.values())).sum().backward()
-            self.optimiser.step()
             counts.backwards += tracked
-        return {name: term.detach() for name, term in terms.items()}
+        return terms
 
     def _start_optimiser(self) -> None:
         """A fresh one; what was captured has the state of the last one in it."""
         self.optimiser = self.make_optimiser()
-        self.network.graphs.clear()
+        self.learner.graphs.clear()
 
     def _align_optimiser(self) -> None:
         """Saved momenta may lie in memory in another order than the parameters do here."""
@@ -167,14 +199,3 @@ class GradientAdapter(Adapter[G]):
                 same = torch.is_tensor(value) and value.shape == parameter.shape
                 if same and value.stride() != parameter.stride():
                     slot[name] = torch.empty_like(parameter).copy_(value)
-
-
-def feedback_terms(mixed: Mixed, logits: Tensor) -> dict[str, Tensor]:
-    """Cross-entropy on correct and complementary loss on incorrect samples."""
-    correct, incorrect, _ = mixed.split(logits)
-    terms = {}
-    if len(correct):
-        terms["correct"] = nn.functional.cross_entropy(correct, mixed.correct)
-    if len(incorrect):
-        terms["incorrect"] = complementary_loss(incorrect, mixed.incorrect)
-    return terms

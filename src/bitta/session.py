@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +23,7 @@ from bitta.selection import Budget, Candidates, selector_named
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class Session:
@@ -57,7 +59,6 @@ class Session:
         every: int = 1,
         total: int | None = None,
         window: int = 0,
-        selection: str = "mc_confidence",
         feedback: FeedbackSource | None = None,
         seed: int = 0,
         copy: bool = False,
@@ -73,7 +74,7 @@ class Session:
             raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
         self.method = method if isinstance(method, str) else kind.__name__
         config = kind.configure(settings, preset, name=self.method)
-        self.selection = selection
+        self._select = selector_named(config.selection)
         self.budget = Budget(
             n_queries=kind.n_queries if n_queries is None else n_queries, every=every, total=total
         )
@@ -85,7 +86,6 @@ class Session:
         """How many samples have been served."""
         require(whole("window", window) >= 0, "window", window, "0 or more samples")
         self._window = Window(window) if window else None
-        self._select = selector_named(selection)
         self._unlabelled: Tensor | None = None
         self._due = not window
         """Whether `learn` has a batch or a window to learn from."""
@@ -221,7 +221,6 @@ class Session:
             method or state["method"],
             **state["budget"],
             window=state["window"]["size"] if state["window"] else 0,
-            selection=state["selection"],
             feedback=feedback,
             seed=state["seed"],
             copy=copy,
@@ -245,7 +244,6 @@ class Session:
             "settings": asdict(self.adapter.config),
             "budget": asdict(self.budget),
             "window": self._window and {"size": self._window.size, **self._window.state_dict()},
-            "selection": self.selection,
             "seed": self.adapter.seed,
             "logits": None if callable(self._logits) else self._logits,
             "step_number": self.step_number,
@@ -310,8 +308,12 @@ class Session:
         n_queries = min(allowed, len(inputs))
         if n_queries <= 0:
             return ()
-        key = (self.adapter.seed, "selection", self.step_number)
-        uncertainty = self._select(Candidates(judged, lambda: self.adapter.policy(inputs), key))
+        uncertainty = self.adapter.wishes(inputs, n_queries)
+        if uncertainty is None:
+            key = (self.adapter.seed, "selection", self.step_number)
+            policy = partial(self.adapter.policy, inputs)
+            logits = partial(self.adapter.logits, inputs)
+            uncertainty = self._select(Candidates(judged, policy, logits, key))
         # Stable, so that equals go by place on every device.
         rows = uncertainty.sort(descending=True, stable=True).indices[:n_queries]
         # One transfer for all that the questions need to know.
@@ -330,6 +332,7 @@ class Session:
                 position=self.n_seen - len(inputs) + int(row),
             )
             for place, (row, label, doubt) in enumerate(known.T.tolist())
+            if doubt > -inf
         )
 
     def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:

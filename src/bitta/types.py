@@ -62,10 +62,17 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """One bit about one query."""
+    """One bit about one query; from an annotator who names classes, the class as well."""
 
     query: Query
     correct: bool
+    label: int | None = None
+    """The right class according to a full-label annotator."""
+
+    @property
+    def settled(self) -> int | None:
+        """The label that is right, as far as the answer says which: named, or found correct."""
+        return self.query.label if self.correct and self.label is None else self.label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,16 +104,16 @@ class Judged:
     labels: Tensor  # (answers,) the labels that were judged
 
     @classmethod
-    def of(cls, queries: Sequence[Query], *, like: Tensor) -> Self:
+    def of(cls, queries: Sequence[Query], labels: Sequence[int], *, like: Tensor) -> Self:
         """Stack what was asked about; `like` gives shape and device where there is nothing."""
         rows = [query.input.to(like) for query in queries]
-        labels = torch.tensor([query.label for query in queries], dtype=torch.long)
-        return cls(torch.stack(rows) if rows else like[:0], moved(labels, like.device))
+        stacked = moved(torch.tensor(labels, dtype=torch.long), like.device)
+        return cls(torch.stack(rows) if rows else like[:0], stacked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feedback:
-    """Answers, stacked by verdict."""
+    """Answers, stacked by verdict; a full label is a label found correct."""
 
     correct: Judged
     incorrect: Judged
@@ -122,9 +129,11 @@ class Feedback:
         what is learned does not depend on the order in which somebody clicked.
         """
         ordered = sorted(answers, key=lambda answer: (answer.query.step, -answer.query.index))
+        right = [(answer.query, answer.settled) for answer in ordered if answer.settled is not None]
+        wrong = [answer.query for answer in ordered if answer.settled is None]
         return cls(
-            Judged.of([answer.query for answer in ordered if answer.correct], like=like),
-            Judged.of([answer.query for answer in ordered if not answer.correct], like=like),
+            Judged.of([query for query, _ in right], [label for _, label in right], like=like),
+            Judged.of(wrong, [query.label for query in wrong], like=like),
         )
 
 

@@ -42,7 +42,7 @@ def test_presets_and_settings_become_one_table():
         ({"stream": {"kind": "corruptions", "corruptions": "fgo"}}, "did you mean 'fog'"),
         ({"model": {}}, "give one of model.weights and model.factory"),
         ({"feedback": {"flip": 2.0}}, r"flip is 2\.0"),
-        ({"feedback": {"selection": "rndom"}}, "did you mean 'random'"),
+        ({"method": {"name": "bitta", "selection": "rndom"}}, "did you mean 'random'"),
         ({"feedback": {"n_queries": "3"}}, "n_queries is '3'"),
         ({"seed": "0"}, "seed is '0'"),
         ({"name": "../x"}, "name is '../x'"),

@@ -1,5 +1,7 @@
 """Who is asked about, and how often."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,9 +13,9 @@ from bitta.types import Prediction
 
 
 def candidates(key=(0, "selection", 0)):
-    prediction = Prediction.of(torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     policy = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
-    return Candidates(prediction, lambda: policy, key)
+    return Candidates(Prediction.of(logits), lambda: policy, lambda: logits, key)
 
 
 def test_mc_confidence_doubts_the_label_that_was_served():
@@ -24,9 +26,21 @@ def test_mc_confidence_doubts_the_label_that_was_served():
 
 def test_random_follows_its_key_and_needs_no_policy():
     random = selector_named("random")
-    lazy = Candidates(candidates().prediction, lambda: pytest.fail("policy was computed"), (1,))
+    lazy = replace(candidates((1,)), policy=lambda: pytest.fail("policy was computed"))
     assert torch.equal(random(lazy), random(lazy))
     assert not torch.equal(random(lazy), random(candidates((2,))))
+
+
+def test_selectors_without_stochastic_passes_rank_what_was_served():
+    """Logit gaps 2, 1, 3: p = .881, .731, .953; log-sum-exp 2.127, 1.313, 3.049."""
+    confidence, entropy, energy, last = (
+        selector_named(name)(candidates()).tolist()
+        for name in ("confidence", "entropy", "energy", "last")
+    )
+    assert confidence == pytest.approx([0.1192, 0.2689, 0.0474], abs=1e-4)
+    assert entropy == pytest.approx([0.3653, 0.5822, 0.1909], abs=1e-4)
+    assert energy == pytest.approx([-2.1269, -1.3133, -3.0486], abs=1e-4)
+    assert last == [0, 1, 2]
 
 
 def test_queries_come_most_uncertain_first():

@@ -43,8 +43,6 @@ class FeedbackConfig(Config):
     """Ask on every n-th batch only."""
     total: int = -1
     """Questions in all; -1 for no limit."""
-    selection: str = "mc_confidence"
-    """Which predictions are asked about: mc_confidence or random."""
     flip: float = 0.0
     """Probability of a wrong verdict."""
     delay: int = 0
@@ -59,7 +57,6 @@ class FeedbackConfig(Config):
         require(self.delay >= 0, "delay", self.delay, "0 or more")
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.answer_every >= 1, "answer_every", self.answer_every, "1 or more")
-        selector_named(self.selection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +90,8 @@ class Experiment:
         stream = section(table, "stream")
         if "kind" not in stream:
             raise SettingError('stream.kind is missing; "bitta streams" lists what there is.')
+        settings = method_named(method).configure(given, preset, name=method)
+        selector_named(settings.selection)
         name = table.get("name", name)
         if not isinstance(name, str) or not name or set(name) & set("/\\"):
             raise SettingError(f"name is {name!r}; allowed: text that can name a file.")
@@ -101,7 +100,7 @@ class Experiment:
             stream=build(StreamConfig, stream, preset=None, of="[stream]"),
             model=build(ModelConfig, section(table, "model"), preset=None, of="[model]"),
             method=method,
-            settings=method_named(method).configure(given, preset, name=method),
+            settings=settings,
             feedback=build(
                 FeedbackConfig, section(table, "feedback"), preset=None, of="[feedback]"
             ),

@@ -224,7 +224,6 @@ def _begin(
         every=feedback.every,
         total=None if feedback.total < 0 else feedback.total,
         window=experiment.stream.window_size,
-        selection=feedback.selection,
         feedback=annotator,
         seed=experiment.seed,
         logits=experiment.model.logits or None,

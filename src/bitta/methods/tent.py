@@ -2,8 +2,7 @@
 
 Wang et al., ICLR 2021, https://openreview.net/forum?id=uXl3bZLkr3c
 Departures from the authors' code: the label served comes from a forward of its own, before the
-update (the same label, one forward more). With questions asked (TENT* in the BiTTA paper), answers
-add cross-entropy on correct and complementary loss on incorrect samples, in one mixed batch.
+update (the same label, one forward more).
 """
 
 from collections.abc import Mapping
@@ -13,15 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bitta.gradient import GradientAdapter, GradientConfig, feedback_terms
 from bitta.losses import entropy
-from bitta.memory import Mixed
 from bitta.nn import Statistics, scale_and_shift
 from bitta.seeding import Chance
+from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TentConfig(GradientConfig):
+class TentConfig(UnsupervisedConfig):
     """Settings of Tent."""
 
     lr: float = 1e-3
@@ -29,10 +27,12 @@ class TentConfig(GradientConfig):
     entropy_eps: float = 0.0
     """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {"entropy_eps": 1e-6}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reference": {**HANDICAP, "entropy_eps": 1e-6}
+    }
 
 
-class Tent(GradientAdapter[TentConfig]):
+class Tent(UnsupervisedAdapter[TentConfig]):
     """Tune scale and shift of every normalisation layer to lower entropy."""
 
     Config = TentConfig
@@ -50,11 +50,7 @@ class Tent(GradientAdapter[TentConfig]):
         fused = self.network.execution.fused
         return torch.optim.Adam(self.parameters, lr=self.config.lr, fused=fused, capturable=fused)
 
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
-        """Mean entropy, and the feedback loss where there is feedback."""
-        logits = self.network(mixed.inputs, statistics="batch")
-        *_, rest = mixed.split(logits)
-        terms = feedback_terms(mixed, logits)
-        if len(rest):
-            terms["entropy"] = entropy(rest, eps=self.config.entropy_eps).mean()
-        return terms
+    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+        """Mean entropy."""
+        logits = self.learner(inputs, statistics="batch")
+        return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}

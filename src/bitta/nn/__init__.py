@@ -4,16 +4,18 @@ from bitta.nn.execution import Execution, Precision
 from bitta.nn.loan import give_back
 from bitta.nn.logits import LogitsOf
 from bitta.nn.network import Network, Sampling
-from bitta.nn.norm import Statistics, batch_norms, scale_and_shift
+from bitta.nn.norm import Call, Normaliser, Statistics, batch_norms, scale_and_shift
 from bitta.nn.restore import restore_stochastically
 from bitta.nn.room import room
 from bitta.nn.sites import Sites
 from bitta.nn.snapshot import Snapshot, weight_hash
 
 __all__ = [
+    "Call",
     "Execution",
     "LogitsOf",
     "Network",
+    "Normaliser",
     "Precision",
     "Sampling",
     "Sites",

@@ -3,23 +3,23 @@
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bitta.errors import FallbackWarning, InputError, ModelError
+from bitta.errors import FallbackWarning, ModelError
 from bitta.nn import probe
+from bitta.nn.borrowed import Borrowed
 from bitta.nn.dropout import dropout_at
-from bitta.nn.execution import Execution, Precision
-from bitta.nn.graphs import Counts, Graphs, Tensors, Work
-from bitta.nn.loan import Loan, give_back
-from bitta.nn.logits import LogitsOf, logits_of
-from bitta.nn.norm import CallsOf, Rows, Statistics, batch_norms, normalised_by
+from bitta.nn.execution import Precision
+from bitta.nn.graphs import Counts, Tensors
+from bitta.nn.head import find_head, input_of
+from bitta.nn.logits import LogitsOf
+from bitta.nn.norm import Normaliser, Rows, Statistics, batch_norms, normalised_by
 from bitta.nn.prefix import Prefix
 from bitta.nn.sites import Sites, find_sites
 from bitta.seeding import Chance
@@ -34,8 +34,8 @@ class Sampling:
     passes: int
 
 
-class Network:
-    """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
+class Network(Borrowed):
+    """A borrowed model and the ways of running it that methods are made of."""
 
     def __init__(
         self,
@@ -45,30 +45,35 @@ class Network:
         sites: Sites = None,
         eager: bool = False,
         precision: Precision = "auto",
+        counts: Counts | None = None,
     ) -> None:
-        if isinstance(model, torch.jit.ScriptModule):
-            raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
-        self.model = model
-        self.counts = Counts()
+        self._sites = find_sites(model, sites) if sites is not None else None
+        super().__init__(model, logits=logits, eager=eager, precision=precision, counts=counts)
         self.fans_out: bool | None = None
         """Whether N passes share one forward; None until the first stochastic pass was probed."""
         self.low_memory = False
         """Whether stochastic passes with gradient keep no activations, but are run twice."""
         self.micro_batch = 0
         """Rows that go through the model at once where gradients are taken; 0 for all."""
-        self.execution = Execution.chosen(
-            self.device, self._dtype, eager=eager, precision=precision
-        )
-        self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
-        self._logits = logits
-        self._sites = find_sites(model, sites) if sites is not None else None
-        self._modules = list(model.modules())
+        self.normaliser: Normaliser | None = None
+        """What BatchNorm does instead of normalising by the batch, where a method has its own."""
         self._shares_prefix: bool | None = None
-        self._loan = Loan(model)
-        model.eval()
-        self._tried = not self.execution.channels_last
-        if self.execution.channels_last:
-            self._loan.lay_out_channels_last()
+        self._head: str | None = None
+
+    def twin(self) -> "Network":
+        """A private copy of the model as it is now, on the same path; its passes count as ours."""
+        try:
+            model = deepcopy(self.model)
+        except (RuntimeError, TypeError) as error:
+            raise ModelError(
+                f"{type(self.model).__name__} cannot be copied ({error}), which a method with a "
+                "teacher needs."
+            ) from None
+        twin = Network(
+            model, logits=self._logits, sites=self._sites, counts=self.counts, **self._path
+        )
+        twin.fans_out, twin.normaliser = self.fans_out, self.normaliser
+        return twin
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -77,42 +82,23 @@ class Network:
             self._sites = find_sites(self.model)
         return self._sites
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model's weights are."""
-        first = next(chain(self.model.parameters(), self.model.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        return next(floats, torch.get_default_dtype())
-
-    def accepted(self, inputs: Tensor) -> Tensor:
-        """Inputs on the model's device and in its precision, free of the caller's autograd."""
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
-            given = (
-                f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
-                if isinstance(inputs, Tensor)
-                else f"a {type(inputs).__name__}"
-            )
-            raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
-        if not len(inputs):
-            raise InputError("inputs hold no sample; leave empty batches out.")
-        if not inputs.isfinite().all():
-            # One such image would stay in the running statistics for good.
-            raise InputError("inputs hold values that are not finite; leave such images out.")
-        inputs = inputs.detach().to(self.device, self._dtype)
-        self._try_layout(inputs)
-        inputs = self._laid_out(inputs)
-        return inputs.clone() if inputs.is_inference() else inputs
-
-    def __call__(self, inputs: Tensor, *, statistics: Statistics) -> Tensor:
-        """Deterministic logits, (batch, classes)."""
-        run = partial(self._plain, statistics=statistics)
+    def __call__(self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0) -> Tensor:
+        """Deterministic logits, (batch, classes); running statistics follow with `momentum`."""
+        run = partial(self._plain, statistics=statistics, momentum=momentum)
         if torch.is_grad_enabled():
             return self._in_parts(run, inputs)
-        return self._logits_again(("plain", statistics), run, inputs, Chance(()))
+        return self._logits_again(("plain", statistics, momentum), run, inputs, Chance(()))
+
+    def features(self, inputs: Tensor, *, statistics: Statistics) -> tuple[Tensor, Tensor]:
+        """What goes into the last linear layer, (batch, features), and the logits."""
+        self._try_layout(inputs)
+        if self._head is None:
+            with self._trying(), torch.no_grad():
+                few = inputs[: probe.N_ROWS]
+                self._head = find_head(self.model, lambda: self._forward(few))
+        with input_of(self.model.get_submodule(self._head)) as seen:
+            logits = self._plain(inputs, statistics=statistics)
+        return seen[-1].flatten(1), logits
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
@@ -122,7 +108,7 @@ class Network:
 
         def follow(inputs: Tensor, *, chance: Chance) -> Tensors:  # noqa: ARG001
             self._count(len(inputs))
-            with normalised_by(self.model, "batch", rows=Rows(), momentum=momentum):
+            with self._normalised("batch", Rows(), momentum):
                 self._forward(inputs)
             return {}
 
@@ -169,47 +155,6 @@ class Network:
             plain = self._plain(inputs, statistics=how.statistics)
         return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs), plain
 
-    def repeat(
-        self,
-        name: Hashable,
-        work: Work,
-        inputs: Sequence[Tensor],
-        chance: Chance,
-        *,
-        turn: int | None = None,
-    ) -> Tensors:
-        """Do work on the model: plainly, or as a replay once its shapes have settled."""
-        self._try_layout(inputs[0])
-        with torch.cuda.device_of(inputs[0]):
-            if not self.execution.graphs or self._hooked:
-                return work(*inputs, chance=chance)
-            where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
-            outputs = self.graphs.run((name, where), work, inputs, chance, turn=turn)
-        self.execution = replace(self.execution, graphs=self.graphs.enabled)
-        return outputs
-
-    def train_only(self, parameters: list[nn.Parameter]) -> None:
-        """Ask for gradients of these parameters and no others."""
-        self.model.requires_grad_(False)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-
-    @property
-    def borrowed(self) -> bool:
-        """Whether the model is still ours: not closed, not taken over by a later session."""
-        return self._loan.running
-
-    def close(self) -> None:
-        """Give the model back, unless that has happened already, and what was captured."""
-        self.graphs.clear()
-        if self.borrowed:
-            give_back(self.model)
-
-    @property
-    def _hooked(self) -> bool:
-        """Whether somebody's hooks want to be called."""
-        return any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
-
     def _logits_again(
         self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, chance: Chance
     ) -> Tensor:
@@ -238,12 +183,13 @@ class Network:
         inputs: Tensor,
         *,
         statistics: Statistics,
+        momentum: float = 0.0,
         rows: Rows | None = None,
         tracked: bool = True,
         chance: Chance | None = None,  # noqa: ARG002
     ) -> Tensor:
         self._count(len(inputs), tracked=tracked)
-        with self._normalised(statistics, rows or Rows()):
+        with self._normalised(statistics, rows or Rows(), momentum):
             return self._forward(inputs)
 
     def _sampled(
@@ -284,22 +230,17 @@ class Network:
         split: Tensor = logits.unflatten(0, (len(passes), -1))
         return split
 
-    def _normalised(self, statistics: Statistics, rows: Rows) -> AbstractContextManager[None]:
-        kernels = self.execution.kernels
-        return normalised_by(self.model, statistics, rows=rows, kernels=kernels)
-
-    def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
-        if self.model.training:  # somebody called train() on the borrowed model
-            self.model.eval()
-        with self.execution.arithmetic(), self.execution.autocast(inputs.device):
-            output = self.model(self._laid_out(inputs))
-        logits = logits_of(output, self._logits, rows=passes * len(inputs))
-        half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
-        return logits.float() if half else logits
-
-    def _count(self, n_samples: int, *, tracked: bool = True) -> None:
-        self.counts.forwards += n_samples
-        self.counts.tracked += n_samples if tracked and torch.is_grad_enabled() else 0
+    def _normalised(
+        self, statistics: Statistics, rows: Rows, momentum: float = 0.0
+    ) -> AbstractContextManager[None]:
+        return normalised_by(
+            self.model,
+            statistics,
+            rows=rows,
+            momentum=momentum,
+            kernels=self.execution.kernels,
+            normaliser=self.normaliser,
+        )
 
     @torch.no_grad()
     def _probe(self, inputs: Tensor, how: Sampling) -> None:
@@ -348,40 +289,3 @@ class Network:
             with self._trying():
                 self._shares_prefix = probe.same(sharing, apart)
         return self._shares_prefix
-
-    @contextmanager
-    def _trying(self) -> Iterator[None]:
-        """Exactly, and without counting."""
-        counted, execution = self.counts.values(), self.execution
-        self.execution = replace(execution, precision="float32", kernels=False)
-        try:
-            yield
-        finally:
-            self.counts.set(counted)
-            self.execution = execution
-
-    def _laid_out(self, inputs: Tensor) -> Tensor:
-        if self.execution.channels_last and inputs.dim() == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
-
-    @torch.no_grad()
-    def _try_layout(self, inputs: Tensor) -> None:
-        """Once: channels last, unless the model takes views that only the usual layout allows."""
-        if self._tried:
-            return
-        self._tried = True
-        few = inputs[: probe.N_ROWS].clone()
-        counted, watch = self.counts.values(), CallsOf(F.group_norm)
-        try:
-            with watch:
-                self._plain(few, statistics="running")
-            # torch 2.13 crashes in its gradient where images lie so and need none themselves.
-            allowed = not (watch.seen and few.device.type == "cpu")
-        except RuntimeError:
-            allowed = False
-        finally:
-            self.counts.set(counted)
-        if not allowed:
-            self._loan.lay_out_as_before()
-            self.execution = replace(self.execution, channels_last=False)

@@ -58,16 +58,18 @@ def normalised_by(
     rows: Rows,
     momentum: float = 0.0,
     kernels: bool = False,
+    normaliser: "Normaliser | None" = None,
 ) -> Iterator[None]:
     """Choose the statistics of every BatchNorm for the forwards inside.
 
     Batch statistics leave the running buffers alone unless `momentum` says how fast they follow;
-    `kernels` of our own are used where they fit.
+    `kernels` of our own are used where they fit. A `normaliser` takes the place of batch
+    statistics, in gradient steps and where running ones follow.
     """
     if statistics == "running" and all(n.running_mean is not None for n in batch_norms(model)):
         yield  # evaluation mode does just that
         return
-    with _BatchNormCalls(statistics, rows, momentum, kernels):
+    with _BatchNormCalls(statistics, rows, momentum, kernels, normaliser):
         yield
 
 
@@ -91,8 +93,8 @@ class CallsOf(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Call(NamedTuple):
-    """The arguments of `torch.nn.functional.batch_norm`."""
+class Call(NamedTuple):
+    """The arguments of `torch.nn.functional.batch_norm`; a layer is known by its buffers."""
 
     input: Tensor
     running_mean: Tensor | None
@@ -104,11 +106,23 @@ class _Call(NamedTuple):
     eps: float = 1e-5
 
 
+Normaliser: TypeAlias = Callable[[Call, int], Tensor]
+"""What a BatchNorm layer gives for a call that holds so many stochastic passes."""
+
+
 class _BatchNormCalls(TorchFunctionMode):
-    def __init__(self, statistics: Statistics, rows: Rows, momentum: float, kernels: bool) -> None:
+    def __init__(
+        self,
+        statistics: Statistics,
+        rows: Rows,
+        momentum: float,
+        kernels: bool,
+        normaliser: Normaliser | None,
+    ) -> None:
         super().__init__()
         self._statistics, self._rows = statistics, rows
         self._momentum, self._kernels = momentum, kernels
+        self._normaliser = normaliser
 
     def __torch_function__(
         self,
@@ -119,10 +133,14 @@ class _BatchNormCalls(TorchFunctionMode):
     ) -> Any:
         if func is not F.batch_norm:
             return func(*args, **(kwargs or {}))
-        call = _Call(*args, **(kwargs or {}))
+        call = Call(*args, **(kwargs or {}))
         if self._statistics == "running" and call.running_mean is not None:
             return F.batch_norm(*call)
-        passes = self._rows.passes
+        return self._of_the_batch(call, self._rows.passes)
+
+    def _of_the_batch(self, call: Call, passes: int) -> Tensor:
+        if self._normaliser is not None and call.running_mean is not None:
+            return self._normaliser(call, passes)
         if call.input.numel() == passes * call.input.shape[1]:
             return _by_running(call)
         if self._kernels and not self._momentum and fused.fits(call.input, call.weight, call.bias):
@@ -132,7 +150,7 @@ class _BatchNormCalls(TorchFunctionMode):
         return _by_batch(call, passes=passes, momentum=self._momentum)
 
 
-def _exactly(call: _Call, *, passes: int, momentum: float) -> Tensor:
+def _exactly(call: Call, *, passes: int, momentum: float) -> Tensor:
     out, mean, var = exact.normalise_passes(
         call.input, call.weight, call.bias, passes, eps=call.eps
     )
@@ -143,14 +161,14 @@ def _exactly(call: _Call, *, passes: int, momentum: float) -> Tensor:
     return out
 
 
-def _by_batch(call: _Call, *, passes: int, momentum: float) -> Tensor:
+def _by_batch(call: Call, *, passes: int, momentum: float) -> Tensor:
     if passes > 1:
         return _per_pass(call, passes)
     mean, var = (call.running_mean, call.running_var) if momentum else (None, None)
     return F.batch_norm(call.input, mean, var, call.weight, call.bias, True, momentum, call.eps)
 
 
-def _by_running(call: _Call) -> Tensor:
+def _by_running(call: Call) -> Tensor:
     """One value per channel has no variance: fall back on what the model carries."""
     if call.running_mean is None:
         raise ModelError(
@@ -160,7 +178,7 @@ def _by_running(call: _Call) -> Tensor:
     return F.batch_norm(*call._replace(training=False))
 
 
-def _per_pass(call: _Call, passes: int) -> Tensor:
+def _per_pass(call: Call, passes: int) -> Tensor:
     """Each stochastic pass normalised by its own statistics; pooling them would mix variances."""
     each = [
         F.batch_norm(x, None, None, call.weight, call.bias, True, 0.0, call.eps)

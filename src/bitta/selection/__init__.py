@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from bitta.errors import unknown
 from bitta.selection.budget import Budget
 from bitta.selection.candidates import Candidates, Selector
+from bitta.selection.deterministic import confidence, energy, entropy, last
 from bitta.selection.mc_confidence import mc_confidence
 from bitta.selection.random import random
 
-SELECTORS: Mapping[str, Selector] = {"mc_confidence": mc_confidence, "random": random}
+SELECTORS: Mapping[str, Selector] = {
+    "mc_confidence": mc_confidence,
+    "entropy": entropy,
+    "confidence": confidence,
+    "energy": energy,
+    "random": random,
+    "last": last,
+}
 
 
 def selector_named(name: str) -> Selector:

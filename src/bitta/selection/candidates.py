@@ -17,6 +17,8 @@ class Candidates:
     prediction: Prediction
     policy: Callable[[], Tensor]
     """Computes π, (batch, classes); costs N passes, so only those who need it call it."""
+    logits: Callable[[], Tensor]
+    """Computes what was served before it was made into probabilities, (batch, classes)."""
     key: Key
     """Where chance, if any, is drawn from."""
 

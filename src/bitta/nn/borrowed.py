@@ -1,0 +1,171 @@
+"""A borrowed model: on which device, in which layout and precision it runs, until given back."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitta.errors import InputError, ModelError
+from bitta.nn import probe
+from bitta.nn.execution import Execution, Precision
+from bitta.nn.graphs import Counts, Graphs, Tensors, Work
+from bitta.nn.loan import Loan, give_back
+from bitta.nn.logits import LogitsOf, logits_of
+from bitta.nn.norm import CallsOf, Rows, normalised_by
+from bitta.seeding import Chance
+
+
+class Borrowed:
+    """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        logits: LogitsOf = None,
+        eager: bool = False,
+        precision: Precision = "auto",
+        counts: Counts | None = None,
+    ) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
+        self.model = model
+        self.counts = counts or Counts()
+        self.execution = Execution.chosen(
+            self.device, self._dtype, eager=eager, precision=precision
+        )
+        self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
+        self._logits = logits
+        self._path: dict[str, Any] = {"eager": eager, "precision": precision}
+        self._modules = list(model.modules())
+        self._loan = Loan(model)
+        model.eval()
+        self._tried = not self.execution.channels_last
+        if self.execution.channels_last:
+            self._loan.lay_out_channels_last()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        first = next(chain(self.model.parameters(), self.model.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return next(floats, torch.get_default_dtype())
+
+    def accepted(self, inputs: Tensor) -> Tensor:
+        """Inputs on the model's device and in its precision, free of the caller's autograd."""
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
+            given = (
+                f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
+                if isinstance(inputs, Tensor)
+                else f"a {type(inputs).__name__}"
+            )
+            raise InputError(f"inputs are {given}; a float tensor (batch, ...) is needed.")
+        if not len(inputs):
+            raise InputError("inputs hold no sample; leave empty batches out.")
+        if not inputs.isfinite().all():
+            # One such image would stay in the running statistics for good.
+            raise InputError("inputs hold values that are not finite; leave such images out.")
+        inputs = inputs.detach().to(self.device, self._dtype)
+        self._try_layout(inputs)
+        inputs = self._laid_out(inputs)
+        return inputs.clone() if inputs.is_inference() else inputs
+
+    def repeat(
+        self,
+        name: Hashable,
+        work: Work,
+        inputs: Sequence[Tensor],
+        chance: Chance,
+        *,
+        turn: int | None = None,
+    ) -> Tensors:
+        """Do work on the model: plainly, or as a replay once its shapes have settled."""
+        self._try_layout(inputs[0])
+        with torch.cuda.device_of(inputs[0]):
+            if not self.execution.graphs or self._hooked:
+                return work(*inputs, chance=chance)
+            where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+            outputs = self.graphs.run((name, where), work, inputs, chance, turn=turn)
+        self.execution = replace(self.execution, graphs=self.graphs.enabled)
+        return outputs
+
+    def train_only(self, parameters: list[nn.Parameter]) -> None:
+        """Ask for gradients of these parameters and no others."""
+        self.model.requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the model is still ours: not closed, not taken over by a later session."""
+        return self._loan.running
+
+    def close(self) -> None:
+        """Give the model back, unless that has happened already, and what was captured."""
+        self.graphs.clear()
+        if self.borrowed:
+            give_back(self.model)
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether somebody's hooks want to be called."""
+        return any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+
+    def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
+        if self.model.training:  # somebody called train() on the borrowed model
+            self.model.eval()
+        with self.execution.arithmetic(), self.execution.autocast(inputs.device):
+            output = self.model(self._laid_out(inputs))
+        logits = logits_of(output, self._logits, rows=passes * len(inputs))
+        half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
+        return logits.float() if half else logits
+
+    def _count(self, n_samples: int, *, tracked: bool = True) -> None:
+        self.counts.forwards += n_samples
+        self.counts.tracked += n_samples if tracked and torch.is_grad_enabled() else 0
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Exactly, and without counting."""
+        counted, execution = self.counts.values(), self.execution
+        self.execution = replace(execution, precision="float32", kernels=False)
+        try:
+            yield
+        finally:
+            self.counts.set(counted)
+            self.execution = execution
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        if self.execution.channels_last and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    @torch.no_grad()
+    def _try_layout(self, inputs: Tensor) -> None:
+        """Once: channels last, unless the model takes views that only the usual layout allows."""
+        if self._tried:
+            return
+        self._tried = True
+        few = inputs[: probe.N_ROWS].clone()
+        counted, watch = self.counts.values(), CallsOf(F.group_norm)
+        try:
+            with watch, normalised_by(self.model, "running", rows=Rows()):
+                self._forward(few)
+            # torch 2.13 crashes in its gradient where images lie so and need none themselves.
+            allowed = not (watch.seen and few.device.type == "cpu")
+        except RuntimeError:
+            allowed = False
+        finally:
+            self.counts.set(counted)
+        if not allowed:
+            self._loan.lay_out_as_before()
+            self.execution = replace(self.execution, channels_last=False)
