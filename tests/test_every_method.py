@@ -3,7 +3,7 @@
 import pytest
 
 from bitta.methods import METHODS
-from bitta.testing import CHECKS, NORMS, Subject
+from bitta.testing import ABOUT_ANSWERS, CHECKS, NORMS, Subject
 
 PRESETS = [
     (method, preset) for method, kind in METHODS.items() for preset in (None, *kind.Config.presets)
@@ -15,6 +15,17 @@ PRESETS = [
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
 def test_contract(method, preset, norm, check):
     check(Subject(method, norm, settings={"preset": preset} if preset else {}))
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check for check in CHECKS if check not in ABOUT_ANSWERS],
+    ids=lambda check: check.__name__,
+)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_contract_without_questions(method, norm, check):
+    check(Subject(method, norm, n_queries=0))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,13 +46,17 @@ def check_method(
     device: str = "cpu",
     **settings: Any,
 ) -> None:
-    """Run the whole contract on one method."""
-    for norm in norms:
+    """Run the whole contract on one method, with questions and without."""
+    for norm, n_queries in product(norms, (2, 0)):
+        subject = Subject(method, norm, n_queries, device=device, settings=settings)
         for check in CHECKS:
+            if not n_queries and check in ABOUT_ANSWERS:
+                continue
             try:
-                check(Subject(method, norm, device=device, settings=settings))
+                check(subject)
             except AssertionError as failed:
-                raise AssertionError(f"{check.__name__} ({norm} norm): {failed}") from failed
+                situation = f"{norm} norm, {n_queries} questions a batch"
+                raise AssertionError(f"{check.__name__} ({situation}): {failed}") from failed
 
 
 def predict_changes_nothing(subject: Subject) -> None:
@@ -289,6 +294,13 @@ CHECKS: tuple[Check, ...] = (
     simulated_feedback_may_err_and_be_late,
     a_window_is_asked_about_and_learned_from_once_full,
 )
+
+ABOUT_ANSWERS: tuple[Check, ...] = (
+    any_feedback_keeps_it_finite,
+    answers_matter,
+    repeated_and_unknown_answers_are_defined,
+)
+"""Checks that mean something only where questions are asked."""
 
 
 def _assert_finite(session: Session, situation: str) -> None:
