@@ -4,8 +4,8 @@ import json
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from bitta.errors import InputError
-from bitta.metrics import Reliability
+from bitta.metrics import Agreement, Reliability, Spreads, fallen_behind, narrowed
 from bitta.statefile import write_atomically
 from bitta.version import __version__
 
-_FORMAT = 1
+_FORMAT = 2
+_NOT_FINITE = "nan"
+"""A loss that was there but was no number; one that was not there is null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,13 @@ class StepRecord:
     losses: Mapping[str, float | None]
     """Mean of each term over the epochs; None where it was not finite."""
     seconds: float
+    brier: float | None = None
+    """Sum over its samples, 0 to 2 each; None where it was not measured."""
+    n_measured: int = 0
+    """Samples on which the policy was computed, to choose questions."""
+    n_agreeing: int = 0
+    """As many of these as were served the policy's own first choice."""
+    n_agreeing_correct: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class RunResult:
     final_weights: str
     """Hash of the weights at the end."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    spreads: Spreads = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -81,37 +91,71 @@ class RunResult:
         return sum(getattr(step, count) for step in self.steps)
 
     @property
+    def brier(self) -> float | None:
+        """Mean over samples of Σ (p - one-hot)²; None where it was not measured."""
+        sums = [step.brier for step in self.steps if step.brier is not None]
+        n = sum(step.n for step in self.steps if step.brier is not None)
+        return sum(sums) / n if n else None
+
+    @property
+    def agreement(self) -> Agreement:
+        """How often the policy agreed with what was served, where it was computed."""
+        measured = [step for step in self.steps if step.n_measured]
+        return Agreement(
+            sum(step.n_measured for step in measured),
+            sum(step.n_agreeing for step in measured),
+            sum(step.n_agreeing_correct for step in measured),
+            sum(step.n_correct for step in measured),
+        )
+
+    @property
+    def looks_collapsed(self) -> list[str]:
+        """Domains in which far fewer classes were served than there are."""
+        return narrowed(self.spreads)
+
+    def collapsed(self, source: Self) -> list[str]:
+        """Domains in which accuracy was less than half of what the source model has there."""
+        return fallen_behind(self.accuracy_by_domain, source.accuracy_by_domain)
+
+    @property
     def seconds_per_batch(self) -> float:
         """Mean time to serve, select and learn."""
         return sum(step.seconds for step in self.steps) / len(self.steps)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically."""
+        agreement = self.agreement
         summary = {
             "accuracy": self.accuracy,
             "accuracy_by_domain": self.accuracy_by_domain,
             "ece": self.reliability.ece,
+            "brier": self.brier,
+            "agreement": agreement.rate,
+            "accuracy_agreeing": agreement.accuracy_agreeing,
+            "accuracy_disagreeing": agreement.accuracy_disagreeing,
+            "looks_collapsed": self.looks_collapsed if self.spreads else None,
             "questions": self.total("n_asked"),
             "answers": self.total("n_answered"),
             "answers_correct": self.total("n_answered_correct"),
             "seconds_per_batch": self.seconds_per_batch,
         }
-        table = {"format": _FORMAT, "summary": summary, **asdict(self)}
-        write_table(path, table)
+        table = {name: getattr(self, name) for name in _FIELDS}
+        table |= {"steps": as_columns(self.steps), "reliability": asdict(self.reliability)}
+        write_table(path, {"format": _FORMAT, "summary": summary, **table})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
         table = read_table(path, form=_FORMAT, what="result")
         del table["summary"]
-        table["steps"] = [StepRecord(**step) for step in table["steps"]]
+        table["steps"] = from_columns(table["steps"])
         table["reliability"] = Reliability(**table["reliability"])
         return cls(**table)
 
 
 def write_table(path: str | Path, table: Mapping[str, Any]) -> None:
-    """Write as JSON, atomically."""
-    write_atomically(path, (json.dumps(table, indent=1, allow_nan=False) + "\n").encode())
+    """Write as JSON, atomically: a line per key, and per column of numbers."""
+    write_atomically(path, (_text(table) + "\n").encode())
 
 
 def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
@@ -123,6 +167,47 @@ def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
     if not isinstance(table, dict) or table.pop("format", None) != form:
         raise InputError(f"{str(path)!r} is not a {what} of this version of bitta.")
     return table
+
+
+def as_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Steps as a list per field: domains as [name, how many], losses as a list per term."""
+    columns: dict[str, Any] = {
+        name: [getattr(step, name) for step in steps] for name in _STEP_FIELDS
+    }
+    runs = groupby(columns["domain"])
+    columns["domain"] = [[domain, len(list(run))] for domain, run in runs]
+    terms = dict.fromkeys(term for step in steps for term in step.losses)
+    columns["losses"] = {term: [_told(step.losses, term) for step in steps] for term in terms}
+    return columns
+
+
+def from_columns(columns: Mapping[str, Any]) -> list[StepRecord]:
+    """Steps as they were."""
+    domains = [domain for domain, length in columns["domain"] for _ in range(length)]
+    losses = [
+        {term: None if value == _NOT_FINITE else value
+         for term, value in zip(columns["losses"], values, strict=True) if value is not None}
+        for values in zip(*columns["losses"].values(), strict=True)
+    ] or [{} for _ in domains]  # fmt: skip
+    rows = zip(*({**columns, "domain": domains, "losses": losses}.values()), strict=True)
+    return [StepRecord(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _told(losses: Mapping[str, float | None], term: str) -> float | str | None:
+    value = losses.get(term)
+    return _NOT_FINITE if value is None and term in losses else value
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """JSON with a line per key; lists of plain values stay on theirs."""
+    pad = "\n" + " " * (depth + 1)
+    if isinstance(value, dict) and value:
+        lines = [f"{json.dumps(key)}: {_text(item, depth + 1)}" for key, item in value.items()]
+        return "{" + pad + ("," + pad).join(lines) + pad[:-1] + "}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        lines = [_text(item, depth + 1) for item in value]
+        return "[" + pad + ("," + pad).join(lines) + pad[:-1] + "]"
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def percent_right(steps: Collection[StepRecord]) -> float:
@@ -143,3 +228,7 @@ def environment(device: torch.device, weights: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "source_weights": weights,
     }
+
+
+_FIELDS = tuple(part.name for part in fields(RunResult))
+_STEP_FIELDS = tuple(part.name for part in fields(StepRecord))

@@ -58,6 +58,7 @@ class Session:
         n_queries: int | None = None,
         every: int = 1,
         total: int | None = None,
+        price: float = 1.0,
         window: int = 0,
         feedback: FeedbackSource | None = None,
         seed: int = 0,
@@ -76,7 +77,10 @@ class Session:
         config = kind.configure(settings, preset, name=self.method)
         self._select = selector_named(config.selection)
         self.budget = Budget(
-            n_queries=kind.n_queries if n_queries is None else n_queries, every=every, total=total
+            n_queries=kind.n_queries if n_queries is None else n_queries,
+            every=every,
+            total=total,
+            price=price,
         )
         self.source: FeedbackSource = Human() if feedback is None else feedback
         self.step_number = 0
@@ -87,6 +91,8 @@ class Session:
         require(whole("window", window) >= 0, "window", window, "0 or more samples")
         self._window = Window(window) if window else None
         self._unlabelled: Tensor | None = None
+        self._policy: Tensor | None = None
+        """π, from when the selector asks for it until it is handed on with the prediction."""
         self._due = not window
         """Whether `learn` has a batch or a window to learn from."""
         self._logits = logits
@@ -121,11 +127,11 @@ class Session:
             served = self._serve(inputs, around, full=full)
         self.n_seen += len(inputs)
         if window is None:
-            return replace(served, queries=self._ask(inputs, served))
+            return self._with_questions(served, inputs, served)
         window.add(inputs, served)
         if self._unlabelled is None:
             self._unlabelled = inputs[:0]
-        return replace(served, queries=self._ask(*window.take())) if full else served
+        return self._with_questions(served, *window.take()) if full else served
 
     def answer(self, query_id: int, *, correct: bool) -> None:
         """Take a person's verdict on a question: now, or after any number of later batches."""
@@ -286,6 +292,13 @@ class Session:
             adapter.observe(around)
             return adapter.predict(among).last(len(inputs))
 
+    def _with_questions(self, served: Prediction, recent: Tensor, around: Prediction) -> Prediction:
+        """What is served, with the questions that it and what is around it raise."""
+        queries = self._ask(recent, around)
+        policy, self._policy = self._policy, None
+        own = None if policy is None else policy[-len(served.labels) :]
+        return replace(served, queries=queries, policy=own)
+
     def _ask(self, recent: Tensor, served: Prediction) -> tuple[Query, ...]:
         """Put the most useful of what was served to the feedback source."""
         adapter, judged = self.adapter, served
@@ -311,7 +324,7 @@ class Session:
         uncertainty = self.adapter.wishes(inputs, n_queries)
         if uncertainty is None:
             key = (self.adapter.seed, "selection", self.step_number)
-            policy = partial(self.adapter.policy, inputs)
+            policy = partial(self._kept_policy, inputs)
             logits = partial(self.adapter.logits, inputs)
             uncertainty = self._select(Candidates(judged, policy, logits, key))
         # Stable, so that equals go by place on every device.
@@ -334,6 +347,11 @@ class Session:
             for place, (row, label, doubt) in enumerate(known.T.tolist())
             if doubt > -inf
         )
+
+    def _kept_policy(self, inputs: Tensor) -> Tensor:
+        """π for the selector, kept for whoever measures how often it agrees."""
+        self._policy = self.adapter.policy(inputs)
+        return self._policy
 
     def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
         """Ask; what was asked about stays out of the unlabelled samples of its batch."""

@@ -83,6 +83,8 @@ class Prediction:
     probs: Tensor  # (batch, classes)
     confidence: Tensor  # (batch,)
     queries: tuple[Query, ...] = ()
+    policy: Tensor | None = None  # (batch, classes)
+    """π, where it was computed to choose the questions."""
 
     @classmethod
     def of(cls, logits: Tensor) -> Self:

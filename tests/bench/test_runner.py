@@ -38,6 +38,18 @@ def test_a_run_records_everything(tmp_path):
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
+    table = Experiment.read(write_experiment(tmp_path)).as_table()
+    chosen = run(Experiment.of(table, name="x"), out=tmp_path / "bitta")
+    assert chosen.total("n_measured") == chosen.total("n") == 100
+    assert 0 < chosen.total("n_agreeing_correct") <= chosen.total("n_correct")
+    assert 0 < chosen.total("n_agreeing") < 100
+    assert 0 < chosen.brier < 2
+    assert list(chosen.spreads) == ["day", "night"]
+    other = table | {"method": {"name": "bitta", "selection": "random"}}
+    assert run(Experiment.of(other, name="x"), out=tmp_path / "random").agreement.rate is None
+
+
 def test_a_method_does_not_change_the_stream(tmp_path):
     table = Experiment.read(write_experiment(tmp_path)).as_table()
     counts = []

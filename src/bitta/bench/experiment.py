@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from bitta.adapter import AdapterConfig
+from bitta.bench.annotators import FeedbackConfig
+from bitta.bench.clean import ForgettingConfig
+from bitta.bench.enhanced import EnhancedConfig
 from bitta.bench.streams import StreamConfig
 from bitta.bench.toml import read_toml, section
-from bitta.config import Config, build, require, whole
+from bitta.config import Config, build, whole
 from bitta.errors import SettingError, unknown
 from bitta.methods import method_named
 from bitta.selection import selector_named
@@ -34,32 +37,6 @@ class ModelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedbackConfig(Config):
-    """The annotator, played by the truth."""
-
-    n_queries: int = -1
-    """Questions per batch; -1 for the method's own number."""
-    every: int = 1
-    """Ask on every n-th batch only."""
-    total: int = -1
-    """Questions in all; -1 for no limit."""
-    flip: float = 0.0
-    """Probability of a wrong verdict."""
-    delay: int = 0
-    """How many batches late an answer comes."""
-    answer_every: int = 1
-    """Answer the questions of every n-th batch only."""
-
-    def __post_init__(self) -> None:
-        require(self.n_queries >= -1, "n_queries", self.n_queries, "0 or more, or -1")
-        require(self.total >= -1, "total", self.total, "0 or more, or -1")
-        require(0 <= self.flip <= 1, "flip", self.flip, "0 to 1")
-        require(self.delay >= 0, "delay", self.delay, "0 or more")
-        require(self.every >= 1, "every", self.every, "1 or more")
-        require(self.answer_every >= 1, "answer_every", self.answer_every, "1 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that decides a result."""
 
@@ -69,7 +46,16 @@ class Experiment:
     method: str
     settings: AdapterConfig
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    enhanced: EnhancedConfig = field(default_factory=EnhancedConfig)
+    forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.enhanced.n_samples and (self.feedback.record or self.feedback.replay):
+            raise SettingError(
+                "[enhanced] asks before the stream begins, which a log does not hold; leave out "
+                "[enhanced], or feedback.record and feedback.replay."
+            )
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -101,8 +87,10 @@ class Experiment:
             model=build(ModelConfig, section(table, "model"), preset=None, of="[model]"),
             method=method,
             settings=settings,
-            feedback=build(
-                FeedbackConfig, section(table, "feedback"), preset=None, of="[feedback]"
+            feedback=FeedbackConfig.of(section(table, "feedback")),
+            enhanced=_enhanced(table),
+            forgetting=build(
+                ForgettingConfig, section(table, "forgetting"), preset=None, of="[forgetting]"
             ),
             seed=whole("seed", table.get("seed", 0)),
         )
@@ -114,4 +102,11 @@ class Experiment:
         return table
 
 
-_KEYS = ("name", "seed", "stream", "model", "method", "feedback")
+def _enhanced(table: Mapping[str, Any]) -> EnhancedConfig:
+    """A section that does not say how many samples wants as many as would be asked about."""
+    implied = {"n_samples": -1} if "enhanced" in table else {}
+    given = {**implied, **section(table, "enhanced")}
+    return build(EnhancedConfig, given, preset=None, of="[enhanced]")
+
+
+_KEYS = ("name", "seed", "stream", "model", "method", "feedback", "enhanced", "forgetting")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bitta.bench.prefetch import Prefetch
 from bitta.bench.seconds import Clock, Seconds
-from bitta.metrics import Reliability, peak_memory
-from bitta.results import StepRecord
+from bitta.metrics import Histograms, Reliability, peak_memory
+from bitta.results import StepRecord, as_columns, from_columns
 from bitta.session import Session
 from bitta.statefile import save_state
 
@@ -25,6 +25,9 @@ class Progress:
 
     steps: list[StepRecord] = field(default_factory=list)
     reliability: Reliability = field(default_factory=Reliability)
+    histograms: Histograms = field(default_factory=Histograms)
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """What was done and measured before the first batch, for the result."""
     peak_memory: int = 0
     """Of the lives before this one."""
     seconds: Seconds = field(default_factory=Seconds)
@@ -76,6 +79,8 @@ def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None
             "session": life.session.state_dict(),
             "steps": _packed(progress.steps),
             "reliability": asdict(progress.reliability),
+            "histograms": progress.histograms.state_dict(),
+            "before": dict(progress.before),
             "peak_memory": life.peak_memory,
             "seconds": asdict(life.seconds),
             "execution": life.execution,
@@ -86,8 +91,10 @@ def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None
 def saved_progress(state: Mapping[str, Any]) -> Progress:
     """What the lives before the checkpoint have done."""
     return Progress(
-        steps=[StepRecord(**step) for step in json.loads(bytes(state["steps"].tolist()))],
+        steps=from_columns(json.loads(bytes(state["steps"].tolist()))),
         reliability=Reliability(**state["reliability"]),
+        histograms=Histograms.of(state["histograms"]),
+        before=state["before"],
         peak_memory=state["peak_memory"],
         seconds=Seconds(**state.get("seconds", {})),
         execution=state.get("execution", ""),
@@ -96,5 +103,5 @@ def saved_progress(state: Mapping[str, Any]) -> Progress:
 
 def _packed(steps: Sequence[StepRecord]) -> Tensor:
     """As bytes: there may be more of them than the header of a state file holds."""
-    text = json.dumps([asdict(step) for step in steps])
+    text = json.dumps(as_columns(steps))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

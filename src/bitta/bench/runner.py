@@ -8,18 +8,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from torch import nn
-
+from bitta.bench.annotators import end_log
 from bitta.bench.device import device_named
+from bitta.bench.enhanced import OnBatch
 from bitta.bench.experiment import Experiment
 from bitta.bench.lives import Life, Progress, save_life, saved_progress
-from bitta.bench.models import build_source, check_fit, restricted, wanted_size
 from bitta.bench.prefetch import Prefetch
+from bitta.bench.prepared import Prepared, labels_served, prepare
 from bitta.bench.seconds import Clock
-from bitta.bench.streams import build_stream
 from bitta.errors import InputError
-from bitta.feedback import Simulated
-from bitta.metrics import Stopwatch, reset_peak_memory
+from bitta.feedback import FeedbackSource
+from bitta.metrics import Agreement, Forgetting, Stopwatch, brier_sum, reset_peak_memory
 from bitta.nn import Precision, weight_hash
 from bitta.results import RunResult, StepRecord, environment
 from bitta.session import Session
@@ -58,6 +57,7 @@ def run(
     checkpoint_seconds: float = 30.0,
     eager: bool = False,
     precision: Precision = "auto",
+    on_tuning: OnBatch = lambda *_: None,
     on_start: Callable[[str], None] = lambda _: None,
     on_step: OnStep = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -69,6 +69,7 @@ def run(
     `eager` and `precision` choose the path, which `on_start` is told before the first batch; they
     are no part of the experiment, and a run may go on from its checkpoint on another path.
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
+    `on_tuning` is told of the batches that an experiment with [enhanced] learns from beforehand.
     """
     clock = Clock()
     place = device_named(device)
@@ -77,8 +78,8 @@ def run(
     _refuse_other(earlier, path, "settings", experiment.as_table(), "experiment")
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
-    stream, model = _prepare(experiment, clock)
-    model.to(place)
+    prepared = prepare(experiment, clock)
+    stream, model = prepared.stream, prepared.model.to(place)
     circumstances = environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and resume:
         for part in ("stream", "source_weights"):
@@ -87,12 +88,17 @@ def run(
     identity = {"experiment": experiment.as_table()} | {
         part: circumstances[part] for part in ("stream", "source_weights")
     }
+
+    def tuning(done: int, total: int, loss: float) -> None:
+        on_tuning(done, total, loss)
+        if should_stop():
+            raise Stopped(0, len(stream))
+
     session, progress = _begin(
-        experiment,
-        stream,
-        model,
+        prepared,
         identity,
         checkpoint if resume else None,
+        tuning,
         eager=eager,
         precision=precision,
     )
@@ -114,7 +120,8 @@ def run(
                 due = monotonic() + checkpoint_seconds
             if stopping:
                 raise Stopped(done, len(stream))
-        result = _result(experiment, stream, life, circumstances)
+        end_log(session.source)
+        result = _result(prepared, life, circumstances)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
@@ -132,28 +139,13 @@ def _refuse_other(earlier: RunResult | None, path: Path, what: str, now: object,
         )
 
 
-def _prepare(experiment: Experiment, clock: Clock) -> tuple[Stream, nn.Module]:
-    """The stream, and a model that has been seen to fit it."""
-    model, card = build_source(experiment.model)
-    stream = build_stream(experiment.stream, seed=experiment.seed, preprocessing=wanted_size(card))
-    model = restricted(model, card, stream.domains[0].classes)
-    with clock.making():
-        few = next(stream.batches()).inputs[:2]
-    check_fit(model, few, stream.truth, logits=experiment.model.logits or None)
-    return stream, model
-
-
-def _result(
-    experiment: Experiment,
-    stream: Stream,
-    life: Life,
-    circumstances: Mapping[str, Any],
-) -> RunResult:
+def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) -> RunResult:
+    experiment = prepared.experiment
     session, progress = life.session, life.progress
     network = session.adapter.network
     return RunResult(
         experiment=experiment.as_table(),
-        protocol=_protocol(experiment, stream),
+        protocol=_protocol(experiment, prepared.stream),
         environment=circumstances,
         steps=progress.steps,
         reliability=progress.reliability,
@@ -165,8 +157,20 @@ def _result(
             "fans_out": network.fans_out,
             "execution": life.execution,
             "seconds": asdict(life.seconds),
+            "price": session.budget.price,
+            **_around(prepared, life),
         },
+        spreads=progress.histograms.spreads,
     )
+
+
+def _around(prepared: Prepared, life: Life) -> dict[str, Any]:
+    """What was done and measured before and after the stream."""
+    before = dict(life.progress.before)
+    if prepared.clean is not None:
+        after = prepared.clean.accuracy(labels_served(life.session))
+        before["clean"] = asdict(Forgetting(len(prepared.clean), before["clean"], after))
+    return before
 
 
 def _protocol(experiment: Experiment, stream: Stream) -> str:
@@ -183,6 +187,10 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
     # A model that no longer gives numbers is wrong, whatever the largest of them would be.
     correct = (prediction.labels.cpu() == batch.truth) & prediction.confidence.isfinite().cpu()
     progress.reliability = progress.reliability.add(prediction.confidence, correct)
+    progress.histograms.add(
+        batch.domain, prediction.labels, batch.truth, n_classes=prediction.probs.shape[-1]
+    )
+    agreement = Agreement.of(prediction.labels, correct, prediction.policy)
     progress.steps.append(
         StepRecord(
             domain=batch.domain,
@@ -193,52 +201,51 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
             n_answered_correct=sum(answer.correct for answer in answers),
             losses={n: v if isfinite(v) else None for n, v in losses.mean().items()},
             seconds=seconds,
+            brier=brier_sum(prediction.probs, batch.truth),
+            n_measured=agreement.n_measured,
+            n_agreeing=agreement.n_agreeing,
+            n_agreeing_correct=agreement.n_agreeing_correct,
         )
     )
 
 
 def _begin(
-    experiment: Experiment,
-    stream: Stream,
-    model: nn.Module,
+    prepared: Prepared,
     identity: Mapping[str, Any],
     checkpoint: Path | None,
+    tuning: OnBatch,
     *,
     eager: bool,
     precision: Precision,
 ) -> tuple[Session, Progress]:
-    feedback = experiment.feedback
-    annotator = Simulated(
-        stream.truth,
-        flip=feedback.flip,
-        delay=feedback.delay,
-        answer_every=feedback.answer_every,
-        seed=experiment.seed,
-    )
+    experiment, feedback = prepared.experiment, prepared.experiment.feedback
+    source = prepared.annotators(identity)
     if checkpoint is not None and checkpoint.exists():
-        return _continue(checkpoint, identity, model, annotator, eager=eager, precision=precision)
+        return _continue(checkpoint, identity, prepared, source, eager=eager, precision=precision)
+    before = prepared.before_the_stream(tuning, eager=eager, precision=precision)
     session = Session(
-        model,
+        prepared.model,
         experiment.method,
         n_queries=None if feedback.n_queries < 0 else feedback.n_queries,
         every=feedback.every,
         total=None if feedback.total < 0 else feedback.total,
+        price=prepared.price,
         window=experiment.stream.window_size,
-        feedback=annotator,
+        feedback=source,
         seed=experiment.seed,
         logits=experiment.model.logits or None,
         eager=eager,
         precision=precision,
         **asdict(experiment.settings),
     )
-    return session, Progress()
+    return session, Progress(before=before)
 
 
 def _continue(
     checkpoint: Path,
     identity: Mapping[str, Any],
-    model: nn.Module,
-    annotator: Simulated,
+    prepared: Prepared,
+    source: FeedbackSource,
     *,
     eager: bool,
     precision: Precision,
@@ -252,6 +259,6 @@ def _continue(
             "same, or without --resume to start over."
         )
     session = Session.from_state(
-        state["session"], model, feedback=annotator, eager=eager, precision=precision
+        state["session"], prepared.model, feedback=source, eager=eager, precision=precision
     )
     return session, saved_progress(state)

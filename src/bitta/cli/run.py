@@ -14,7 +14,8 @@ from bitta.cli.display import progress
 from bitta.cli.signals import stop_on_signal
 from bitta.nn import Precision
 from bitta.report import summary_rows, text_table
-from bitta.results import StepRecord, percent_right
+from bitta.report.tables import agreement_line, collapse_line
+from bitta.results import RunResult, StepRecord, percent_right
 
 _SHOWN_SAMPLES = 64
 """How many of the newest samples the accuracy shown is of."""
@@ -74,6 +75,9 @@ def main(arguments: argparse.Namespace) -> int:
             note = f"{step.domain}: {percent_right(recent):.0f} % right"
             shown.update(experiment.name, done, total, note)
 
+        def on_tuning(done: int, total: int, loss: float) -> None:
+            shown.update("enhanced", done, total, f"loss {loss:.2f}")
+
         try:
             result = run(
                 experiment,
@@ -83,6 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
                 checkpoint_seconds=arguments.checkpoint_seconds,
                 eager=arguments.eager,
                 precision=arguments.precision,
+                on_tuning=on_tuning,
                 on_start=lambda path: print(f"path: {path}", flush=True),
                 on_step=on_step,
                 should_stop=should_stop,
@@ -90,9 +95,34 @@ def main(arguments: argparse.Namespace) -> int:
         except Stopped as stopped:
             print(f"{stopped}; the same command with --resume goes on.", file=sys.stderr)
             return 130
-    print(result.protocol)
-    print(text_table(summary_rows({experiment.method: result})))
-    if "seconds" in result.extra:
-        print(f"seconds: {Seconds(**result.extra['seconds'])}")
+    _show(experiment, result)
     print(f"result: {result_path(experiment, out)}")
     return 0
+
+
+def _show(experiment: Experiment, result: RunResult) -> None:
+    print(result.protocol)
+    print(text_table(summary_rows({experiment.method: result})))
+    lines = [agreement_line(result), _before_line(result), _clean_line(result)]
+    if "seconds" in result.extra:
+        lines.append(f"seconds: {Seconds(**result.extra['seconds'])}")
+    for line in filter(None, [*lines, collapse_line(result)]):
+        print(line)
+
+
+def _before_line(result: RunResult) -> str:
+    if (tuned := result.extra.get("enhanced")) is None:
+        return ""
+    return (
+        f"enhanced: fine-tuned on {tuned['n_answered']} samples, {tuned['n_correct']} of them with "
+        f"their label known, in {tuned['seconds']:.1f} s"
+    )
+
+
+def _clean_line(result: RunResult) -> str:
+    if (clean := result.extra.get("clean")) is None:
+        return ""
+    return (
+        f"clean: {clean['before']:.1f} % right before, {clean['after']:.1f} % after, of "
+        f"{clean['n_samples']} images"
+    )

@@ -1,17 +1,27 @@
 """How many questions a batch may raise."""
 
 from dataclasses import dataclass
+from math import floor, isfinite
+from numbers import Real
 
 from bitta.config import require, whole
+
+_TINY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """k questions on every n-th batch, up to a total."""
+    """k questions on every n-th batch, up to a total.
+
+    Where a question costs more than the verdict that k is counted in, its `price` is saved up for
+    over the batches: at 3.32 three batches of one may pass without a question.
+    """
 
     n_queries: int
     every: int = 1
     total: int | None = None
+    price: float = 1.0
+    """Of one question, in verdicts."""
 
     def __post_init__(self) -> None:
         for name in ("n_queries", "every"):
@@ -21,9 +31,22 @@ class Budget:
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.total is None or self.total >= 0, "total", self.total, "0 or more, or None")
+        require(isinstance(self.price, Real), "price", self.price, "a number above 0")
+        require(isfinite(self.price) and self.price > 0, "price", self.price, "a number above 0")
 
     def allowance(self, *, step: int, asked: int) -> int:
         """Questions allowed on this batch, given how many were asked before it."""
         if step % self.every:
             return 0
-        return self.n_queries if self.total is None else min(self.n_queries, self.total - asked)
+        allowed = self.n_queries
+        if self.price != 1:
+            saved = self.n_queries * (step // self.every + 1) / self.price
+            allowed = max(0, floor(saved + _TINY) - asked)
+        return allowed if self.total is None else min(allowed, self.total - asked)
+
+    def questions(self, *, steps: int, most: int) -> int:
+        """How many are asked in so many batches, none of which has room for more than `most`."""
+        asked = 0
+        for step in range(steps):
+            asked += max(0, min(self.allowance(step=step, asked=asked), most))
+        return asked

@@ -1,0 +1,151 @@
+"""What a run needs before its first batch: stream, model, annotators, and what comes beforehand."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitta.bench.annotators import build_annotators
+from bitta.bench.clean import Clean, build_clean
+from bitta.bench.enhanced import OnBatch, fine_tune
+from bitta.bench.experiment import Experiment
+from bitta.bench.models import build_source, check_fit, restricted, wanted_size
+from bitta.bench.seconds import Clock
+from bitta.bench.streams import build_stream
+from bitta.feedback import FeedbackSource
+from bitta.methods import METHODS, method_named
+from bitta.nn import Network, Precision
+from bitta.seeding import derive
+from bitta.selection import Budget
+from bitta.session import Session
+from bitta.streams import Stream
+from bitta.types import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A stream, and a model that has been seen to fit it."""
+
+    experiment: Experiment
+    stream: Stream
+    model: nn.Module
+    n_classes: int
+    clean: Clean | None
+    """Where forgetting is measured, if it is."""
+
+    @property
+    def price(self) -> float:
+        """Of one question, in verdicts."""
+        return self.experiment.feedback.price(self.n_classes)
+
+    def annotators(self, identity: Mapping[str, Any]) -> FeedbackSource:
+        """Whoever answers; `identity` is what a log is known by."""
+        return build_annotators(
+            self.experiment.feedback,
+            self.stream.truth,
+            n_classes=self.n_classes,
+            seed=self.experiment.seed,
+            identity=identity,
+        )
+
+    def before_the_stream(
+        self, on_batch: OnBatch, *, eager: bool, precision: Precision
+    ) -> dict[str, Any]:
+        """Measure on clean images and fine-tune, if asked to; what a result should tell of it."""
+        told: dict[str, Any] = {}
+        enhanced = self.experiment.enhanced.n_samples != 0
+        if self.clean is None and not enhanced:
+            return told
+        logits = self.experiment.model.logits or None
+        network = Network(self.model, logits=logits, eager=eager, precision=precision)
+        with closing(network):
+            if self.clean is not None:
+                told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(network, inputs))
+            if enhanced:
+                told["enhanced"] = self._fine_tune(network, on_batch)
+        return told
+
+    def _fine_tune(self, network: Network, on_batch: OnBatch) -> dict[str, Any]:
+        seed = derive(self.experiment.seed, "enhanced")
+        asked = self.experiment.enhanced.n_samples
+        wanted = self._questions() if asked < 0 else asked
+        return fine_tune(
+            network,
+            self.stream,
+            build_annotators(
+                self.experiment.feedback.prompt,
+                self.stream.truth,
+                n_classes=self.n_classes,
+                seed=seed,
+            ),
+            self.experiment.enhanced,
+            n_samples=min(wanted, len(self.stream.truth)),
+            seed=seed,
+            on_batch=on_batch,
+        )
+
+    def _questions(self) -> int:
+        """How many a run would ask; where this one asks none, as many per batch as BiTTA does."""
+        feedback, stream = self.experiment.feedback, self.experiment.stream
+        own = method_named(self.experiment.method).n_queries
+        each = feedback.n_queries if feedback.n_queries > 0 else own or METHODS["bitta"].n_queries
+        budget = Budget(
+            n_queries=each,
+            every=feedback.every,
+            total=None if feedback.total < 0 else feedback.total,
+            price=self.price,
+        )
+        window = stream.window_size
+        windowed = window > stream.batch_size
+        steps = len(self.stream.truth) // window if windowed else len(self.stream)
+        return budget.questions(steps=steps, most=max(window, stream.batch_size))
+
+
+def prepare(experiment: Experiment, clock: Clock) -> Prepared:
+    """Read, load, and see that everything fits."""
+    model, card = build_source(experiment.model)
+    size = wanted_size(card)
+    stream = build_stream(experiment.stream, seed=experiment.seed, preprocessing=size)
+    classes = stream.domains[0].classes
+    model = restricted(model, card, classes)
+    clean = build_clean(
+        experiment.forgetting,
+        experiment.stream,
+        classes=classes,
+        preprocessing=size,
+        seed=experiment.seed,
+    )
+    with clock.making():
+        few = next(stream.batches()).inputs[:2]
+    logits = experiment.model.logits or None
+    check_fit(model, few, stream.truth, logits=logits)
+    with closing(Network(model, logits=logits)) as network, torch.no_grad():
+        n_classes = network(network.accepted(few), statistics="running").shape[1]
+    return Prepared(experiment, stream, model, n_classes, clean)
+
+
+def labels_served(session: Session) -> Callable[[Tensor], Tensor]:
+    """What a session would serve now, without any trace of the question."""
+    network = session.adapter.network
+
+    def labels(inputs: Tensor) -> Tensor:
+        counted = network.counts.values()
+        served = session.adapter.predict(network.accepted(inputs))
+        network.counts.set(counted)
+        return _finite_labels(served)
+
+    return labels
+
+
+@torch.no_grad()
+def _source_labels(network: Network, inputs: Tensor) -> Tensor:
+    logits = network(network.accepted(inputs), statistics="running")
+    return _finite_labels(Prediction.of(logits))
+
+
+def _finite_labels(served: Prediction) -> Tensor:
+    """-1, which is never right, where a model no longer gives numbers."""
+    return served.labels.where(served.confidence.isfinite(), -1)

@@ -1,0 +1,98 @@
+"""Forgetting, measured on clean images before and after."""
+
+import pytest
+import torch
+
+from bitta.bench.clean import ForgettingConfig, build_clean
+from bitta.bench.experiment import Experiment
+from bitta.bench.runner import Stopped, run
+from bitta.bench.streams import StreamConfig
+from bitta.errors import BittaError, InputError
+from bitta.streams import embedded_pack
+from small_experiment import without_times
+
+
+def experiment(method="source", n_samples=100, **settings):
+    return Experiment.of(
+        {
+            "stream": {
+                "kind": "corruptions", "corruptions": "fog,contrast", "n_samples": 24,
+                "batch_size": 8,
+            },
+            "model": {"weights": "embedded:cifar10-resnet8"},
+            "method": {"name": method, **settings},
+            "forgetting": {"n_samples": n_samples},
+        },
+        name="trial",
+    )  # fmt: skip
+
+
+def test_the_source_model_forgets_nothing(tmp_path):
+    clean = run(experiment(), out=tmp_path).extra["clean"]
+    assert clean["n_samples"] == 100
+    assert clean["before"] == clean["after"] > 60
+
+
+def test_a_model_torn_apart_has_forgotten_and_measuring_leaves_no_trace(tmp_path):
+    torn = {"method": "bitta", "lr": 3.0}
+    measured = run(experiment(**torn), out=tmp_path / "measured")
+    plain = run(experiment(**torn, n_samples=0), out=tmp_path / "plain")
+    clean = measured.extra["clean"]
+    assert clean["before"] > 60 > clean["after"] + 20
+    assert "clean" not in plain.extra
+    for part in ("accuracy", "forwards", "backwards", "final_weights"):
+        assert getattr(measured, part) == getattr(plain, part)
+
+
+def test_what_was_measured_before_is_kept_over_a_stop(tmp_path):
+    with pytest.raises(Stopped):
+        run(experiment("tent"), out=tmp_path / "parts", should_stop=lambda: True)
+    run(experiment("tent"), out=tmp_path / "parts", resume=True)
+    run(experiment("tent"), out=tmp_path / "whole")
+    one, two = (without_times(tmp_path / p / "trial-seed0.json") for p in ("whole", "parts"))
+    assert one == two
+
+
+def test_a_set_without_clean_images_says_so(tmp_path):
+    table = experiment().as_table()
+    table["stream"] = {"kind": "digits"}
+    table["model"] = {"weights": "embedded:digits-resnet8"}
+    with pytest.raises(BittaError, match="kind 'digits' has none; it works with corruptions, cif"):
+        run(Experiment.of(table, name="x"), out=tmp_path)
+
+
+def clean_of(tmp_path, classes):
+    pack = embedded_pack("cifar10")
+    table = torch.cat([pack.labels[:40, None].to(torch.uint8), pack.images[:40].flatten(1)], 1)
+    (tmp_path / "test_batch.bin").write_bytes(table.numpy().tobytes())
+    stream = StreamConfig(kind="cifar10-c", path=str(tmp_path))
+    return build_clean(
+        ForgettingConfig(n_samples=30), stream, classes=classes, preprocessing={}, seed=0
+    )
+
+
+def test_clean_images_have_their_own_labels(tmp_path):
+    """Whoever finds each image in the set and says its label is always right."""
+    pack = embedded_pack("cifar10")
+    known = {image.numpy().tobytes(): int(label)
+             for image, label in zip(pack.images, pack.labels, strict=True)}  # fmt: skip
+
+    def look_up(inputs):
+        images = (inputs * 255).round().to(torch.uint8)
+        return torch.tensor([known[image.numpy().tobytes()] for image in images])
+
+    clean = clean_of(tmp_path, pack.classes)
+    assert len(clean) == 30
+    assert clean.accuracy(look_up) == 100
+    assert clean.accuracy(lambda inputs: look_up(inputs) + 1) == 0
+
+
+def test_labels_follow_the_classes_of_the_stream(tmp_path):
+    classes = embedded_pack("cifar10").classes
+    reverse = clean_of(tmp_path, classes[::-1])
+    straight = clean_of(tmp_path, classes)
+    assert torch.equal(reverse._domain.labels, 9 - straight._domain.labels)
+    one = clean_of(tmp_path, classes[3:4])
+    assert one.accuracy(lambda inputs: torch.zeros(len(inputs))) == 100
+    with pytest.raises(InputError, match="show none of the stream's classes"):
+        clean_of(tmp_path, ["teapot"])

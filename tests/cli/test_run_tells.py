@@ -1,0 +1,82 @@
+"""What `bitta run` says of a run when it is over."""
+
+import re
+
+from bitta.cli.main import main
+from bitta.metrics import Reliability
+from bitta.report.tables import agreement_line, collapse_line, summary_rows
+from bitta.results import RunResult, StepRecord
+from small_experiment import write_experiment
+
+
+def result(**changes):
+    steps = [StepRecord("fog", 10, 6, 3, 2, 1, {}, 0.5, **changes)]
+    return RunResult({"name": "x"}, "protocol", {}, steps, Reliability(), 0, 0, 0, "hash")
+
+
+def test_brier_has_a_column_where_it_was_measured():
+    rows = summary_rows({"new": result(brier=4.0), "old": result()})
+    place = rows[0].index("Brier")
+    assert [row[place] for row in rows[1:]] == ["0.400", "-"]
+    assert "Brier" not in summary_rows({"old": result()})[0]
+
+
+def test_agreement_in_a_line():
+    """8 of 10 agree, 6 of these and none of the others are right."""
+    measured = result(n_measured=10, n_agreeing=8, n_agreeing_correct=6)
+    assert agreement_line(measured) == (
+        "policy: agrees on 80.0 %, 75.0 % right where it does, 0.0 % right else"
+    )
+    assert agreement_line(result()) == ""
+    everywhere = result(n_measured=10, n_agreeing=10, n_agreeing_correct=6)
+    assert agreement_line(everywhere) == "policy: agrees on 100.0 %, 60.0 % right where it does"
+
+
+def test_a_sound_run_is_not_warned_of():
+    assert collapse_line(result()) == ""
+
+
+def ran(path, tmp_path, capsys, *changes):
+    command = ["run", str(path), "--out", str(tmp_path)]
+    for change in changes:
+        command += ["--set", change]
+    assert main(command) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_tells_brier_and_agreement(tmp_path, capsys):
+    out = ran(write_experiment(tmp_path), tmp_path, capsys)
+    assert re.search(r"ECE +Brier +questions", out)
+    assert re.search(r"\npolicy: agrees on [\d.]+ %, [\d.]+ % right where it does, ", out)
+
+
+def test_a_model_that_serves_one_class_is_said_to_look_collapsed(tmp_path, capsys):
+    out = ran(
+        write_experiment(tmp_path),
+        tmp_path,
+        capsys,
+        "model.factory=small_experiment:one_class_classifier",
+        'method={name="source"}',
+        "feedback.n_queries=0",
+    )
+    assert "\nthis run looks collapsed in day, night: the labels served there are nearly" in out
+    assert "policy:" not in out
+
+
+def test_fine_tuning_is_shown(tmp_path, capsys):
+    out = ran(write_experiment(tmp_path), tmp_path, capsys, "enhanced={epochs=2}")
+    assert re.search(r"enhanced   batch 2/2  loss [\d.]+\n", out)
+    assert re.search(
+        r"\nenhanced: fine-tuned on 28 samples, \d+ of them with their label known", out
+    )
+
+
+def test_forgetting_is_shown(tmp_path, capsys):
+    path = tmp_path / "trial.toml"
+    path.write_text(
+        '[stream]\nkind = "corruptions"\ncorruptions = "fog"\nn_samples = 8\n'
+        '[model]\nweights = "embedded:cifar10-resnet8"\n[method]\nname = "source"\n'
+        "[forgetting]\nn_samples = 20\n"
+    )
+    out = ran(path, tmp_path, capsys)
+    assert re.search(r"\nclean: ([\d.]+) % right before, \1 % after, of 20 images\n", out)

@@ -1,0 +1,156 @@
+"""Full labels, panels, judges."""
+
+import numpy as np
+import pytest
+import torch
+
+from bitta import Human, Simulated
+from bitta.errors import FeedbackError, InputError, SettingError
+from bitta.feedback import Judge, Labels, Panel, Recording
+from bitta.types import Query
+
+
+def query(id_, label=0, position=None):
+    return Query(
+        id=id_, index=0, label=label, uncertainty=0.5, input=torch.full((1,), float(id_)), step=0,
+        version=0, position=id_ if position is None else position,
+    )  # fmt: skip
+
+
+def answered(source):
+    return {answer.query.id: (answer.correct, answer.label) for answer in source.collect()}
+
+
+def test_labels_name_the_class_and_judge_the_one_shown():
+    source = Labels([1, 0, 2], 3)
+    source.ask([query(0, label=1), query(1, label=2), query(2, label=2)])
+    assert answered(source) == {0: (True, 1), 1: (False, 0), 2: (True, 2)}
+
+
+def test_a_wrong_label_is_any_other_class_as_often():
+    """4,000 answers at .4: 1,600 wrong, a third of them each of the other three classes."""
+    source = Labels([2] * 4000, 4, error=0.4, seed=5)
+    source.ask([query(id_, label=2) for id_ in range(4000)])
+    answers = answered(source)
+    counts = np.bincount([named for _, named in answers.values()], minlength=4)
+    assert counts[2] == pytest.approx(2400, abs=100)
+    assert counts[[0, 1, 3]] == pytest.approx([533] * 3, abs=70)
+    assert all(correct == (named == 2) for correct, named in answers.values())
+
+
+def test_labels_come_late_and_not_always_as_verdicts_do():
+    source = Labels([0] * 9, 2, delay=1, answer_every=2)
+    arrived = []
+    for batch in range(5):
+        source.ask([query(batch)])
+        arrived.append(list(answered(source)))
+    assert arrived == [[], [0], [], [2], []]
+
+
+def test_a_source_goes_on_where_it_was_saved():
+    def fresh():
+        return Labels([0, 1] * 5, 3, error=0.5, delay=1, seed=2)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    for source in (whole, first):
+        source.ask([query(id_) for id_ in range(6)])
+        assert answered(source) == {}
+    second.load_state_dict(first.state_dict())
+    assert answered(second) == answered(whole) != {}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Labels([0, 5], 3), r"truth goes from 0 to 5, but there are 3 classes \(0 to 2\)"),
+        (lambda: Labels([0], 1), "n_classes is 1; allowed: 2 or more"),
+        (lambda: Labels([0], 2, error=1.2), r"error is 1\.2; allowed: 0 to 1"),
+        (lambda: Panel([]), "a panel of 0 sources"),
+        (lambda: Panel([Simulated([0])], ["a", "b"]), "a panel of 1 sources with 2 names"),
+        (lambda: Panel([Simulated([0]), Human()]), "a panel cannot hold Human"),
+        (lambda: Panel([Recording(Human(), "x.jsonl")]), "a panel cannot hold Human"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, message):
+    with pytest.raises((SettingError, InputError), match=message):
+        make()
+
+
+def test_a_panel_deals_out_by_number_and_each_errs_alone():
+    """All labels are right; the second of two always lies."""
+    panel = Panel([Simulated([0] * 9), Simulated([0] * 9, flip=1.0)])
+    panel.ask([query(id_) for id_ in range(5)])
+    assert answered(panel) == {id_: (id_ % 2 == 0, None) for id_ in range(5)}
+    assert [panel.name_for(query(id_)) for id_ in range(3)] == ["1", "2", "1"]
+
+
+def test_members_of_a_panel_keep_their_own_time():
+    panel = Panel([Simulated([0] * 9), Simulated([0] * 9, delay=1)])
+    arrived = []
+    for batch in range(3):
+        panel.ask([query(2 * batch), query(2 * batch + 1)])
+        arrived.append(sorted(answered(panel)))
+    assert arrived == [[0], [1, 2], [3, 4]]
+
+
+def test_a_panel_goes_on_with_the_same_members_only():
+    def fresh():
+        return Panel([Simulated([0] * 9, flip=0.5, delay=1), Labels([0] * 9, 3, delay=1)])
+
+    first, second = fresh(), fresh()
+    first.ask([query(id_) for id_ in range(4)])
+    assert answered(first) == {}
+    second.load_state_dict(first.state_dict())
+    assert answered(second) == answered(first) != {}
+    other = Panel([Simulated([0]), Simulated([0])])
+    with pytest.raises(InputError, match="saved with Simulated, Labels, but is now Simulated, Sim"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_a_judge_sees_input_and_label_and_may_decline():
+    """Inputs 0 to 3, all shown as 0: None, wrong, right, wrong; the truth is 0 0 0 1."""
+    seen = []
+
+    def judge(image, label):
+        seen.append((image.item(), label))
+        return {0: None, 1: False, 2: np.True_, 3: torch.tensor(False)}[int(image)]
+
+    source = Judge(judge, truth=[0, 0, 0, 1])
+    assert source.error_rate is None
+    source.ask([query(id_) for id_ in range(4)])
+    assert seen == []
+    assert answered(source) == {1: (False, None), 2: (True, None), 3: (False, None)}
+    assert seen == [(0.0, 0), (1.0, 0), (2.0, 0), (3.0, 0)]
+    assert (source.n_judged, source.error_rate) == (3, pytest.approx(1 / 3))
+    assert answered(source) == {}
+
+
+def test_a_judge_without_the_truth_has_no_error_rate():
+    source = Judge(lambda image, label: True)
+    source.ask([query(0)])
+    assert answered(source) == {0: (True, None)}
+    assert (source.n_judged, source.error_rate) == (1, None)
+
+
+@pytest.mark.parametrize("verdict", ["yes", 1, 0.5, torch.tensor([True, False]), torch.tensor(1)])
+def test_a_judge_that_says_anything_else_is_refused(verdict):
+    source = Judge(lambda image, label: verdict)
+    source.ask([query(0)])
+    with pytest.raises(FeedbackError, match="for question 0; allowed: True, False, or None"):
+        source.collect()
+
+
+def test_a_judge_is_a_function():
+    with pytest.raises(FeedbackError, match="judge is a str; a function"):
+        Judge("yes")
+
+
+def test_a_judge_goes_on_where_it_was_saved():
+    first = Judge(lambda image, label: False, truth=[0, 0, 1])
+    first.ask([query(0)])
+    first.collect()
+    first.ask([query(1), query(2)])
+    second = Judge(lambda image, label: False, truth=[0, 0, 1])
+    second.load_state_dict(first.state_dict())
+    assert list(answered(second)) == [1, 2]
+    assert (second.n_judged, second.error_rate) == (3, pytest.approx(2 / 3))
