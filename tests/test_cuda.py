@@ -10,7 +10,7 @@ from bitta.methods import METHODS
 from bitta.nn import Network, Sampling
 from bitta.seeding import Chance, generator
 from bitta.streams import Domain, Stream, embedded_pack
-from bitta.testing import CHECKS, NORMS, Subject, toy_classifier
+from bitta.testing import CHECKS, NORMS, Subject, needed_settings, toy_classifier
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
@@ -32,8 +32,9 @@ def repeatable():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", PATHS)
-def test_contract(path, method, norm, check):
-    check(Subject(method, norm, device="cuda", settings=PATHS[path]))
+def test_contract(path, method, norm, check, tmp_path):
+    settings = {**needed_settings(method, norm, tmp_path), **PATHS[path]}
+    check(Subject(method, norm, device="cuda", settings=settings))
 
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])

@@ -3,7 +3,7 @@
 import pytest
 
 from bitta.methods import METHODS
-from bitta.testing import ABOUT_ANSWERS, CHECKS, NORMS, Subject
+from bitta.testing import ABOUT_ANSWERS, CHECKS, NORMS, Subject, needed_settings
 
 PRESETS = [
     (method, preset) for method, kind in METHODS.items() for preset in (None, *kind.Config.presets)
@@ -13,8 +13,9 @@ PRESETS = [
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
-def test_contract(method, preset, norm, check):
-    check(Subject(method, norm, settings={"preset": preset} if preset else {}))
+def test_contract(method, preset, norm, check, tmp_path):
+    needed = needed_settings(method, norm, tmp_path)
+    check(Subject(method, norm, settings={**needed, **({"preset": preset} if preset else {})}))
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,8 @@ def test_contract(method, preset, norm, check):
 )
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)
-def test_contract_without_questions(method, norm, check):
-    check(Subject(method, norm, n_queries=0))
+def test_contract_without_questions(method, norm, check, tmp_path):
+    check(Subject(method, norm, n_queries=0, settings=needed_settings(method, norm, tmp_path)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -38,8 +39,19 @@ def test_contract_without_questions(method, norm, check):
         {"dropout": 0.0},
         {"passes": 1},
         {"correct_memory": 1, "incorrect_memory": 1},
+        {"policy": "augmentation"},
+        {"policy": "ensemble"},
+        {"policy": "softmax"},
+        {"agreement": "threshold", "threshold": 0.3},
     ],
     ids=str,
 )
 def test_contract_holds_for_every_part_of_bitta(settings, check):
     check(Subject("bitta", "batch", settings=settings))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("mecta", ["gated", "fixed"])
+@pytest.mark.parametrize("method", ["tent", "eta", "eata", "bitta"])
+def test_contract_holds_with_mecta(method, mecta, check):
+    check(Subject(method, "batch", settings={"mecta": mecta}))

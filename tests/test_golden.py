@@ -78,3 +78,21 @@ def test_tent_reproduces_the_published_code(shared_data):
     served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
     assert torch.equal(served, golden["served"])
     assert largest_gap(net, golden) < 1e-5
+
+
+def test_eta_reproduces_the_published_code(shared_data):
+    golden = read(shared_data / "golden" / "eta_reference.npz")
+    net = network(golden, tracked=False)
+    session = Session(net, "eta", preset="reference")
+    served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
+    assert torch.equal(served, golden["served"])
+    assert largest_gap(net, golden) < 1e-5
+
+
+def test_sar_reproduces_the_published_code(shared_data):
+    golden = read(shared_data / "golden" / "sar_reference.npz")
+    net = network(golden, tracked=False)
+    session = Session(net, "sar", preset="reference", lr=0.01)
+    served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
+    assert torch.equal(served, golden["served"])
+    assert largest_gap(net, golden) < 1e-5

@@ -13,8 +13,8 @@ import bitta
 ROOT = Path(bitta.__file__).parent
 LAYERS = [
     {"types", "errors", "seeding", "config", "statefile", "version"},
-    {"losses", "nn", "memory"},
-    {"adapter", "gradient", "unsupervised"},
+    {"losses", "nn", "memory", "augment"},
+    {"adapter", "gradient", "unsupervised", "mecta", "policies", "statistics"},
     {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},
     {"session", "results"},
     {"bench", "report", "serve", "testing"},
@@ -22,7 +22,7 @@ LAYERS = [
 ]
 STRANGERS = LAYERS[3] | LAYERS[5]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
-EXTRAS = {"nn": {"triton"}, "report": {"matplotlib"}, "cli": {"rich"}}
+EXTRAS = {"nn": {"triton"}, "methods": {"sklearn"}, "report": {"matplotlib"}, "cli": {"rich"}}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

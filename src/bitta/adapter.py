@@ -58,6 +58,10 @@ class Adapter(ABC, Generic[A]):
     Config: ClassVar[type[AdapterConfig]]
     paper: ClassVar[str] = ""
     """Where the method comes from."""
+    trains: ClassVar[str] = "nothing"
+    """Which parameters change."""
+    needs: ClassVar[str] = ""
+    """What must be given beyond a model and a stream, such as "source statistics"; else empty."""
     n_queries: ClassVar[int] = 0
     """Questions per batch unless the user says otherwise."""
     learns_from_feedback: bool = True

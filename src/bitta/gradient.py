@@ -56,9 +56,8 @@ _LESS_MEMORY = (
 class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
 
-    trains: ClassVar[str] = "parameters that are not frozen"
-    """What is trained: what a model must have, for the error where it has none."""
-    captured: ClassVar[bool] = True
+    trains: ClassVar[str] = "all parameters"
+    captured: bool = True
     """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
 
     def __init__(self, network: Network, config: G, *, seed: int = 0) -> None:
@@ -85,6 +84,30 @@ class GradientAdapter(Adapter[G]):
     @abstractmethod
     def make_optimiser(self) -> torch.optim.Optimizer:
         """A fresh optimiser over `self.parameters`."""
+
+    def sgd(
+        self, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+    ) -> torch.optim.Optimizer:
+        """Stochastic gradient descent, on the path of the learner."""
+        return torch.optim.SGD(
+            self.parameters,
+            lr=self.config.lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov and momentum > 0,
+            fused=self.learner.execution.fused,
+        )
+
+    def adam(self, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+        """Adam with the usual moments, on the path of the learner."""
+        fused = self.learner.execution.fused
+        return torch.optim.Adam(
+            self.parameters,
+            lr=self.config.lr,
+            weight_decay=weight_decay,
+            fused=fused,
+            capturable=fused,
+        )
 
     @abstractmethod
     def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
@@ -152,7 +175,7 @@ class GradientAdapter(Adapter[G]):
         if not chosen:
             raise ModelError(
                 f"{type(self).__name__} finds nothing to train in {type(model).__name__}; "
-                f"it needs {self.trains}."
+                f"it trains {self.trains}, as far as they are not frozen."
             )
         return chosen
 

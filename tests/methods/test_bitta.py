@@ -1,11 +1,16 @@
 """BiTTA's own parts, by hand."""
 
+import math
+
 import pytest
 import torch
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.seeding import generator
+from bitta.memory import Mixed
+from bitta.nn import Network, Sampling
+from bitta.policies import augmented_passes, perturbed_passes
+from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 
 STILL = {"momentum": 0.0, "weight_decay": 0.0, "epochs": 1, "dropout": 0.0, "lr": 0.05}
@@ -94,12 +99,113 @@ def test_presets_change_what_they_say():
     assert Session(toy_classifier(), preset="reference").adapter.observes == "before_asking"
 
 
+def test_presets_for_larger_sets_are_the_papers():
+    tiny = Session(toy_classifier(), preset="tiny").adapter.config
+    assert (tiny.lr, tiny.epochs, tiny.dropout, tiny.restore) == (5e-5, 5, 0.1, 0.01)
+    large = Session(toy_classifier(), preset="large").adapter.config
+    assert (large.selection, large.dropout) == ("random", 0.1)
+    assert tiny.weight_decay == large.weight_decay == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({}, [1, 2]),
+        ({"agreement": "threshold"}, [0]),
+        ({"agreement": "threshold", "threshold": 0.79}, [0, 1, 2]),
+        ({"agreement": "threshold", "threshold": 0.99}, []),
+    ],
+    ids=str,
+)
+def test_a_threshold_counts_rows_by_the_deterministic_confidence_alone(settings, rows):
+    """π disagrees in row 0; the deterministic confidence is .95, .9 (not above .9) and .8.
+
+    -log softmax(π) of the deterministic label: ln(1 + e^.2), ln(1 + e^-.4), ln(1 + e^-.6).
+    """
+    plain = torch.tensor([[0.95, 0.05], [0.9, 0.1], [0.2, 0.8]])
+    sampled = torch.tensor([[0.4, 0.6], [0.7, 0.3], [0.2, 0.8]])
+    none = torch.tensor([], dtype=torch.long)
+    adapter = Session(toy_classifier(), **settings).adapter
+    term = adapter._agreement_term(Mixed(plain, none, none), sampled, plain)["agreement"]
+    each = [math.log(1 + math.exp(-gap)) for gap in (-0.2, 0.4, 0.6)]
+    wanted = sum(each[row] for row in rows) / max(1, len(rows))
+    assert term.item() == pytest.approx(wanted)
+
+
+def test_no_dropout_and_the_softmax_policy_are_the_same():
+    ends = []
+    for settings in ({"policy": "softmax"}, {"dropout": 0.0}, {}):
+        session = Session(toy_classifier(), n_queries=2, lr=0.05, **settings)
+        for number in range(2):
+            for query in session.predict(images(number)).queries:
+                session.answer(query.id, correct=query.index % 2 == 0)
+            session.learn()
+        ends.append(session.model.head.weight)
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
+    network, x = Network(toy_classifier()), images()
+    how = Sampling("batch", 0.0, 3)
+    with torch.no_grad():
+        first, second = (augmented_passes(network, x, how, Chance((1,))) for _ in range(2))
+        other = augmented_passes(network, x, how, Chance((2,)))
+        plain = network(x, statistics="batch")
+    assert torch.equal(first, second)
+    assert first.shape == (3, 8, 5)
+    assert all(not torch.allclose(first[0], given) for given in (first[1], other[0], plain))
+
+
+def test_an_ensemble_without_noise_is_the_plain_pass():
+    model, x = toy_classifier(), images()
+    network, before = Network(model), toy_classifier().state_dict()
+    weights = list(model.parameters())
+    how = Sampling("batch", 0.0, 2)
+    with torch.no_grad():
+        plain = network(x, statistics="batch")
+        still = perturbed_passes(network, x, how, Chance((1,)), size=0.0)
+        noisy = perturbed_passes(network, x, how, Chance((1,)), size=0.1)
+    assert torch.allclose(still, plain.expand(2, 8, 5), atol=1e-6)
+    assert not torch.allclose(noisy[0], plain, atol=1e-3)
+    assert not torch.allclose(noisy[0], noisy[1], atol=1e-3)
+    assert all(one is two for one, two in zip(weights, model.parameters(), strict=True))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("policy", ["augmentation", "ensemble"])
+def test_every_policy_teaches_every_weight(policy):
+    """With one exception: a bias before BatchNorm has no effect."""
+    model, source = toy_classifier(), toy_classifier()
+    session = Session(model, policy=policy, n_queries=0, lr=0.1, weight_decay=0.0)
+    session.step(images())
+    for (name, one), two in zip(model.named_parameters(), source.parameters(), strict=True):
+        moved = (one - two).abs().max()
+        assert moved < 1e-6 if name.endswith("conv.bias") or name == "stem.bias" else moved > 1e-6
+
+
+@pytest.mark.parametrize("policy", ["augmentation", "ensemble"])
+def test_every_policy_takes_the_same_steps_with_little_memory(policy):
+    models = [toy_classifier(), toy_classifier()]
+    for model, memory in zip(models, ("full", "low"), strict=True):
+        Session(model, policy=policy, memory=memory, lr=0.1).step(images())
+    for one, two in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_an_ensemble_cannot_be_cut_into_micro_batches():
+    with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 with policy='ensemble'"):
+        Session(toy_classifier(), policy="ensemble", micro_batch=2)
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "allowed"),
     [("dropout", 1.0, "below 1"), ("lr", 0.0, "above 0"), ("restore", 2.0, "0 to 1"),
      ("epochs", 0, "1 or more"), ("observes", "never", "before_serving"), ("lr", "fast", "float"),
      ("epochs", 1.5, "whole number"), ("sites", 5, "names of modules"),
-     ("sites", [], "names of modules"), ("second_softmax", 1, "bool")],
+     ("sites", [], "names of modules"), ("second_softmax", 1, "bool"),
+     ("policy", "magic", "'ensemble'"), ("agreement", "no", "'threshold'"),
+     ("threshold", 1.0, "below 1"), ("perturbation", -1.0, "0 or more")],
 )  # fmt: skip
 def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):

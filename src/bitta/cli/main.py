@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bitta.cli import data, demo, methods, models, pretrain, run, speed, streams
+from bitta.cli import data, demo, methods, models, pretrain, run, speed, statistics, streams
 from bitta.cli.allocator import keep_freed_memory
 from bitta.errors import BittaError
 from bitta.version import __version__
@@ -18,6 +18,7 @@ _COMMANDS = {
     "models": models,
     "data": data,
     "pretrain": pretrain,
+    "statistics": statistics,
     "speed": speed,
 }
 

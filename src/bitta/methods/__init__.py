@@ -7,13 +7,33 @@ from bitta.adapter import Adapter
 from bitta.errors import unknown
 from bitta.methods.bitta import Bitta
 from bitta.methods.bn_stats import BNStats
+from bitta.methods.cotta import Cotta
+from bitta.methods.deyo import Deyo
+from bitta.methods.eata import Eata
+from bitta.methods.eta import Eta
+from bitta.methods.owttt import Owttt
+from bitta.methods.rotta import Rotta
+from bitta.methods.sar import Sar
+from bitta.methods.simatta import Simatta
+from bitta.methods.sotta import Sotta
 from bitta.methods.source import Source
+from bitta.methods.tast import Tast
 from bitta.methods.tent import Tent
 
 METHODS: Mapping[str, type[Adapter[Any]]] = {
     "source": Source,
     "bn_stats": BNStats,
     "tent": Tent,
+    "eta": Eta,
+    "eata": Eata,
+    "sar": Sar,
+    "cotta": Cotta,
+    "rotta": Rotta,
+    "sotta": Sotta,
+    "deyo": Deyo,
+    "tast": Tast,
+    "owttt": Owttt,
+    "simatta": Simatta,
     "bitta": Bitta,
 }
 

@@ -10,23 +10,24 @@ unstable) undo these choices; docs/methods/bitta.md tells the details.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from bitta.adapter import Order
 from bitta.config import require
-from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import policy_loss
+from bitta.mecta import MectaAdapter, MectaConfig
 from bitta.memory import Mixed
-from bitta.nn import Network, Statistics, restore_stochastically
+from bitta.nn import Network, Sampling, Statistics, restore_stochastically
+from bitta.policies import augmented_passes, perturbed_passes
 from bitta.seeding import Chance
-from bitta.types import Feedback, Losses
+from bitta.types import Feedback, Losses, softmax
 
 
 @dataclass(frozen=True, kw_only=True)
-class BittaConfig(GradientConfig):
+class BittaConfig(MectaConfig):
     """Settings of BiTTA; the number k of questions belongs to the session."""
 
     lr: float = 1e-4
@@ -51,6 +52,16 @@ class BittaConfig(GradientConfig):
     """What normalises while adapting and in the policy."""
     observes: Order = "before_serving"
     """When a batch's statistics are taken in: before_serving, before_asking or after_asking."""
+    policy: Literal["dropout", "augmentation", "ensemble", "softmax"] = "dropout"
+    """What π is the mean of: passes with dropout, random views of the images, models with noise on
+    their weights, or one deterministic pass."""
+    perturbation: float = 0.1
+    """Noise of an ensemble's weights, in standard deviations of each tensor; the paper has none."""
+    agreement: Literal["policy", "threshold"] = "policy"
+    """Which unlabelled samples teach: those whose label π shares, or those whose confidence is
+    above `threshold`."""
+    threshold: float = 0.9
+    """Confidence of the deterministic pass; the paper tries .8 to .99."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {"observes": "before_asking"},
@@ -60,6 +71,8 @@ class BittaConfig(GradientConfig):
             "observes": "after_asking",
             "weight_decay": 0.0,
         },
+        "tiny": {"lr": 5e-5, "epochs": 5, "dropout": 0.1, "restore": 0.01, "weight_decay": 0.0},
+        "large": {"selection": "random", "dropout": 0.1, "weight_decay": 0.0},
     }
 
     def __post_init__(self) -> None:
@@ -68,12 +81,22 @@ class BittaConfig(GradientConfig):
         for name in ("bn_momentum", "restore"):
             value = getattr(self, name)
             require(0 <= value <= 1, name, value, "0 to 1")
-        for name in ("alpha", "beta", "weight_decay"):
+        for name in ("alpha", "beta", "weight_decay", "perturbation"):
             value = getattr(self, name)
             require(value >= 0, name, value, "0 or more")
+        require(0 <= self.threshold < 1, "threshold", self.threshold, "at least 0 and below 1")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        # A part is run again for its gradient when the noise is no longer on the weights.
+        whole = self.policy != "ensemble" or not self.micro_batch
+        allowed = "0 with policy='ensemble', where memory='low' saves memory"
+        require(whole, "micro_batch", self.micro_batch, allowed)
+        moves = self.mecta == "off" or self.adapt_statistics == "batch"
+        require(moves, "mecta", self.mecta, "'off' with adapt_statistics='running'")
 
 
-class Bitta(GradientAdapter[BittaConfig]):
+class Bitta(MectaAdapter[BittaConfig]):
     """Binary-feedback-guided and agreement-based adaptation on one policy, π."""
 
     Config = BittaConfig
@@ -82,11 +105,13 @@ class Bitta(GradientAdapter[BittaConfig]):
 
     def __init__(self, network: Network, config: BittaConfig, *, seed: int = 0) -> None:
         super().__init__(network, config, seed=seed)
-        if config.dropout:
+        if self._sampling.rate:
             _ = self.network.sites  # a model without any is refused now, not in mid-stream
         self.policy_statistics = config.adapt_statistics
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
+        if config.policy in ("augmentation", "ensemble"):
+            self.captured = False  # what is drawn goes through the host
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
@@ -95,18 +120,32 @@ class Bitta(GradientAdapter[BittaConfig]):
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with Nesterov momentum, if any."""
         config = self.config
-        return torch.optim.SGD(
-            self.parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            nesterov=config.momentum > 0,
-            fused=self.network.execution.fused,
-        )
+        return self.sgd(momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
 
     def observe(self, inputs: Tensor) -> None:
         """Let the running statistics follow the stream."""
-        self.network.observe(inputs, momentum=self.config.bn_momentum)
+        if self.mecta is not None:
+            return super().observe(inputs)
+        return self.network.observe(inputs, momentum=self.config.bn_momentum)
+
+    def sampled_probs(self, inputs: Tensor, chance: Chance) -> Tensor:
+        """Eq. 4: π, the mean of N softmaxes that differ by chance."""
+        how, config = self._sampling, self.config
+        if config.policy == "augmentation":
+            return softmax(augmented_passes(self.network, inputs, how, chance)).mean(0)
+        if config.policy == "ensemble":
+            size = config.perturbation
+            return softmax(perturbed_passes(self.network, inputs, how, chance, size=size)).mean(0)
+        return super().sampled_probs(inputs, chance)
+
+    def sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
+        """π, and without gradient the softmax of one deterministic pass."""
+        if self.mecta is None and self.config.policy in ("dropout", "softmax"):
+            return super().sampled_and_plain_probs(inputs, chance)
+        # Apart: with MECTA, trying whether they can share a part would move statistics.
+        with torch.no_grad():
+            plain = softmax(self.network(inputs, statistics=self.policy_statistics))
+        return self.sampled_probs(inputs, chance), plain
 
     def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
@@ -130,6 +169,12 @@ class Bitta(GradientAdapter[BittaConfig]):
             )
         return losses
 
+    @property
+    def _sampling(self) -> Sampling:
+        config = self.config
+        rate = config.dropout if config.policy == "dropout" else 0.0
+        return Sampling(self.policy_statistics, rate, config.passes)
+
     def _feedback_term(self, mixed: Mixed, probs: Tensor) -> dict[str, Tensor]:
         correct, incorrect, _ = mixed.split(probs)
         double = self.config.second_softmax
@@ -149,6 +194,8 @@ class Bitta(GradientAdapter[BittaConfig]):
             return {}
         labels = plain.argmax(-1)
         agreeing = probs.argmax(-1) == labels
+        if self.config.agreement == "threshold":
+            agreeing = plain.amax(-1) > self.config.threshold
         double = self.config.second_softmax
         loss = policy_loss(probs, labels, second_softmax=double, where=agreeing)
         return {"agreement": self.config.beta * loss}

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from bitta.losses import entropy
+from bitta.mecta import MectaAdapter, MectaConfig
 from bitta.nn import Statistics, scale_and_shift
 from bitta.seeding import Chance
 from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TentConfig(UnsupervisedConfig):
+class TentConfig(MectaConfig, UnsupervisedConfig):
     """Settings of Tent."""
 
     lr: float = 1e-3
@@ -32,14 +33,14 @@ class TentConfig(UnsupervisedConfig):
     }
 
 
-class Tent(UnsupervisedAdapter[TentConfig]):
+class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
     """Tune scale and shift of every normalisation layer to lower entropy."""
 
     Config = TentConfig
     paper: ClassVar[str] = "Wang et al., ICLR 2021"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "normalisation layers with scale and shift that are not frozen"
+    trains: ClassVar[str] = "scale and shift of normalisation layers"
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
@@ -47,8 +48,7 @@ class Tent(UnsupervisedAdapter[TentConfig]):
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam, as the authors use on CIFAR."""
-        fused = self.network.execution.fused
-        return torch.optim.Adam(self.parameters, lr=self.config.lr, fused=fused, capturable=fused)
+        return self.adam()
 
     def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy."""

@@ -89,7 +89,9 @@ class Network(Borrowed):
             return self._in_parts(run, inputs)
         return self._logits_again(("plain", statistics, momentum), run, inputs, Chance(()))
 
-    def features(self, inputs: Tensor, *, statistics: Statistics) -> tuple[Tensor, Tensor]:
+    def features(
+        self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """What goes into the last linear layer, (batch, features), and the logits."""
         self._try_layout(inputs)
         if self._head is None:
@@ -97,7 +99,7 @@ class Network(Borrowed):
                 few = inputs[: probe.N_ROWS]
                 self._head = find_head(self.model, lambda: self._forward(few))
         with input_of(self.model.get_submodule(self._head)) as seen:
-            logits = self._plain(inputs, statistics=statistics)
+            logits = self._plain(inputs, statistics=statistics, momentum=momentum)
         return seen[-1].flatten(1), logits
 
     @torch.no_grad()

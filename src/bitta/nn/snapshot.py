@@ -55,10 +55,11 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def weight_hash(model: nn.Module) -> str:
+def weight_hash(model: nn.Module | Snapshot) -> str:
     """SHA-256 over names and values: two models with one hash serve the same."""
+    tensors = model.tensors if isinstance(model, Snapshot) else tensors_of(model)
     digest = sha256()
-    for name, tensor in sorted(tensors_of(model).items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
         flat = tensor.detach().cpu().contiguous().view(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes())

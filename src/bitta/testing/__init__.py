@@ -2,6 +2,17 @@
 
 from bitta.testing.contract import ABOUT_ANSWERS, CHECKS, check_method
 from bitta.testing.models import NORMS, Norm, toy_classifier
+from bitta.testing.sources import needed_settings, toy_statistics
 from bitta.testing.subject import Subject
 
-__all__ = ["ABOUT_ANSWERS", "CHECKS", "NORMS", "Norm", "Subject", "check_method", "toy_classifier"]
+__all__ = [
+    "ABOUT_ANSWERS",
+    "CHECKS",
+    "NORMS",
+    "Norm",
+    "Subject",
+    "check_method",
+    "needed_settings",
+    "toy_classifier",
+    "toy_statistics",
+]

@@ -1,0 +1,35 @@
+"""How much SimATTA's anchors count, and when training on them has stopped to gain."""
+
+from torch import Tensor
+
+_SHARE = 0.2  # of the loss, until there are enough source-like samples
+_WINDOW = 6  # steps, the last of which is not looked at
+_PATIENCE = 6  # windows
+
+
+def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> float:
+    """a = |A| / (|A| + |S|), at most a fifth while S is small; all of it where S is empty."""
+    if not n_source_like:
+        return 1.0
+    share = n_anchors / (n_anchors + n_source_like)
+    return min(_SHARE, share) if n_source_like < cold_start else share
+
+
+class Patience:
+    """Ends when the mean loss over a window of steps fails to fall six times in a row."""
+
+    def __init__(self) -> None:
+        self._window: list[Tensor] = []
+        self._best = float("inf")
+        self._failed = 0
+
+    def ends(self, loss: Tensor) -> bool:
+        """Whether to stop after a step with this loss."""
+        self._window.append(loss)
+        if len(self._window) < _WINDOW:
+            return False
+        mean = float(sum(self._window[:-1])) / (_WINDOW - 1)
+        self._window = []
+        self._failed = 0 if mean < self._best else self._failed + 1
+        self._best = min(self._best, mean)
+        return self._failed >= _PATIENCE

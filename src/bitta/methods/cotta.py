@@ -1,0 +1,163 @@
+"""CoTTA: a student follows an averaged teacher, and a few of its weights go home at each step.
+
+Wang et al., CVPR 2022, "Continual Test-Time Domain Adaptation".
+Departures from the authors' code: each image of a batch is augmented by parameters of its own; the
+augmented copies are run only where they are used; what is served and what is learned from draw
+their own augmentations; samples asked about stay out of the consistency loss of their batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitta.augment import augmented
+from bitta.config import require
+from bitta.memory import Mixed
+from bitta.nn import Network, Statistics, follow, restore_stochastically
+from bitta.seeding import Chance
+from bitta.types import Feedback, Losses, State, softmax
+from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CottaConfig(UnsupervisedConfig):
+    """Settings of CoTTA."""
+
+    lr: float = 1e-3
+    """Step size; the authors' for CIFAR (batches of 200), .01 with SGD for ImageNet."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """adam as the authors on CIFAR, or sgd as they on ImageNet and the code published with BiTTA
+    everywhere."""
+    momentum: float = 0.9
+    """Nesterov momentum of SGD; the authors' .9."""
+    weight_decay: float = 0.0
+    """Weight decay; the authors' 0, the code published with BiTTA 5e-4 on CIFAR."""
+    teacher_rate: float = 1e-3
+    """Share of the student that the teacher takes over after a batch; the authors keep .999."""
+    restore: float = 0.01
+    """Probability with which each weight of the student goes back to its source value after a
+    batch; the authors' .01 for CIFAR, .001 for ImageNet."""
+    augment_below: float = 0.92
+    """Mean confidence of the source model below which the teacher averages over augmented copies;
+    the authors' .92 for CIFAR-10, .72 for CIFAR-100, .1 for ImageNet; 0 never augments."""
+    n_augmentations: int = 32
+    """How many augmented copies are averaged over; the authors' 32."""
+    symmetric: bool = False
+    """Average the loss with the one that has teacher and student exchanged, as the authors on
+    ImageNet."""
+    feedback_on: Literal["student", "teacher"] = "student"
+    """Whose loss on answered samples counts; teacher as in the code published with BiTTA, where
+    nothing follows from it since only the student is trained."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reference": {
+            **HANDICAP,
+            "optimiser": "sgd",
+            "weight_decay": 5e-4,
+            "augment_below": 0.1,
+            "feedback_on": "teacher",
+        },
+        "paper": {"augment_below": 0.1},
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+        require(self.n_augmentations >= 1, "n_augmentations", self.n_augmentations, "1 or more")
+        for name in ("teacher_rate", "restore", "augment_below"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, name, value, "0 to 1")
+
+
+class Cotta(UnsupervisedAdapter[CottaConfig]):
+    """Serve the teacher, train the student on it, and let the source model say when to augment."""
+
+    Config = CottaConfig
+    paper: ClassVar[str] = "Wang et al., CVPR 2022"
+    statistics: Statistics = "batch"
+    policy_statistics: Statistics = "batch"
+    captured: bool = False
+
+    def __init__(self, network: Network, config: CottaConfig, *, seed: int = 0) -> None:
+        super().__init__(network, config, seed=seed)
+        self.anchor = network.twin()
+        """The source model, which nothing changes."""
+        self.learns_from_feedback &= config.feedback_on == "student"
+
+    def make_learner(self) -> Network:
+        """A student; the user's model is the teacher."""
+        return self.network.twin()
+
+    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+        """All of them."""
+        return list(model.parameters())
+
+    def make_optimiser(self) -> torch.optim.Optimizer:
+        """Adam, or SGD with Nesterov momentum."""
+        config = self.config
+        if config.optimiser == "adam":
+            return self.adam(weight_decay=config.weight_decay)
+        return self.sgd(momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The teacher's, averaged over augmented copies where the source model is unsure."""
+        return self.target(inputs, Chance((self.seed, "cotta", self.step)))
+
+    @torch.no_grad()
+    def target(self, inputs: Tensor, chance: Chance) -> Tensor:
+        """The teacher's logits, or their mean over augmented copies."""
+        if not self._unsure(inputs):
+            return self.network(inputs, statistics="batch")
+        total = torch.zeros((), device=inputs.device)
+        for number in range(self.config.n_augmentations):
+            view = augmented(inputs, chance.at("augment", number, device=inputs.device))
+            total = total + self.network(view, statistics="batch")
+        return total / self.config.n_augmentations
+
+    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
+        """Cross-entropy of the student with the teacher's probabilities."""
+        teacher = self.target(inputs, chance)
+        student = self.learner(inputs, statistics="batch")
+        loss = F.cross_entropy(student, teacher.softmax(-1))
+        if self.config.symmetric:
+            loss = (loss + F.cross_entropy(teacher, student.softmax(-1))) / 2
+        return {"consistency": loss}
+
+    def answered(self, mixed: Mixed) -> dict[str, Tensor]:
+        """The usual loss on the student; none on the teacher, which has no gradient."""
+        return super().answered(mixed) if self.config.feedback_on == "student" else {}
+
+    def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
+        """A step of the student; the teacher follows; some of the student goes home."""
+        losses = super().adapt(unlabelled, feedback)
+        if losses.terms:
+            follow(self.model, self.learner.model, rate=self.config.teacher_rate)
+            restore_stochastically(
+                self.learner.model,
+                self.source.near(self.learner.device),
+                rate=self.config.restore,
+                key=(self.seed, "restore", self.step),
+            )
+        return losses
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state, whose source the anchor becomes."""
+        super().load_state_dict(state)
+        self.source.put_back(self.anchor.model)
+
+    def close(self) -> None:
+        """Give the model back, and let the student and the anchor go."""
+        self.anchor.close()
+        super().close()
+
+    def _unsure(self, inputs: Tensor) -> bool:
+        """Whether the source model's mean confidence in its labels is below the threshold."""
+        if not self.config.augment_below:
+            return False
+        confidence = softmax(self.anchor(inputs, statistics="batch")).amax(-1).mean()
+        return bool(confidence < self.config.augment_below)

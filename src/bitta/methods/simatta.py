@@ -1,0 +1,274 @@
+"""SimATTA: learn from a few answered samples that stand for clusters of uncertain ones.
+
+Gui, Li and Ji, ICLR 2024, "Active Test-Time Adaptation: Theoretical Analyses and An Algorithm".
+Full labels and verdicts alike: a sample judged incorrect is kept away from the label it was shown
+with (SimATTA_BIN of the BiTTA paper). Departures from the authors' code: a question per cluster up
+to the session's number of them, the largest clusters first; the sample asked about is the nearest
+of its cluster; memories are bounded, and the number of clusters with them; at most `steps` updates
+a batch, where theirs are two more; what an answer stands for is found when it arrives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitta.config import require
+from bitta.gradient import GradientAdapter, GradientConfig
+from bitta.losses import complementary_loss, entropy
+from bitta.memory import Anchors, Fifo, Mixed
+from bitta.methods.balance import Patience, anchor_share
+from bitta.methods.clusters import Clusters, k_means
+from bitta.nn import Network, room
+from bitta.seeding import Chance, derive
+from bitta.types import Feedback, Judged, Losses, State
+
+_PER_BATCH = 100  # source-like samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimattaConfig(GradientConfig):
+    """Settings of SimATTA; the number of questions belongs to the session.
+
+    It keeps anchors instead of memories of correct and incorrect samples.
+    """
+
+    lr: float = 1e-4
+    """Step size of SGD, begun anew on each batch; the BiTTA paper's for CIFAR, the authors' for
+    Tiny-ImageNet, who have 1e-3 on PACS."""
+    momentum: float = 0.9
+    """Momentum of SGD; the authors' value."""
+    steps: int = 30
+    """Mini-batches per epoch, of which there is one on each batch; the authors: 30 on PACS."""
+    batch_size: int = 64
+    """Anchors, and source-like samples, in a mini-batch; the code published with BiTTA has 64."""
+    high_entropy: float = 1e-3
+    """Samples are asked about from this entropy of the adapted model on; the BiTTA paper's e_h for
+    CIFAR. The authors: 1e-2 on PACS."""
+    low_entropy: float = 1e-4
+    """Below this entropy of the source model a sample is source-like; the BiTTA paper's e_l for
+    CIFAR-10, 1e-5 for CIFAR-100. The authors: 1e-4 on PACS."""
+    clusters: int = 10
+    """Clusters of the first batch; the authors' value."""
+    cluster_growth: int = 3
+    """How many more there are on each batch; the BiTTA paper's value. The authors: 1."""
+    starts: int = 3
+    """Clusterings of a batch, from other first centres, of which the best is taken; the authors'
+    10 take most of a second with all anchors."""
+    cold_start: int = 100
+    """Until there are so many source-like samples, anchors have at most a fifth of the loss; the
+    authors' value."""
+    max_anchors: int = 192
+    """Answered samples that are kept; the authors keep all."""
+    max_source_like: int = 1000
+    """Source-like samples that are kept; the authors keep all."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reference": {"lr": 1e-3, "high_entropy": 1e-2, "starts": 10}
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
+        for name in ("high_entropy", "low_entropy", "cluster_growth", "cold_start"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("steps", "batch_size", "clusters", "starts", "max_anchors", "max_source_like"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+
+
+class Simatta(GradientAdapter[SimattaConfig]):
+    """Ask about one sample per cluster; train on what was answered and on what the source knows."""
+
+    Config = SimattaConfig
+    paper: ClassVar[str] = "Gui et al., ICLR 2024"
+    needs: ClassVar[str] = "full labels or verdicts"
+    n_queries: ClassVar[int] = 3
+    captured: bool = False
+
+    def __init__(self, network: Network, config: SimattaConfig, *, seed: int = 0) -> None:
+        k_means()  # refused now if it is not there, not in mid-stream
+        super().__init__(network, config, seed=seed)
+        self.anchors = Anchors(config.max_anchors)
+        self.source_like = Fifo(config.max_source_like)
+        self.teacher = network.twin()
+        """The source model; it never changes."""
+
+    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+        """All of them."""
+        return list(model.parameters())
+
+    def make_optimiser(self) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        return self.sgd(momentum=self.config.momentum)
+
+    @torch.no_grad()
+    def wishes(self, inputs: Tensor, n_queries: int) -> Tensor:
+        """How many uncertain samples a sample is to stand for; those of other clusters at -inf."""
+        features, entropies = self._seen(inputs)
+        entropies = entropies[len(self.anchors) :]
+        candidates = _by_entropy(entropies, self.config.high_entropy)
+        free = self._n_clusters() - len(self.anchors)
+        if len(candidates) < free:
+            # Too few to part into so many clusters: the most uncertain, each for itself.
+            chosen = [(int(row), 1) for row in _by_entropy(entropies, 0.0)[:free]]
+        elif len(candidates):
+            clusters = self._clusters(features, candidates)
+            chosen = [(int(candidates[row]), size) for row, size in clusters.unanchored()]
+        else:
+            chosen = []
+        wishes = torch.full((len(inputs),), -torch.inf)
+        for row, size in chosen[:n_queries]:
+            wishes[row] = size
+        return wishes.to(inputs.device)
+
+    @torch.enable_grad()
+    def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
+        """Take in answers and source-like samples; then `steps` mini-batches of both."""
+        self._take_answers(unlabelled, feedback)
+        self._take_source_like(unlabelled)
+        right, right_labels = self.anchors.with_verdict(correct=True)
+        wrong, wrong_labels = self.anchors.with_verdict(correct=False)
+        inputs = torch.cat([right, wrong, self.source_like.inputs])
+        losses = self._train(Mixed(inputs, right_labels, wrong_labels))
+        self.optimiser = self.make_optimiser()  # nothing of it outlives a batch
+        self.step += 1
+        return losses
+
+    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+        """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
+        judged = self._drawn(mixed.n_judged, chance, "anchors")
+        right, wrong = judged[judged < len(mixed.correct)], judged[judged >= len(mixed.correct)]
+        like = self._drawn(len(self.source_like), chance, "source-like")
+        rows = torch.cat([right, wrong, mixed.n_judged + like]).to(mixed.inputs.device)
+        logits = self.learner(mixed.inputs[rows], statistics="running")
+        ours, theirs, source = logits.split([len(right), len(wrong), len(like)])
+        share = self._anchor_share(mixed.n_judged)
+        terms = {}
+        if len(right):
+            terms["correct"] = share * F.cross_entropy(ours, mixed.correct[right])
+        if len(wrong):
+            shown = mixed.incorrect[wrong - len(mixed.correct)]
+            terms["incorrect"] = share * complementary_loss(theirs, shown)
+        if len(like):
+            loss = F.cross_entropy(source, self.source_like.labels[like])
+            terms["source_like"] = (1 - share) * loss
+        return terms
+
+    def reset(self) -> None:
+        """Empty memories, too."""
+        super().reset()
+        self.anchors.clear()
+        self.source_like.clear()
+
+    def state_dict(self) -> State:
+        """Anchors and source-like samples beside the rest."""
+        return super().state_dict() | {
+            "anchors": self.anchors.state_dict(),
+            "source_like": self.source_like.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        self.source.put_back(self.teacher.model)
+        self.anchors.load_state_dict(state["anchors"], device=self.network.device)
+        self.source_like.load_state_dict(state["source_like"], device=self.network.device)
+
+    def close(self) -> None:
+        """Give the model back, and let the source's copy go."""
+        self.teacher.close()
+        super().close()
+
+    @torch.no_grad()
+    def _take_answers(self, unlabelled: Tensor, feedback: Feedback) -> None:
+        """Anchors, old and new, share the uncertain samples of their clusters.
+
+        With every answer at hand these are the clusters that were asked about: the same samples in
+        the same order. A late answer stands for its cluster among the samples it arrives with.
+        """
+        answered = torch.cat([feedback.correct.inputs, feedback.incorrect.inputs])
+        features, entropies = self._seen(torch.cat([answered, unlabelled]))
+        uncertain = entropies[len(self.anchors) :].clone()
+        uncertain[: len(answered)].clamp_min_(self.config.high_entropy)
+        candidates = _by_entropy(uncertain, self.config.high_entropy)
+        standing = torch.cat([torch.ones(len(self.anchors)).bool(), candidates < len(answered)])
+        weights = torch.zeros(len(answered))
+        if len(candidates) and standing.any():
+            shares = self._clusters(features, candidates).shares(standing)
+            older, new = shares.tensor_split((len(self.anchors),))
+            self.anchors.weights = self.anchors.weights + older.to(self.anchors.weights)
+            weights[candidates[candidates < len(answered)]] = new[candidates < len(answered)]
+        self.anchors.add(feedback, weights)
+
+    @torch.no_grad()
+    def _take_source_like(self, unlabelled: Tensor) -> None:
+        """The samples that the source model is surest about, with its labels."""
+        rows, labels = torch.zeros(0).long(), torch.zeros(0).long()
+        if len(unlabelled):
+            logits = self.teacher(unlabelled, statistics="running")
+            entropies, labels = entropy(logits), logits.argmax(-1)
+            order = entropies.argsort(stable=True)[:_PER_BATCH]
+            rows = order[entropies[order] < self.config.low_entropy]
+        rows = rows.to(unlabelled.device)
+        self.source_like.add(Judged(unlabelled[rows], labels.to(rows.device)[rows]))
+
+    def _train(self, mixed: Mixed) -> Losses:
+        """`steps` times per epoch, unless the anchors stop gaining."""
+        taken: list[dict[str, Tensor]] = []
+        patience = Patience()
+        n_steps = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
+        with room(f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."):
+            for number in range(n_steps):
+                chance = Chance((self.seed, "adapt", self.step, number))
+                taken.append(self._step(*mixed, chance=chance))
+                on_anchors = [taken[-1][n] for n in ("correct", "incorrect") if n in taken[-1]]
+                if on_anchors and patience.ends(torch.stack(on_anchors).sum()):
+                    break
+        # Which terms there are depends on what was drawn.
+        names = dict.fromkeys(name for terms in taken for name in terms)
+        absent = mixed.inputs.new_full((), torch.nan, dtype=torch.float32)
+        return Losses({n: torch.stack([terms.get(n, absent) for terms in taken]) for n in names})
+
+    def _anchor_share(self, n_anchors: int) -> float:
+        n_source_like, cold_start = len(self.source_like), self.config.cold_start
+        return anchor_share(n_anchors, n_source_like, cold_start=cold_start)
+
+    def _seen(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and entropies of [anchors; inputs] by the adapted model."""
+        both = inputs if self.anchors.inputs is None else torch.cat([self.anchors.inputs, inputs])
+        if not len(both):
+            return torch.zeros(0, 1), torch.zeros(0)
+        features, logits = self.network.features(both, statistics="running")
+        return features, entropy(logits)
+
+    def _clusters(self, features: Tensor, candidates: Tensor) -> Clusters:
+        """Of [anchors; candidates]."""
+        n_anchors = len(self.anchors)
+        rows = torch.cat([torch.arange(n_anchors), n_anchors + candidates])
+        return Clusters.of(
+            features.cpu()[rows],
+            self.anchors.weights,
+            n_clusters=self._n_clusters(),
+            starts=self.config.starts,
+            seed=derive(self.seed, "clusters", self.step),
+        )
+
+    def _n_clusters(self) -> int:
+        """More on every batch, as anchors get more, and no more than those can become."""
+        config = self.config
+        return config.clusters + min(self.step * config.cluster_growth, config.max_anchors)
+
+    def _drawn(self, n: int, chance: Chance, place: str) -> Tensor:
+        """Some of n rows, none of them twice, in ascending order."""
+        order = torch.randperm(n, generator=chance.at(place))
+        return order[: self.config.batch_size].sort().values
+
+
+def _by_entropy(entropies: Tensor, least: float) -> Tensor:
+    """Rows of at least so much entropy on the host, most uncertain first."""
+    entropies = entropies.cpu()
+    order = entropies.argsort(descending=True, stable=True)
+    return order[entropies[order] >= least]

@@ -1,0 +1,71 @@
+"""bitta statistics as its users meet it."""
+
+import pytest
+import torch
+
+from bitta import Session
+from bitta.cli.main import main
+from bitta.models import load_model, weights_at
+from bitta.nn import weight_hash
+from bitta.statistics import SourceStatistics
+from bitta.streams import as_floats, embedded_pack
+
+OFFLINE = ["statistics", "--weights", "embedded:cifar10-resnet8", "--set", "embedded:cifar10"]
+
+
+def test_the_offline_example_writes_what_a_method_can_use(tmp_path, capsys):
+    out = tmp_path / "statistics.safetensors"
+    few = ["--n", "200", "--fisher-samples", "100"]
+    assert main([*OFFLINE, *few, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "statistics batch 4/4" in shown
+    assert "200 images, 10 classes, 64 features" in shown
+    assert f'source_statistics = "{out}"' in shown
+    found = SourceStatistics.load(out)
+    with weights_at("embedded:cifar10-resnet8") as path:
+        model, _ = load_model(path)
+    assert found.weights == weight_hash(model)
+    assert found.fisher.keys() >= {"bn1.weight", "bn1.bias"}
+    # A prototype is nearest to the class it stands for, of those the head tells apart.
+    assert (model.fc(found.prototypes).argmax(-1) == torch.arange(10)).all()
+    with Session(model, "owttt", source_statistics=str(out)) as session:
+        session.step(as_floats(embedded_pack("cifar10").images[:8]))
+
+
+def test_the_images_are_those_of_the_card_unless_told_otherwise(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BITTA_DATA", str(tmp_path / "none"))
+    out = str(tmp_path / "s")
+    assert main(["statistics", "--weights", "embedded:cifar10-resnet8", "--out", out]) == 2
+    assert "bitta data get cifar10" in capsys.readouterr().err
+
+
+def test_another_factory_needs_a_set(tmp_path, capsys):
+    factory = ["--factory", "bitta.testing:toy_classifier"]
+    assert main(["statistics", *factory, "--out", str(tmp_path / "s")]) == 2
+    assert "name a set: cifar10, " in capsys.readouterr().err
+    wanted = ["--set", "embedded:digits", "--n", "8", "--fisher-samples", "0"]
+    assert main(["statistics", *factory, *wanted, "--out", str(tmp_path / "s")]) == 0
+    assert SourceStatistics.load(tmp_path / "s").fisher == {}
+    assert "never predicted, so without a prototype: class" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--set", "embeded:cifar10"], "did you mean 'embedded:cifar10'?"),
+        (["--n", "0"], "n is 0; allowed: 1 or more"),
+        (["--fisher-samples", "-1"], "fisher_samples is -1"),
+        (["--side", "3"], "side is 3"),
+        (["--device", "abacus"], "device is 'abacus'"),
+        (["--weights", "embedded:cifar"], "unknown embedded weights 'cifar'"),
+        (["--set", "pacs"], "pacs and folders need the domain"),
+        (["--set", "folders", "--domain", "photo"], "give the folder that holds the domains"),
+        (["--set", "cifar10", "--domain", "photo"], "no other set has one"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(tmp_path, capsys, given, message):
+    assert main([*OFFLINE, *given, "--out", str(tmp_path / "s")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "s").exists()

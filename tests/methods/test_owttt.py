@@ -1,0 +1,171 @@
+"""OWTTT, worked out by hand."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bitta import Session
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.methods.alignment import Gaussian, otsu_threshold, symmetric_divergence
+from bitta.nn import Network
+from bitta.seeding import generator
+from bitta.statistics import SourceStatistics
+from bitta.testing import toy_classifier, toy_statistics
+
+
+def images(number=0, n=8):
+    return torch.rand(n, 3, 8, 8, generator=generator(1, number))
+
+
+def gaussian(mean, covariance):
+    return Gaussian(torch.tensor(mean, dtype=torch.double), torch.tensor(covariance).double())
+
+
+@pytest.fixture
+def statistics(tmp_path):
+    return toy_statistics("batch", tmp_path)
+
+
+def test_otsus_threshold_parts_near_from_far():
+    """Groups {.105, .125} and {.505}: every threshold from .13 to .50 has them; .13 is the first.
+
+    Below it .125 is with the far one: spread (.19² + .19²)/3 rather than (.01² + .01²)/3.
+    """
+    assert otsu_threshold(torch.tensor([0.105, 0.505, 0.125])).item() == pytest.approx(0.13)
+
+
+def test_scores_that_no_threshold_parts_are_all_near():
+    assert otsu_threshold(torch.tensor([0.301, 0.302])).item() == math.inf
+    assert otsu_threshold(torch.tensor([0.3])).item() == math.inf
+
+
+def test_the_divergence_of_two_gaussians_is_that_of_the_textbook():
+    """Covariances diag(30, 30) and diag(10, 30), means (3, 0) and 0; 1 is added to each variance.
+
+    ½ [31/11 + 1 + 11/31 + 1 + 9 (1/31 + 1/11)] - 2.
+    """
+    one = gaussian([3.0, 0.0], [[30.0, 0.0], [0.0, 30.0]])
+    other = gaussian([0.0, 0.0], [[10.0, 0.0], [0.0, 30.0]])
+    expected = (31 / 11 + 1 + 11 / 31 + 1 + 9 * (1 / 31 + 1 / 11)) / 2 - 2
+    assert symmetric_divergence(one, other).item() == pytest.approx(expected, rel=1e-12)
+    assert symmetric_divergence(one, one).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_divergence_agrees_with_both_divergences_of_torch():
+    chance = generator(3)
+    roots = [torch.randn(4, 4, generator=chance).double() for _ in range(2)]
+    one, other = (Gaussian(root[0], root @ root.T) for root in roots)
+    widening = one.covariance.amax() / 30 * torch.eye(4).double()
+    normal = torch.distributions.MultivariateNormal
+    both = [normal(g.mean, g.covariance + widening) for g in (one, other)]
+    expected = torch.distributions.kl_divergence(*both) + torch.distributions.kl_divergence(
+        *reversed(both)
+    )
+    assert torch.allclose(symmetric_divergence(one, other), expected)
+
+
+def test_features_of_the_stream_are_followed_exactly_at_first():
+    """From nothing, in two batches: mean and covariance (over n) of all five features."""
+    features = torch.randn(5, 3, generator=generator(4)).double()
+    found = gaussian([0.0] * 3, [[0.0] * 3] * 3).moved(features[:2], horizon=100)
+    found = found.moved(features[2:], horizon=100)
+    assert torch.allclose(found.mean, features.mean(0))
+    assert torch.allclose(found.covariance, features.T.cov(correction=0))
+    assert found.n == 5
+
+
+def test_later_features_count_one_in_horizon_each():
+    """Mean 0, variance 1 after 8; two features at 2, horizon 4: mean 0 + (2 + 2)/4 = 1.
+
+    Variance 1 + (4 + 4 - 2)/4 - 1² = 1.5.
+    """
+    found = Gaussian(torch.zeros(1).double(), torch.ones(1, 1).double(), 8)
+    found = found.moved(torch.full((2, 1), 2.0).double(), horizon=4)
+    assert (found.mean.item(), found.covariance.item()) == pytest.approx((1.0, 1.5))
+
+
+def test_a_batch_beyond_the_horizon_leaves_a_covariance():
+    found = gaussian([0.0], [[1.0]]).moved(
+        torch.randn(9, 1, generator=generator(1)).double(), horizon=2
+    )
+    assert found.covariance.item() > 0
+
+
+def test_it_serves_cosines_to_the_source_prototypes(statistics):
+    model = toy_classifier()
+    network = Network(model)
+    with torch.no_grad():
+        features, _ = network.features(images(), statistics="running")
+    network.close()
+    prototypes = SourceStatistics.load(statistics).prototypes
+    cosines = F.cosine_similarity(features.unsqueeze(1), prototypes, dim=-1)
+    with Session(model, "owttt", source_statistics=statistics, delta=0.5) as session:
+        served = session.predict(images())
+    assert torch.allclose(served.probs, (cosines / 0.5).softmax(-1), atol=1e-6)
+
+
+def test_both_terms_are_what_the_paper_says(statistics):
+    """One batch from nothing, all of it near: the divergence from its own mean and covariance, and
+    cross-entropy on the four of eight samples with the largest cosine."""
+    known = SourceStatistics.load(statistics)
+    network = Network(toy_classifier())
+    with torch.no_grad():
+        batch, _ = network.features(images(), statistics="batch", momentum=0.1)
+        features, _ = network.features(images(), statistics="running")
+    logits = F.cosine_similarity(features.unsqueeze(1), known.prototypes, dim=-1) / 0.1
+    surest = logits.amax(-1).topk(4).indices
+    there = Gaussian(known.mean.double(), known.covariance.double())
+    here = Gaussian(batch.mean(0).double(), batch.T.cov(correction=0).double())
+    with Session(toy_classifier(), "owttt", source_statistics=statistics) as session:
+        session.predict(images())
+        session.adapter._queue = torch.tensor([0.99] * 400)  # far ones: all others are near
+        losses = session.learn().mean()
+    assert losses["alignment"] == pytest.approx(
+        0.05 * symmetric_divergence(there, here).item(), rel=1e-3
+    )
+    expected = 0.1 * F.cross_entropy(logits[surest], logits[surest].argmax(-1)).item()
+    assert losses["prototypes"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_samples_far_from_every_prototype_are_not_learned_from(statistics):
+    with Session(toy_classifier(), "owttt", source_statistics=statistics) as session:
+        adapter = session.adapter
+        with torch.no_grad():
+            scores = adapter._scores(adapter.logits(images(n=32)))
+        near = scores <= otsu_threshold(scores)
+        assert 0 < near.sum() < 32
+        session.step(images(n=32))
+        assert adapter._stream.n == near.sum()
+
+
+def test_everything_but_the_last_layer_is_trained_and_statistics_follow(statistics):
+    model = toy_classifier()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Session(model, "owttt", source_statistics=statistics, n_queries=2) as session:
+        for query in session.predict(images()).queries:
+            session.answer(query.id, correct=True)
+        assert session.learn().terms.keys() == {"alignment", "prototypes", "correct"}
+    same = {n for n, t in model.state_dict().items() if torch.equal(t, before[n])}
+    assert {name for name in same if "num_batches" not in name} == {"head.weight", "head.bias"}
+
+
+def test_it_refuses_to_work_without_fitting_statistics(tmp_path, statistics):
+    with pytest.raises(SettingError, match=r'OWTTT needs .* make them with "bitta statistics"'):
+        Session(toy_classifier(), "owttt")
+    with pytest.raises(InputError, match="there is no file"):
+        Session(toy_classifier(), "owttt", source_statistics=str(tmp_path / "none"))
+    with pytest.raises(ModelError, match="has no such last layer"):
+        Session(toy_classifier(width=16), "owttt", source_statistics=statistics)
+    with (
+        Session(toy_classifier(seed=1), "owttt", source_statistics=statistics) as session,
+        pytest.raises(ModelError, match="holds statistics of a model with weights"),
+    ):
+        session.predict(images())
+
+
+@pytest.mark.parametrize("wrong", [{"delta": 0.0}, {"queue": 0}, {"da_scale": -1.0}], ids=str)
+def test_settings_out_of_range_are_refused(wrong, statistics):
+    with pytest.raises(SettingError, match="allowed"):
+        Session(toy_classifier(), "owttt", source_statistics=statistics, **wrong)

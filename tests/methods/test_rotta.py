@@ -1,0 +1,296 @@
+"""RoTTA's own parts, by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bitta import Session
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.losses import entropy
+from bitta.memory import TimelyMemory
+from bitta.methods import rotta
+from bitta.nn import Network, RobustNorm
+from bitta.seeding import generator
+from bitta.testing import NORMS, toy_classifier
+from bitta.types import Feedback, Judged
+
+SURE, UNSURE = 6.0, 0.1
+"""Logits of two classes, which are that far apart: doubts H / ln 2 of .025 and .998."""
+
+
+def images(number=0, n=6):
+    return torch.rand(n, 3, 8, 8, generator=generator(1, number))
+
+
+def weights(network):
+    return {name: p.detach().clone() for name, p in network.model.named_parameters()}
+
+
+def statistics(network):
+    return {name: b.detach().clone() for name, b in network.model.named_buffers()}
+
+
+def offer(memory, name, label, *, margin=SURE, n_classes=2):
+    """One sample, whose only pixel is its name."""
+    logits = torch.zeros(1, n_classes)
+    logits[0, label] = margin
+    memory.offer(torch.tensor([[float(name)]]), logits)
+
+
+def held(memory):
+    return memory.inputs.flatten().tolist()
+
+
+def test_the_score_adds_age_and_doubt():
+    """1 / (1 + e^0) = .5 and 1 / (1 + e^-1) = .73106, with a doubt of .3."""
+    memory = TimelyMemory(4)
+    assert memory.score(0, 0.3) == pytest.approx(0.8)
+    assert memory.score(4, 0.3) == pytest.approx(1.03106, abs=1e-5)
+    assert TimelyMemory(4, lambda_t=2.0, lambda_u=10.0).score(0, 0.3) == pytest.approx(4.0)
+
+
+def test_a_class_fills_its_share_then_gives_up_its_worst_if_the_new_one_is_better():
+    memory = TimelyMemory(4)
+    offer(memory, 1, 0)
+    offer(memory, 2, 0, margin=UNSURE)
+    assert (held(memory), memory.ages) == ([1, 2], [2, 1])
+    # Class 0 has its two. Sample 1: .622 + .025. Sample 2: .562 + .998, the worst. New: .5 + .025.
+    offer(memory, 3, 0)
+    assert (held(memory), memory.ages) == ([1, 3], [3, 1])
+    # Sample 1: .679 + .025, the worst. New: .5 + .998: turned away, and still everybody ages.
+    offer(memory, 4, 0, margin=UNSURE)
+    assert (held(memory), memory.ages, memory.labels) == ([1, 3], [4, 2], [0, 0])
+    offer(memory, 5, 1, margin=UNSURE)
+    offer(memory, 6, 1)
+    assert (held(memory), memory.ages, memory.labels) == ([1, 3, 5, 6], [6, 4, 2, 1], [0, 0, 1, 1])
+
+
+def test_among_equally_sure_samples_the_oldest_goes():
+    memory = TimelyMemory(4)
+    for name in (1, 2, 3):
+        offer(memory, name, 0)
+    assert (held(memory), memory.ages) == ([2, 3], [2, 1])
+
+
+def test_a_full_memory_makes_room_for_a_small_class_in_the_largest_ones():
+    """Three classes, so a share of 4 / 3: two of class 0 and two of 1 fill it; the worst is 2."""
+    memory = TimelyMemory(4)
+    offer(memory, 1, 0, n_classes=3)
+    offer(memory, 2, 1, n_classes=3, margin=UNSURE)
+    offer(memory, 3, 0, n_classes=3)
+    offer(memory, 4, 1, n_classes=3)
+    offer(memory, 5, 2, n_classes=3)
+    assert (held(memory), memory.labels) == ([1, 3, 4, 5], [0, 0, 1, 2])
+    # Class 0 alone is largest now, its worst the older one; 4 and 5 are not asked.
+    offer(memory, 6, 2, n_classes=3)
+    assert held(memory) == [3, 4, 5, 6]
+    # Nobody among the largest (class 2) is worse than a doubtful newcomer.
+    offer(memory, 7, 1, n_classes=3, margin=UNSURE)
+    assert (held(memory), memory.ages) == ([3, 4, 5, 6], [5, 4, 3, 2])
+
+
+def test_until_full_a_class_may_take_more_than_its_share():
+    memory = TimelyMemory(4, insertion="until_full")
+    for name in (1, 2, 3):
+        offer(memory, name, 0)
+    offer(memory, 4, 1)
+    assert (held(memory), memory.labels) == ([1, 2, 3, 4], [0, 0, 0, 1])
+    # Full; class 1 is below its share of two, so the largest class gives up its oldest.
+    offer(memory, 5, 1)
+    assert (held(memory), memory.labels) == ([2, 3, 4, 5], [0, 0, 1, 1])
+
+
+def test_a_batch_is_offered_row_by_row():
+    logits = torch.zeros(7, 3)
+    logits[torch.arange(7), torch.tensor([0, 1, 0, 0, 2, 1, 0])] = torch.linspace(1, 3, 7)
+    samples = torch.arange(7.0).unsqueeze(1)
+    together, apart = TimelyMemory(4), TimelyMemory(4)
+    together.offer(samples, logits)
+    for row in range(7):
+        apart.offer(samples[row : row + 1], logits[row : row + 1])
+    assert held(together) == held(apart)
+    assert together.ages == apart.ages
+
+
+def test_a_memory_goes_on_from_its_state_and_forgets():
+    memory, other = TimelyMemory(4), TimelyMemory(4)
+    for name in (1, 2, 3, 4):
+        offer(memory, name, name % 2, margin=name)
+    other.load_state_dict(memory.state_dict(), device=torch.device("cpu"))
+    for each in (memory, other):
+        offer(each, 5, 0, margin=9.0)
+    assert held(memory) == held(other) == [1, 3, 4, 5]
+    assert memory.ages == other.ages
+    memory.clear()
+    assert len(memory) == len(memory.inputs) == 0
+    other.load_state_dict(TimelyMemory(4).state_dict(), device=torch.device("cpu"))
+    assert len(other) == 0
+
+
+def test_robust_normalisation_by_hand():
+    """Values 1, 3 (mean 2, variance 1) and 4, 8 (6, 4); from (0, 1) by half: (1, 1), (3, 2.5).
+
+    Then (1 - 1) / 1, (3 - 1) / 1 and (4 - 3) / 1.58114, (8 - 3) / 1.58114.
+    """
+    model = nn.BatchNorm1d(2, eps=0.0).eval()
+    network = Network(model)
+    network.normaliser = RobustNorm(0.5)
+    out = network(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
+    assert model.running_mean.tolist() == [1.0, 3.0]
+    assert model.running_var.tolist() == [1.0, 2.5]
+    assert out.flatten().tolist() == pytest.approx([0.0, 0.632456, 2.0, 3.162278], abs=1e-6)
+
+
+def test_robust_normalisation_leaves_running_statistics_alone_when_they_serve():
+    model = nn.BatchNorm1d(2).eval()
+    network = Network(model)
+    network.normaliser = RobustNorm(0.5)
+    network(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="running")
+    assert model.running_mean.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("row", "expected"), [(0, [0.75, -0.25]), (1, [0.25, 0.25])])
+def test_gradients_flow_through_the_share_of_the_batch(row, expected):
+    """x = (1, 3), m = (x0 + x1) / 4 = 1, v = .5 + (x1 - x0)² / 8 = 1, out = (x - m) / √v.
+
+    dm = (.25, .25), dv = (-.5, .5). Row 0: (1, 0) - dm - 0 dv / 2. Row 1: (0, 1) - dm - 2 dv / 2.
+    """
+    network = Network(nn.BatchNorm1d(2, eps=0.0).eval())
+    network.normaliser = RobustNorm(0.5)
+    x = torch.tensor([[1.0, 5.0], [3.0, 7.0]], requires_grad=True)
+    network(x, statistics="batch")[row, 0].backward()
+    assert x.grad.T.tolist() == [pytest.approx(expected), [0.0, 0.0]]
+
+
+def test_scale_and_shift_come_after_and_images_are_normalised_by_channel():
+    layer = nn.BatchNorm2d(2).eval()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([2.0, 3.0]))
+        layer.bias.copy_(torch.tensor([1.0, -1.0]))
+    x = torch.rand(4, 2, 3, 5, generator=generator(3))
+    network = Network(nn.Sequential(layer, nn.Flatten()))
+    network.normaliser = RobustNorm(1.0)  # the batch's own statistics
+    expected = nn.functional.batch_norm(x, None, None, layer.weight, layer.bias, True)
+    out = network(x, statistics="batch").view_as(x)
+    assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_one_value_per_channel_moves_no_statistics():
+    model = nn.BatchNorm1d(2).eval()
+    network = Network(model)
+    network.normaliser = RobustNorm(0.5)
+    network(torch.tensor([[1.0, 4.0]]), statistics="batch")
+    assert (model.running_mean.tolist(), model.running_var.tolist()) == ([0, 0], [1, 1])
+
+
+def test_old_samples_weigh_less():
+    """Ages 8, 4 and 0 of 4: e^-2 / (1 + e^-2) = .1192, e^-1 / (1 + e^-1) = .26894, 1 / 2."""
+    adapter = Session(toy_classifier(), "rotta", capacity=4).adapter
+    state = {"inputs": torch.rand(3, 1), "labels": [0, 1, 2], "doubts": [0.0] * 3}
+    adapter.timely.load_state_dict(state | {"ages": [8, 4, 0]}, device=torch.device("cpu"))
+    found = adapter.age_weights(like=torch.zeros(1)).tolist()
+    assert found == pytest.approx([0.119203, 0.268941, 0.5], abs=1e-6)
+
+
+def test_the_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
+    """Without a strong view, teacher and student agree; six samples have the ages 6 to 1."""
+    monkeypatch.setattr(rotta, "augmented", lambda x, chance: x)
+    session = Session(toy_classifier("group"), "rotta")
+    each = entropy(session.adapter.logits(images()))
+    ages = torch.arange(6, 0, -1) / 64
+    expected = (each * torch.exp(-ages) / (1 + torch.exp(-ages))).mean().item()
+    *_, losses = session.step(images())
+    assert losses.mean() == {"consistency": pytest.approx(expected, rel=1e-5)}
+
+
+def test_the_memory_is_learned_from_in_place_of_the_batch():
+    session = Session(toy_classifier(), "rotta")
+    session.step(images(0))
+    session.step(images(1))
+    assert torch.equal(session.adapter.timely.inputs, torch.cat([images(0), images(1)]))
+    assert session.adapter.network.counts.backwards == 6 + 12
+
+
+def test_statistics_move_while_learning_and_not_while_serving():
+    """The teacher's first layer sees the memory as it is: 0 + .05 of the batch's mean."""
+    session = Session(toy_classifier(), "rotta")
+    adapter = session.adapter
+    with torch.no_grad():
+        batch_mean = session.model.stem(images()).mean((0, 2, 3))
+    session.predict(images())
+    assert session.model.norm.running_mean.abs().max() == 0
+    session.learn()
+    assert torch.allclose(session.model.norm.running_mean, 0.05 * batch_mean, atol=1e-6)
+    student = adapter.learner.model.norm.running_mean
+    assert student.abs().max() > 0
+    assert not torch.allclose(student, session.model.norm.running_mean, atol=1e-4)
+
+
+def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
+    session = Session(toy_classifier(), "rotta", n_queries=2)
+    adapter = session.adapter
+    before = statistics(adapter.network), statistics(adapter.learner), weights(adapter.learner)
+    judged = Judged(images(3, 2), torch.tensor([0, 1]))
+    losses = adapter.adapt(images()[:0], Feedback(judged, Judged(images()[:0], judged.labels[:0])))
+    assert losses.terms.keys() == {"correct"}
+    after = statistics(adapter.network), statistics(adapter.learner), weights(adapter.learner)
+    for place, same in ((0, True), (1, True), (2, False)):
+        assert all(map(torch.equal, before[place].values(), after[place].values())) == same
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_scale_and_shift_of_the_teacher_follow_the_student_by_a_thousandth(norm):
+    session = Session(toy_classifier(norm), "rotta", lr=0.1)
+    before = weights(session.adapter.network)
+    session.step(images())
+    student, teacher = weights(session.adapter.learner), weights(session.adapter.network)
+    moved = {name for name in before if not torch.equal(before[name], student[name])}
+    assert moved == {name for name in before if "norm" in name}
+    for name in before:
+        assert torch.allclose(teacher[name], 0.999 * before[name] + 0.001 * student[name])
+
+
+def test_answers_about_the_teacher_change_nothing():
+    ends = []
+    for correct in (True, False):
+        session = Session(toy_classifier(), "rotta", n_queries=2, preset="reference")
+        for query in session.predict(images()).queries:
+            session.answer(query.id, correct=correct)
+        assert session.learn().terms.keys() == {"consistency"}
+        ends.append(weights(session.adapter.learner) | statistics(session.adapter.network))
+    assert not session.adapter.learns_from_feedback
+    assert all(map(torch.equal, ends[0].values(), ends[1].values()))
+
+
+def test_what_rotta_cannot_work_with_is_said_at_once():
+    with pytest.raises(ModelError, match="scale and shift of normalisation layers"):
+        Session(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), "rotta")
+    with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 where a model has Batch"):
+        Session(toy_classifier(), "rotta", micro_batch=2)
+    Session(toy_classifier("layer"), "rotta", micro_batch=2).step(images())
+    with pytest.raises(InputError, match="cannot be augmented"):
+        Session(nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), "rotta").step(torch.rand(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("alpha", 1.5), ("teacher_rate", -0.1), ("capacity", 0), ("lambda_t", -1.0),
+     ("lambda_u", -1.0), ("insertion", "always"), ("feedback_on", "both")],
+)  # fmt: skip
+def test_settings_outside_their_range_are_refused(name, value):
+    with pytest.raises(SettingError, match=name):
+        Session(toy_classifier(), "rotta", **{name: value})
+
+
+def test_doubts_are_shares_of_the_most_there_can_be():
+    """Two equal logits of two: H = ln 2, a doubt of 1; of four equal logits, ln 4, also 1."""
+    for n_classes in (2, 4):
+        memory = TimelyMemory(4)
+        memory.offer(torch.zeros(1, 1), torch.zeros(1, n_classes))
+        assert memory.state_dict()["doubts"] == [pytest.approx(1.0)]
+    offered = TimelyMemory(4)
+    offered.offer(torch.zeros(1, 1), torch.tensor([[math.log(3), 0.0]]))
+    # H(.75, .25) = .56234 of ln 2 = .69315.
+    assert offered.state_dict()["doubts"] == [pytest.approx(0.811278, abs=1e-5)]

@@ -1,0 +1,225 @@
+"""SAR's two passes, its top and its recovery."""
+
+from contextlib import suppress
+from math import log
+
+import pytest
+import torch
+from torch import nn
+
+from bitta import Session
+from bitta.errors import SettingError
+from bitta.losses import entropy
+from bitta.models import build_model
+from bitta.nn import below_the_top, scale_and_shift, uphill
+from bitta.testing import toy_classifier
+
+PIXELS = {"n_classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
+SURE, UNSURE = (0.9999, 0.0001), (0.5, 0.5)
+
+
+class Affine(nn.LayerNorm):
+    """Scale and shift alone: of logarithms of probabilities the softmax is the probabilities."""
+
+    def forward(self, x):
+        return x * self.weight + self.bias
+
+
+class Block(nn.Module):
+    """As in a transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.dense = nn.Linear(4, 4)
+
+
+def rows(*probs):
+    return torch.tensor(probs).log()
+
+
+def H(probs):
+    return -sum(p * log(p) for p in probs)
+
+
+def leaf(value, gradient):
+    parameter = nn.Parameter(torch.tensor([value]))
+    parameter.grad = torch.tensor([gradient])
+    return parameter
+
+
+def test_uphill_shares_one_norm_over_all_parameters_and_comes_back_exactly():
+    one, two = leaf(0.1, 3.0), leaf(0.7, 4.0)  # a gradient of length 5
+    with uphill([one, two], rho=0.5):
+        assert one.item() == pytest.approx(0.1 + 0.3)
+        assert two.item() == pytest.approx(0.7 + 0.4)
+    assert torch.equal(one.detach(), torch.tensor([0.1]))
+    assert torch.equal(two.detach(), torch.tensor([0.7]))
+
+
+def test_uphill_comes_back_after_an_error():
+    parameter = leaf(0.1, 3.0)
+    with suppress(ArithmeticError), uphill([parameter], rho=0.5):
+        raise ArithmeticError
+    assert torch.equal(parameter.detach(), torch.tensor([0.1]))
+
+
+def test_uphill_stays_where_there_is_no_slope():
+    flat, unused = leaf(0.1, 0.0), nn.Parameter(torch.ones(1))
+    with uphill([flat, unused], rho=0.5):
+        assert flat.item() == pytest.approx(0.1)
+        assert unused.item() == 1
+
+
+def names_below(model):
+    chosen = {id(parameter) for parameter in below_the_top(model)}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+
+
+def norms_of(model):
+    every = {id(parameter) for parameter in scale_and_shift(model)}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in every}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "top"), [("resnet8", "layer3"), ("resnet20", "layer3"), ("resnet18", "layer4")]
+)
+def test_the_last_stage_of_a_residual_network_is_its_top(architecture, top):
+    model = build_model(architecture, **PIXELS)
+    expected = {name for name in norms_of(model) if not name.startswith(top)}
+    assert names_below(model) == expected
+    assert expected < norms_of(model)
+
+
+def test_the_last_quarter_and_the_final_norm_of_a_transformer_are_its_top():
+    model = nn.Module()
+    model.blocks = nn.Sequential(*(Block() for _ in range(12)))
+    model.norm = nn.LayerNorm(4)
+    below = [f"blocks.{place}.norm" for place in range(9)]
+    assert names_below(model) == {f"{name}.{part}" for name in below for part in ("weight", "bias")}
+
+
+def test_without_stages_all_normalisation_layers_are_below_the_top():
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3),
+                          nn.BatchNorm2d(4), nn.ReLU())  # fmt: skip
+    for model in (plain, Affine(2)):
+        assert names_below(model) == norms_of(model)
+
+
+def test_the_top_stays_as_it_is():
+    model = toy_classifier()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    options = {"lr": 0.1, "recover_below": 0.0, "entropy_margin": 2.0}
+    Session(model, "sar", **options).step(torch.rand(6, 3, 8, 8))
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved <= {"norm.weight", "norm.bias", "stage1.0.norm.weight", "stage1.0.norm.bias"}
+    assert "norm.weight" in moved
+
+
+def test_unreliable_samples_do_not_teach_but_momentum_goes_on():
+    model = Affine(2)
+    session = Session(model, "sar", lr=0.1, momentum=0.9, recover_below=0.0)
+    session.step(rows((0.95, 0.05)))
+    first = model.bias.detach().clone()
+    assert first.abs().max() > 0
+    # p = 1/2 wherever scale and shift are equal for both classes; they are nearly so.
+    loss = session.step(rows((0.5, 0.5)))[2].terms["entropy"].item()
+    assert loss == 0
+    assert torch.allclose(model.bias.detach(), first + 0.9 * first, atol=1e-6)
+
+
+def test_only_reliable_samples_count():
+    session = Session(Affine(2), "sar", lr=1e-9, rho=0.0)
+    session.step(rows((0.99, 0.01), (0.9, 0.1)))
+    assert H((0.9, 0.1)) > 0.4 * log(2) > H((0.99, 0.01))
+    assert session.adapter.average == pytest.approx(H((0.99, 0.01)), abs=1e-5)
+
+
+def test_what_was_unreliable_in_the_first_pass_is_left_out_of_the_second():
+    """Uphill for the one reliable row is towards the other row's class, which gets surer."""
+    x, rho = rows((0.99, 0.01), (0.08, 0.92)), 0.2
+    model = Affine(2)
+    first = entropy(model(x))
+    slope = torch.autograd.grad(first[0], [model.weight, model.bias])
+    step = [rho * gradient / torch.cat(slope).norm() for gradient in slope]
+    second = entropy(x * (1 + step[0]) + step[1])
+    margin = 0.4 * log(2)
+    assert first[0] < margin < first[1]
+    assert second[0] < margin
+    assert second[1] < margin
+    session = Session(model, "sar", lr=1e-9, rho=rho)
+    session.step(x)
+    assert session.adapter.average == pytest.approx(second[0].item(), abs=1e-5)
+
+
+def test_the_second_loss_is_taken_uphill():
+    """H = .056 for p = (.99, .01); where the shift has gone uphill it is more."""
+    flat = Session(Affine(2), "sar", lr=1e-9, rho=0.0)
+    steep = Session(Affine(2), "sar", lr=1e-9, rho=0.1)
+    one, two = (s.step(rows((0.99, 0.01)))[2].terms["entropy"].item() for s in (flat, steep))
+    assert one == pytest.approx(H((0.99, 0.01)), abs=1e-5)
+    assert two > one + 1e-3
+
+
+def test_the_average_follows_by_a_tenth_and_skips_batches_without_reliable_samples():
+    session = Session(Affine(2), "sar", lr=1e-9, rho=0.0, recover_below=0.0)
+    first, second = (0.99, 0.01), (0.999, 0.001)
+    for probs in (first, UNSURE, second):
+        session.step(rows(probs))
+    assert session.adapter.average == pytest.approx(0.9 * H(first) + 0.1 * H(second), abs=1e-5)
+
+
+def learned_with_an_answer(*, correct=True, logits=None, **settings):
+    model = Affine(2)
+    session = Session(model, "sar", n_queries=1, lr=0.1, dropout=0.0, **settings)
+    query = session.predict(rows(SURE, SURE, SURE) if logits is None else logits).queries[0]
+    session.answer(query.id, correct=correct)
+    assert session.learn().terms.keys() == {"entropy", "correct" if correct else "incorrect"}
+    moved = not (torch.equal(model.weight, torch.ones(2)) and not model.bias.any())
+    return session, moved
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_recovery_triggers_with_feedback_and_keeps_momentum_and_average(correct):
+    session, moved = learned_with_an_answer(correct=correct)
+    assert not moved
+    # Without the loss of the answer, which is -log(1 - .9999) = 9.2 where it was incorrect.
+    assert 0 < session.adapter.average < 0.01
+    assert any(slot["momentum_buffer"].any() for slot in session.adapter.optimiser.state.values())
+
+
+def test_one_correct_answer_disables_the_published_codes_recovery():
+    session, moved = learned_with_an_answer(preset="reference")
+    assert moved
+    # A correct sample's loss is at least ln(e + C - 1) - 1, here ln(e + 1) - 1 = .313.
+    assert session.adapter.average > 0.31
+
+
+def test_recovery_can_be_switched_off():
+    assert learned_with_an_answer(recover_below=0.0)[1]
+    # -p log(p + 1e-6) is below 0 for p = 1.
+    certain = torch.tensor([[50.0, -50.0]] * 3)
+    settings = {"recover_below": 0.0, "entropy_eps": 1e-6, "correct": False}
+    session, moved = learned_with_an_answer(logits=certain, **settings)
+    assert session.adapter.average < 0
+    assert moved
+
+
+def test_the_average_is_saved_and_reset(tmp_path):
+    session = Session(Affine(2), "sar", lr=1e-9)
+    session.step(rows((0.99, 0.01)))
+    session.save(tmp_path / "session.safetensors")
+    loaded = Session.load(tmp_path / "session.safetensors", Affine(2))
+    assert loaded.adapter.average == session.adapter.average
+    session.reset()
+    assert session.adapter.average is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "allowed"),
+    [("rho", -1.0, "0 or more"), ("recover_below", -0.1, "0 or more"),
+     ("recovery_watches", "truth", "'entropy', 'loss'"), ("entropy_margin", 0.0, "above 0")],
+)  # fmt: skip
+def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+    with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
+        Session(Affine(2), "sar", **{setting: value})

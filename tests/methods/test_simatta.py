@@ -1,0 +1,230 @@
+"""SimATTA, worked out by hand."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bitta import Session
+from bitta.errors import SettingError
+from bitta.feedback import Labels
+from bitta.losses import complementary_loss
+from bitta.memory import Anchors
+from bitta.methods.balance import Patience, anchor_share
+from bitta.methods.clusters import Clusters
+from bitta.seeding import generator
+from bitta.testing import Subject, toy_classifier
+from bitta.testing.contract import CHECKS, batch_sizes_vary
+from bitta.types import Feedback, Judged
+
+POINTS = torch.tensor(
+    [[0.0, 0.0], [0.1, 0.0], [5.0, 5.0], [5.0, 5.2], [5.0, 5.1], [9.0, 0.0], [0.0, 0.1]]
+)
+"""An anchor at the origin with two new samples beside it, three samples at (5, 5), one alone."""
+
+
+class Plain(nn.Module):
+    """Features are the input itself, its first value against its second."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def images(number=0, n=8):
+    return torch.rand(n, 3, 8, 8, generator=generator(1, number))
+
+
+def clusters_of(n_clusters=3, weight=4.0):
+    weights = torch.tensor([weight])
+    return Clusters.of(POINTS, weights, n_clusters=n_clusters, starts=10, seed=1)
+
+
+def answers(correct, incorrect, *, label=0):
+    def judged(rows):
+        return Judged(rows, torch.full((len(rows),), label))
+
+    return Feedback(judged(correct), judged(incorrect))
+
+
+def test_clusters_without_an_anchor_give_their_most_central_sample_the_largest_first():
+    """New samples are counted from the first after the anchor: (5, 5.1) is 3, (9, 0) is 4."""
+    assert clusters_of().unanchored() == [(3, 3), (4, 1)]
+
+
+def test_anchors_share_the_new_samples_of_their_cluster():
+    """The anchor's cluster has 2 new samples; (5, 5.1), answered now, stands for all 3 of its own.
+
+    Were (0, .1) answered as well, each of the two would stand for 1.
+    """
+    standing = torch.tensor([True, False, False, False, True, False, False])
+    assert clusters_of().shares(standing).tolist() == [2, 0, 0, 0, 3, 0, 0]
+    standing[6] = True
+    assert clusters_of().shares(standing).tolist() == [1, 0, 0, 0, 3, 0, 1]
+
+
+def test_a_heavy_anchor_pulls_the_centre_to_itself():
+    """One cluster: the centre is (w·anchor + Σ new) / (w + 6); with w = 10⁶ it is the anchor."""
+    light, heavy = clusters_of(1, weight=1.0), clusters_of(1, weight=1e6)
+    mean = torch.tensor([24.1, 15.4]) / 7
+    assert light.distances[0].item() == pytest.approx(mean.norm().item(), rel=1e-5)
+    assert heavy.distances[0].item() == pytest.approx(0, abs=1e-4)
+
+
+def test_with_as_many_clusters_as_points_each_is_alone():
+    assert clusters_of(7).unanchored() == [(row, 1) for row in range(6)]
+
+
+def test_it_asks_about_the_centres_of_clusters_that_no_anchor_stands_for():
+    session = Session(Plain(), "simatta", n_queries=1, clusters=3, cluster_growth=0, lr=1e-9)
+    session.adapter.anchors.add(answers(POINTS[:1], POINTS[:0]), torch.tensor([4.0]))
+    prediction = session.predict(POINTS[1:])
+    assert [(query.index, query.uncertainty) for query in prediction.queries] == [(3, 3.0)]
+    for query in prediction.queries:
+        session.answer(query.id, correct=False)
+    session.learn()
+    anchors = session.adapter.anchors
+    assert anchors.weights.tolist() == [6, 3]
+    assert anchors.correct.tolist() == [True, False]
+    assert torch.equal(anchors.inputs, POINTS[[0, 4]])
+
+
+def test_a_late_answer_stands_for_its_cluster_when_it_arrives():
+    session = Session(Plain(), "simatta", n_queries=1, clusters=2, cluster_growth=0, lr=1e-9)
+    [query] = session.predict(POINTS[[2, 3, 4, 1]]).queries
+    assert query.index == 2
+    session.learn()
+    assert len(session.adapter.anchors) == 0
+    # One of the pair at the origin is asked about; the other and (5, 5) are not.
+    [other] = session.predict(POINTS[[1, 6, 2]] + 0.01).queries
+    assert other.index in (0, 1)
+    session.answer(query.id, correct=True)
+    session.learn()
+    assert session.adapter.anchors.weights.tolist() == [2]
+
+
+def test_too_few_samples_for_the_clusters_are_asked_about_by_entropy():
+    """Ten clusters, four samples: the closer both values, the higher the entropy."""
+    session = Session(Plain(), "simatta", n_queries=2)
+    rows = torch.tensor([[9.0, 0.0], [1.0, 0.5], [3.0, 0.0], [1.0, 0.9]])
+    assert {query.index for query in session.predict(rows).queries} == {1, 3}
+
+
+def test_wishing_changes_nothing():
+    session = Session(toy_classifier(), "simatta", clusters=2, cluster_growth=0)
+    session.step(images())
+    adapter = session.adapter
+    before = [adapter.anchors.weights.clone(), len(adapter.source_like), adapter.step]
+    one, two = (adapter.wishes(images(1), 3) for _ in range(2))
+    assert torch.equal(one, two)
+    assert torch.equal(before[0], adapter.anchors.weights)
+    assert before[1:] == [len(adapter.source_like), adapter.step]
+
+
+@pytest.mark.parametrize(
+    ("n_anchors", "n_source_like", "share"),
+    [(3, 97, 0.03), (50, 50, 0.2), (50, 150, 0.25), (50, 99, 0.2), (3, 0, 1.0), (0, 9, 0.0)],
+)
+def test_the_share_of_anchors_in_the_loss(n_anchors, n_source_like, share):
+    """a = A / (A + S), at most .2 below 100 source-like samples, all without any."""
+    assert anchor_share(n_anchors, n_source_like, cold_start=100) == pytest.approx(share)
+
+
+def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_anchors():
+    """One anchor each, two source-like samples: a = min(.2, 2/4)."""
+    session = Session(Plain(), "simatta")
+    adapter = session.adapter
+    rows = torch.tensor([[1.0, 0.5], [0.2, 1.0], [3.0, 0.0], [0.0, 4.0]])
+    adapter.anchors.add(answers(rows[:1], rows[1:2]), torch.ones(2))
+    adapter.source_like.add(Judged(rows[2:], torch.tensor([0, 1])))
+    losses = adapter.adapt(rows[:0], answers(rows[:0], rows[:0])).terms
+    label = torch.tensor([0])
+    expected = {
+        "correct": 0.2 * F.cross_entropy(rows[:1], label),
+        "incorrect": 0.2 * complementary_loss(rows[1:2], label),
+        "source_like": 0.8 * F.cross_entropy(rows[2:], torch.tensor([0, 1])),
+    }
+    assert {name: values[0].item() for name, values in losses.items()} == {
+        name: pytest.approx(value.item()) for name, value in expected.items()
+    }
+    assert all(len(values) == 30 for values in losses.values())
+
+
+def test_samples_the_source_model_is_sure_about_are_kept_with_its_labels():
+    session = Session(Plain(), "simatta", n_queries=0, max_source_like=3)
+    rows = torch.tensor([[12.0, 0.0], [1.0, 0.0], [0.0, 13.0], [20.0, 0.0], [0.0, 14.0]])
+    session.step(rows)
+    kept = session.adapter.source_like
+    # Surest first; of four below an entropy of 1e-4 the newest three fit.
+    assert kept.inputs.tolist() == [[0, 14], [0, 13], [12, 0]]
+    assert kept.labels.tolist() == [1, 1, 0]
+
+
+def test_the_source_model_stays_as_it_was_and_is_that_of_a_loaded_session(tmp_path):
+    session = Session(toy_classifier(), "simatta", lr=0.01)
+    with torch.no_grad():
+        before = toy_classifier()(images())
+    session.step(images())
+    session.save(tmp_path / "s")
+    with Session.load(tmp_path / "s", toy_classifier(seed=9)) as loaded, torch.no_grad():
+        for adapter in (session.adapter, loaded.adapter):
+            assert torch.allclose(adapter.teacher(images(), statistics="running"), before)
+
+
+def test_training_ends_when_six_windows_in_a_row_bring_no_gain():
+    """The first window of six steps sets the mark; the sixth failure is the last step of the
+    seventh: step 42. What is lost in the step between windows counts for nothing."""
+    patience, steps = Patience(), 0
+    while not patience.ends(torch.tensor(0.0 if steps % 6 == 5 else 1.0)):
+        steps += 1
+    assert steps + 1 == 42
+    falling = Patience()
+    assert not any(falling.ends(torch.tensor(1.0 / (1 + n))) for n in range(300))
+
+
+def test_the_oldest_anchors_go():
+    anchors = Anchors(3)
+    rows = torch.arange(4.0).unsqueeze(1)
+    anchors.add(answers(rows[:2], rows[2:3]), torch.tensor([1.0, 2.0, 3.0]))
+    anchors.add(answers(rows[:0], rows[3:]), torch.tensor([4.0]))
+    assert anchors.inputs.flatten().tolist() == [1, 2, 3]
+    assert anchors.weights.tolist() == [2, 3, 4]
+    assert anchors.with_verdict(correct=False)[0].flatten().tolist() == [2, 3]
+
+
+def test_it_learns_full_labels():
+    truth = torch.tensor([2] * 64)
+    session = Session(toy_classifier(), "simatta", lr=0.01, feedback=Labels(truth, 5))
+    before = session.predict(images(0, 32)).probs[:, 2].mean()
+    session.learn()
+    assert session.adapter.anchors.labels.tolist() == [2, 2, 2]
+    assert session.predict(images(1, 32)).probs[:, 2].mean() > before
+
+
+@pytest.mark.parametrize(
+    "check",
+    # Fewer questions are asked where anchors stand for all clusters.
+    [check for check in CHECKS if check is not batch_sizes_vary],
+    ids=lambda check: check.__name__,
+)
+def test_the_contract_holds_where_clusters_decide(check):
+    settings = {"clusters": 2, "cluster_growth": 1, "steps": 2, "max_anchors": 6}
+    check(Subject("simatta", "batch", settings=settings))
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(SettingError, match=r"pip install 'bitta\[cluster\]'"):
+        Session(toy_classifier(), "simatta")
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"low_entropy": -1.0}, {"starts": 0}], ids=str)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(SettingError, match="allowed"):
+        Session(toy_classifier(), "simatta", **wrong)

@@ -1,0 +1,50 @@
+"""Noise on weights, by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitta.nn import perturbed
+from bitta.seeding import Chance
+
+CHANCE = Chance((3,))
+
+
+def weight_seen(model, **how):
+    """What the first linear layer computed with."""
+    seen = []
+    handle = model[0].register_forward_hook(lambda module, *_: seen.append(module.weight))
+    with perturbed(model, chance=CHANCE, **how):
+        model(torch.zeros(1, 300))
+    handle.remove()
+    return seen[0]
+
+
+def test_noise_has_the_size_that_is_asked_for():
+    model = nn.Sequential(nn.Linear(300, 300))
+    weight = model[0].weight
+    noise = weight_seen(model, size=0.2) - weight
+    assert noise.std().item() == pytest.approx(0.2 * weight.std().item(), rel=0.02)
+    assert torch.equal(weight_seen(model, size=0.2) - weight, noise)
+    assert not torch.equal(weight_seen(model, size=0.2, number=1) - weight, noise)
+
+
+def test_the_gradient_is_that_at_the_noisy_weights_and_goes_to_the_weights():
+    """L = (w·x)², so ∂L/∂w = 2 (w·x) x with the noisy w."""
+    model = nn.Linear(3, 1, bias=False)
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    with perturbed(model, size=0.5, chance=CHANCE):
+        out = model(x)
+    out.square().sum().backward()
+    assert abs(out.item() - model(x).item()) > 1e-3
+    assert torch.allclose(model.weight.grad, 2 * out.detach() * x)
+
+
+def test_weights_are_put_back_also_after_an_error_and_tied_ones_stay_tied():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Flatten(7))
+    model[1].weight = weight = model[0].weight
+    with pytest.raises(IndexError), perturbed(model, size=0.5, chance=CHANCE):
+        model(torch.zeros(1, 4))
+    assert model[0].weight is weight
+    assert model[1].weight is weight
+    assert not model._forward_hooks

@@ -1,0 +1,123 @@
+"""Statistics of the source, worked out by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.nn import Network, Snapshot
+from bitta.seeding import generator
+from bitta.statefile import save_state
+from bitta.statistics import SourceStatistics
+from bitta.testing import toy_classifier
+
+
+class Plain(nn.Module):
+    """Features are the input itself; the larger of the two is the class."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+class Scaled(nn.Module):
+    """One BatchNorm of two features, then the identity."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, eps=1e-12)
+        self.head = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def images(number=0, n=8):
+    return torch.rand(n, 3, 8, 8, generator=generator(1, number))
+
+
+def test_moments_and_prototypes_are_those_of_all_batches_together():
+    """Rows (2,0), (4,0) are class 0, (0,3) is class 1: prototypes (3,0) and (0,3).
+
+    Mean (2,1); covariance/3 of deviations (0,-1), (2,-1), (-2,2): [[8,-6],[-6,6]]/3.
+    """
+    batches = [torch.tensor([[2.0, 0.0]]), torch.tensor([[4.0, 0.0], [0.0, 3.0]])]
+    found = SourceStatistics.of(Network(Plain()), batches)
+    assert torch.allclose(found.prototypes, torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    assert torch.allclose(found.mean, torch.tensor([2.0, 1.0]))
+    assert torch.allclose(found.covariance, torch.tensor([[8.0, -6.0], [-6.0, 6.0]]) / 3)
+    assert found.n == 3
+    assert found.fisher == {}
+
+
+def test_a_class_that_is_never_predicted_has_the_prototype_zero():
+    found = SourceStatistics.of(Network(Plain()), [torch.tensor([[2.0, 0.0]])])
+    assert found.prototypes.tolist() == [[2.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_fisher_information_is_the_mean_over_batches_of_the_squared_batch_gradient():
+    """Rows (5,-7), (1,1), normalised by the batch, are (1,-1), (-1,1): their own labels 0, 1.
+
+    With p = sigmoid(2) of the label, d CE / d logits = (p-1, 1-p) and (1-p, p-1); the gradient of
+    each scale is the mean of (p-1)(±1)(±1) = p-1, that of each shift the mean of ±(p-1) = 0.
+    Running statistics would have given other logits.
+    """
+    rows = torch.tensor([[5.0, -7.0], [1.0, 1.0]])
+    found = SourceStatistics.of(Network(Scaled()), [rows, rows], fisher_samples=4)
+    expected = (1 - torch.sigmoid(torch.tensor(2.0))) ** 2
+    assert torch.allclose(found.fisher["norm.weight"], expected.expand(2))
+    assert torch.allclose(found.fisher["norm.bias"], torch.zeros(2), atol=1e-7)
+
+
+def test_the_fisher_information_sees_no_more_samples_than_asked_for():
+    few = SourceStatistics.of(Network(toy_classifier()), [images(0), images(1)], fisher_samples=8)
+    same = SourceStatistics.of(Network(toy_classifier()), [images(0)])
+    part = SourceStatistics.of(Network(toy_classifier()), [images(0)], fisher_samples=5)
+    cut = SourceStatistics.of(Network(toy_classifier()), [images(0)[:5]])
+    for one, other in ((few, same), (part, cut)):
+        assert one.fisher.keys() == other.fisher.keys() != set()
+        assert all(torch.equal(one.fisher[name], other.fisher[name]) for name in one.fisher)
+
+
+def test_taking_statistics_leaves_the_model_as_it_was():
+    model = toy_classifier().requires_grad_(False)
+    before = Snapshot.of(model).tensors
+    SourceStatistics.of(Network(model), [images()])
+    assert all(torch.equal(before[name], t) for name, t in Snapshot.of(model).tensors.items())
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+
+
+def test_saved_statistics_come_back_and_know_their_model(tmp_path):
+    path = tmp_path / "statistics.safetensors"
+    made = SourceStatistics.of(Network(toy_classifier()), [images()])
+    made.save(path)
+    found = SourceStatistics.needed(str(path), toy_classifier(), by="eata")
+    assert torch.equal(found.prototypes, made.prototypes)
+    assert torch.equal(found.covariance, made.covariance)
+    assert torch.equal(found.fisher["norm.weight"], made.fisher["norm.weight"])
+    assert (found.n, found.weights) == (8, made.weights)
+    found.require_source(toy_classifier(), path=str(path))
+    found.require_source(Snapshot.of(toy_classifier()), path=str(path))
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
+    path = str(tmp_path / "statistics.safetensors")
+    SourceStatistics.of(Network(toy_classifier()), [images()]).save(path)
+    with pytest.raises(ModelError, match="8 features of 5 classes, and _Toy has no such"):
+        SourceStatistics.needed(path, toy_classifier(width=16), by="eata")
+    with pytest.raises(ModelError, match="this one's are"):
+        SourceStatistics.load(path).require_source(toy_classifier(seed=1), path=path)
+    with pytest.raises(SettingError, match="eata needs statistics of the source"):
+        SourceStatistics.needed("", toy_classifier(), by="eata")
+    with pytest.raises(InputError, match="there is no file"):
+        SourceStatistics.load(tmp_path / "none")
+    save_state(tmp_path / "other", {"kind": "something"})
+    with pytest.raises(InputError, match="holds no source statistics"):
+        SourceStatistics.load(tmp_path / "other")
+    with pytest.raises(InputError, match="no images"):
+        SourceStatistics.of(Network(toy_classifier()), [])
