@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/bitta demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

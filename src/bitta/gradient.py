@@ -56,7 +56,7 @@ _LESS_MEMORY = (
 class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
 
-    trains: ClassVar[str] = "all parameters"
+    trains: ClassVar[str] = "all"
     captured: bool = True
     """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
 
@@ -175,7 +175,7 @@ class GradientAdapter(Adapter[G]):
         if not chosen:
             raise ModelError(
                 f"{type(self).__name__} finds nothing to train in {type(model).__name__}; "
-                f"it trains {self.trains}, as far as they are not frozen."
+                f"it trains {self.trains}, as far as not frozen."
             )
         return chosen
 

@@ -10,8 +10,6 @@ from bitta.results import RunResult
 
 BARE = """
 import sys
-import torch
-torch.set_num_threads(2)
 for name in ("matplotlib", "rich"):
     sys.modules[name] = None
 from bitta.cli.main import main

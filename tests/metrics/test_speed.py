@@ -45,10 +45,3 @@ def test_what_does_not_fit_is_left_out_of_its_curve():
     curve = curves_of([measurement(batch=1, ms=2), measurement(batch=16, ms=8), large])[0]
     assert curve.points == [(1, 2), (16, 8)]
     assert curves_of([measurement(batch=1), large, measurement(batch=512, failure="x")]) == []
-
-
-def test_samples_of_a_step_by_hand():
-    """64 - 3 + 2 x 64; where all of a batch of one is asked about, the memories alone."""
-    assert measurement().case.mixed == 189
-    assert measurement(batch=1).case.mixed == 128
-    assert measurement(n_queries=0).case.mixed == 64

@@ -58,10 +58,18 @@ def filled_session(case: Case, device: torch.device, **changes: Any) -> Session:
         feedback=Alternating(),
         **{**settings, **case.settings, **changes},
     )
-    if isinstance(session.adapter, GradientAdapter) and case.n_queries:
-        inputs = session.adapter.network.accepted(random_batches(case, device)[0])
-        session.adapter.memory.add(Feedback.of(_answers(inputs, case), like=inputs))
+    if case.n_queries:
+        fill_memories(session, random_batches(case, device)[0], case.n_classes)
     return session
+
+
+def fill_memories(session: Session, inputs: Tensor, n_classes: int) -> None:
+    """Let a method that remembers answers have as many as it can, about these inputs."""
+    adapter = session.adapter
+    if isinstance(adapter, GradientAdapter):
+        inputs = adapter.network.accepted(inputs)
+        capacity = max(adapter.memory.correct.capacity, adapter.memory.incorrect.capacity)
+        adapter.memory.add(Feedback.of(_answers(inputs, capacity, n_classes), like=inputs))
 
 
 def random_batches(case: Case, device: torch.device) -> list[Tensor]:
@@ -71,13 +79,13 @@ def random_batches(case: Case, device: torch.device) -> list[Tensor]:
     return [torch.rand(shape, generator=chance, device=device) for _ in range(2)]
 
 
-def _answers(inputs: Tensor, case: Case) -> list[Answer]:
+def _answers(inputs: Tensor, capacity: int, n_classes: int) -> list[Answer]:
     """As many as both memories hold, half of them correct."""
     questions = [
         Query(
-            id=place, index=place, label=place % case.n_classes, uncertainty=0.0,
+            id=place, index=place, label=place % n_classes, uncertainty=0.0,
             input=inputs[place % len(inputs)], step=0, version=0, position=place,
         )
-        for place in range(2 * case.memory)
+        for place in range(2 * capacity)
     ]  # fmt: skip
     return [Answer(question, question.id % 2 == 0) for question in questions]

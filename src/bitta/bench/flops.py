@@ -15,16 +15,16 @@ def flops_per_batch(case: Case, step: Callable[[Case], Callable[[], object]]) ->
     """Operations of convolutions and matrix products in one batch.
 
     `step` makes a case ready on the plain path, memories full, and returns what runs a batch. Cost
-    is the same for every image, so it is a·batch + b·mixed; a and b come from two small cases,
-    which fit where the case itself may not.
+    is the same for every image, so it grows evenly with the batch and with the memories; how fast
+    is seen on small cases that ask as many questions, which fit where the case itself may not.
     """
-    small = replace(case, batch=_FEW, memory=_FEW)
-    larger = replace(small, memory=2 * _FEW)
-    count, larger_count = _counted(step(small)), _counted(step(larger))
-    rows = larger.mixed - small.mixed
-    per_mixed = (larger_count - count) / rows if rows else 0.0
-    per_served = (count - per_mixed * small.mixed) / small.batch
-    return round(per_served * case.batch + per_mixed * case.mixed)
+    batch = min(case.batch, max(_FEW, case.n_queries))
+    small = replace(case, batch=batch, memory=_FEW)
+    count = _counted(step(small))
+    per_image = _counted(step(replace(small, batch=batch + 1))) - count
+    per_place = (_counted(step(replace(small, memory=2 * _FEW))) - count) / _FEW
+    more_images, more_places = case.batch - batch, case.memory - _FEW
+    return round(count + per_image * more_images + per_place * more_places)
 
 
 def _counted(step: Callable[[], object]) -> int:

@@ -1,9 +1,14 @@
 """bitta methods: list the methods, or the settings of one."""
 
 import argparse
+import json
+from importlib.resources import files
 
 from bitta.config import settings_of
 from bitta.methods import METHODS, method_named
+from bitta.report import text_table
+
+_HEADER = ["name", "paper", "needs", "trains", "forwards", "backwards"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,20 +19,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """A line per method, or a line per setting."""
     if arguments.name is None:
-        for name, kind in METHODS.items():
-            learns = f"asks {kind.n_queries}" if kind.learns_from_feedback else "no feedback"
-            print(f"{name:<10} {_summary(kind):<76} {learns:<12} {kind.paper}".rstrip())
-        print('\n"bitta methods NAME" shows its settings and presets.')
-        return 0
-    kind = method_named(arguments.name)
-    print(f"{arguments.name}: {_summary(kind)}")
+        _list()
+    else:
+        _show(arguments.name)
+    return 0
+
+
+def _list() -> None:
+    counted = json.loads((files("bitta") / "assets" / "passes.json").read_text())
+    rows = [_HEADER]
+    for name, kind in METHODS.items():
+        passes = counted["passes"][name]
+        costs = [
+            f"{passes[way]:.1f} / {passes[f'{way}_asked']:.1f}" for way in ("forwards", "backwards")
+        ]
+        rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *costs])
+    print(text_table(rows, left=4))
+    print(
+        "\nforwards, backwards: samples through the model per sample served, without questions / "
+        f"with three questions a batch.\n({counted['protocol']}.)\n"
+        '"bitta methods NAME" shows what it does, its settings and presets.'
+    )
+
+
+def _show(name: str) -> None:
+    kind = method_named(name)
+    print(f"{name}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
     for setting in settings_of(kind.Config):
         print(f"  {setting.name:<17} {setting.default!s:<15} {setting.meaning}")
     for preset, values in kind.Config.presets.items():
         changed = ", ".join(f"{name} = {value}" for name, value in values.items())
         print(f"  preset {preset}: {changed}")
-    return 0
-
-
-def _summary(kind: type) -> str:
-    return (kind.__doc__ or "").splitlines()[0].rstrip(".")

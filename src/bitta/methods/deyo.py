@@ -65,7 +65,7 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
     paper: ClassVar[str] = "Lee et al., ICLR 2024"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "scale and shift of normalisation layers below the last stage"
+    trains: ClassVar[str] = "norm layers below the top"
     captured: bool = False
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:

@@ -65,7 +65,7 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
     paper: ClassVar[str] = "Niu et al., ICML 2022"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "scale and shift of normalisation layers"
+    trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
     def __init__(self, network: Network, config: EtaConfig, *, seed: int = 0) -> None:

@@ -72,7 +72,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     Config = OwtttConfig
     paper: ClassVar[str] = "Li et al., ICCV 2023"
     needs: ClassVar[str] = "source statistics"
-    trains: ClassVar[str] = "all parameters before the last linear layer"
+    trains: ClassVar[str] = "all but the head"
     learner_statistics: Statistics = "running"
     captured: bool = False
 

@@ -69,7 +69,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
     Config = RottaConfig
     paper: ClassVar[str] = "Yuan et al., CVPR 2023"
     learner_statistics: Statistics = "running"
-    trains: ClassVar[str] = "scale and shift of normalisation layers"
+    trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
     def __init__(self, network: Network, config: RottaConfig, *, seed: int = 0) -> None:

@@ -66,7 +66,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
     paper: ClassVar[str] = "Niu et al., ICLR 2023"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "scale and shift of normalisation layers below the last stage"
+    trains: ClassVar[str] = "norm layers below the top"
     captured: bool = False
 
     def __init__(self, network: Network, config: SarConfig, *, seed: int = 0) -> None:

@@ -62,7 +62,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
 
     Config = SottaConfig
     paper: ClassVar[str] = "Gong et al., NeurIPS 2023"
-    trains: ClassVar[str] = "scale and shift of normalisation layers below the last stage"
+    trains: ClassVar[str] = "norm layers below the top"
     captured: bool = False
 
     def __init__(self, network: Network, config: SottaConfig, *, seed: int = 0) -> None:

@@ -55,7 +55,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
     paper: ClassVar[str] = "Jang et al., ICLR 2023"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "scale and shift of normalisation layers"
+    trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
     def __init__(self, network: Network, config: TastConfig, *, seed: int = 0) -> None:

@@ -40,7 +40,7 @@ class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
     paper: ClassVar[str] = "Wang et al., ICLR 2021"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    trains: ClassVar[str] = "scale and shift of normalisation layers"
+    trains: ClassVar[str] = "norm layers"
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""

@@ -33,12 +33,6 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the method, where they are not its defaults."""
 
-    @property
-    def mixed(self) -> int:
-        """Samples that every step of a training method sees, its memories being full."""
-        asked = min(self.n_queries, self.batch)
-        return self.batch - asked + (2 * self.memory if asked else 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:

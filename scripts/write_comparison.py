@@ -1,0 +1,114 @@
+"""Write docs/comparison.md and the result rows of docs/methods from the results of all methods.
+
+    python scripts/write_comparison.py [--check]
+
+--check writes nothing and fails where a page does not say what the results hold.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bitta.methods import METHODS
+from bitta.results import RunResult
+
+ROOT = Path(__file__).parents[1]
+SETS = {
+    "cifar10-c": "Full streams",
+    "cifar10-c-resnet8": "Short streams on a CPU",
+}
+"""Folders under results/ and their headings; those that are not there are left out."""
+MARKED = re.compile(r"(<!-- result -->\n).*?(<!-- end -->)", re.DOTALL)
+TITLES = {
+    "source": "Source", "bn_stats": "BN-Stats", "tent": "TENT", "eta": "ETA", "eata": "EATA",
+    "sar": "SAR", "cotta": "CoTTA", "rotta": "RoTTA", "sotta": "SoTTA", "deyo": "DeYO",
+    "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
+}  # fmt: skip
+HEADER = (
+    "| row | accuracy | more than without answers | ECE | Brier | questions | s/batch | MB |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> int:
+    """Write, or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    checking = parser.parse_args().check
+    stale = [path for path, text in pages().items() if path.read_text() != text]
+    if not checking:
+        for path, text in pages().items():
+            path.write_text(text)
+    for path in stale:
+        print(f"{'stale' if checking else 'written'}: {path.relative_to(ROOT)}")
+    return int(checking and bool(stale))
+
+
+def pages() -> dict[Path, str]:
+    """Every page with results in it, as it should be."""
+    sets = {folder: results_in(folder) for folder in SETS if (ROOT / "results" / folder).exists()}
+    found = {ROOT / "docs" / "comparison.md": "\n\n".join(map(section, sets, sets.values()))}
+    for method in METHODS:
+        rows = [method_rows(method, folder, results) for folder, results in sets.items()]
+        found[ROOT / "docs" / "methods" / f"{method}.md"] = "\n\n".join(filter(None, rows))
+    return {path: filled(path.read_text(), text) for path, text in found.items()}
+
+
+def filled(page: str, text: str) -> str:
+    """A page with the text between its marks."""
+    assert MARKED.search(page), "a page has no place for results"
+    return MARKED.sub(lambda match: f"{match[1]}{text}\n{match[2]}" if text else match[0], page)
+
+
+def results_in(folder: str) -> dict[str, RunResult]:
+    """By name of the row, in the order of the methods."""
+    found = [RunResult.load(path) for path in (ROOT / "results" / folder).glob("*-seed0.json")]
+    place = {name: number for number, name in enumerate(METHODS)}
+    found.sort(key=lambda result: (place[result.experiment["method"]["name"]], result.name))
+    return {result.name: result for result in found}
+
+
+def section(folder: str, results: Mapping[str, RunResult]) -> str:
+    """The heading, what was run on what, and a row per result."""
+    rows = [row(name, results) for name in results]
+    return f"## {SETS[folder]}\n\n{circumstances(folder, results)}\n\n{HEADER}\n" + "\n".join(rows)
+
+
+def method_rows(method: str, folder: str, results: Mapping[str, RunResult]) -> str:
+    """The rows of one method."""
+    own = {n: r for n, r in results.items() if r.experiment["method"]["name"] == method}
+    if not own:
+        return ""
+    rows = "\n".join(row(name, results) for name in own)
+    return f"{circumstances(folder, own)}\n\n{HEADER}\n{rows}"
+
+
+def circumstances(folder: str, results: Mapping[str, RunResult]) -> str:
+    """The protocol, the model and the machine: the same for all rows."""
+    said = {
+        f"{result.protocol}; model `{result.experiment['model']['weights']}`; "
+        f"{result.environment['device']}, torch {result.environment['torch']}"
+        for result in results.values()
+    }
+    return "; ".join(sorted(said)) + f" (`results/{folder}`)."
+
+
+def row(name: str, results: Mapping[str, RunResult]) -> str:
+    """One result."""
+    result = results[name]
+    method = result.experiment["method"]["name"]
+    alone = results.get(method)
+    gain = f"{result.accuracy - alone.accuracy:+.1f}" if alone and name != method else ""
+    variant = name.removeprefix(method).strip("-")
+    title = TITLES[method] + (f" ({variant})" if variant else "")
+    return (
+        f"| {title} | {result.accuracy:.1f} | {gain} | "
+        f"{result.reliability.ece:.1f} | {result.brier:.3f} | {result.total('n_asked')} | "
+        f"{result.seconds_per_batch:.3f} | {result.peak_memory / 1e6:,.0f} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
