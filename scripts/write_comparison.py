@@ -6,6 +6,7 @@
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ TITLES = {
     "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
 }  # fmt: skip
 HEADER = (
-    "| row | accuracy | more than without answers | ECE | Brier | questions | s/batch | MB |\n"
+    "| row | accuracy | more than without answers | ECE | Brier | questions | ms | MB |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
@@ -44,6 +45,15 @@ def main() -> int:
     for path in stale:
         print(f"{'stale' if checking else 'written'}: {path.relative_to(ROOT)}")
     return int(checking and bool(stale))
+
+
+def times_of(folder: str) -> dict[str, dict[str, float]]:
+    """What `scripts/time_rows.py` measured, row by row; rows of one run share the machine."""
+    path = ROOT / "results" / f"{folder}-times.json"
+    found: dict[str, dict[str, float]] = (
+        json.loads(path.read_text())["rows"] if path.exists() else {}
+    )
+    return found
 
 
 def pages() -> dict[Path, str]:
@@ -72,7 +82,7 @@ def results_in(folder: str) -> dict[str, RunResult]:
 
 def section(folder: str, results: Mapping[str, RunResult]) -> str:
     """The heading, what was run on what, and a row per result."""
-    rows = [row(name, results) for name in results]
+    rows = [row(name, results, times_of(folder)) for name in results]
     return f"## {SETS[folder]}\n\n{circumstances(folder, results)}\n\n{HEADER}\n" + "\n".join(rows)
 
 
@@ -81,7 +91,7 @@ def method_rows(method: str, folder: str, results: Mapping[str, RunResult]) -> s
     own = {n: r for n, r in results.items() if r.experiment["method"]["name"] == method}
     if not own:
         return ""
-    rows = "\n".join(row(name, results) for name in own)
+    rows = "\n".join(row(name, results, times_of(folder)) for name in own)
     return f"{circumstances(folder, own)}\n\n{HEADER}\n{rows}"
 
 
@@ -95,18 +105,22 @@ def circumstances(folder: str, results: Mapping[str, RunResult]) -> str:
     return "; ".join(sorted(said)) + f" (`results/{folder}`)."
 
 
-def row(name: str, results: Mapping[str, RunResult]) -> str:
+def row(
+    name: str, results: Mapping[str, RunResult], times: Mapping[str, Mapping[str, float]]
+) -> str:
     """One result."""
     result = results[name]
     method = result.experiment["method"]["name"]
     alone = results.get(method)
     gain = f"{result.accuracy - alone.accuracy:+.1f}" if alone and name != method else ""
     variant = name.removeprefix(method).strip("-")
+    time = times.get(name)
+    cost = f"{time['ms']:.1f} | {time['peak_mb']:,.0f}" if time else "– | –"
     title = TITLES[method] + (f" ({variant})" if variant else "")
     return (
         f"| {title} | {result.accuracy:.1f} | {gain} | "
         f"{result.reliability.ece:.1f} | {result.brier:.3f} | {result.total('n_asked')} | "
-        f"{result.seconds_per_batch:.3f} | {result.peak_memory / 1e6:,.0f} |"
+        f"{cost} |"
     )
 
 

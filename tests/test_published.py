@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,11 @@ def test_both_paths_served_and_asked_the_same():
     for check in json.loads((SPEED / "fast-path.json").read_text())["checks"]:
         assert check["labels_equal"]
         assert check["questions_equal"]
+
+
+def test_the_comparison_shows_what_the_results_hold():
+    script = ROOT / "scripts" / "write_comparison.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
