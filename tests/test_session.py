@@ -356,3 +356,17 @@ def test_other_precisions_adapt_with_fan_out(dtype):
     assert session.adapter.network.fans_out is True
     assert prediction.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert losses.terms["feedback"].isfinite().all()
+
+
+def test_numbers_of_any_type_can_be_saved(tmp_path):
+    source = Simulated(torch.zeros(8), flip=np.float32(0.5), seed=np.int64(1))
+    settings = {"n_queries": np.int64(1), "every": np.int64(1), "price": np.float32(2)}
+    with Session(toy_classifier(), feedback=source, window=np.int64(8), **settings) as session:
+        session.step(images())
+        session.save(tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize("feedback", [lambda query: True, Simulated])
+def test_what_does_not_answer_is_no_source(feedback):
+    with pytest.raises(SettingError, match=r"feedback is <.*a source that answers is needed"):
+        Session(toy_classifier(), feedback=feedback)

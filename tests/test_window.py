@@ -110,6 +110,17 @@ def test_answers_come_and_are_learned_from_once_per_window():
     assert [(place, count) for place, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
 
 
+def test_a_window_that_is_all_asked_about_is_over_before_its_answers_come():
+    truth = torch.arange(16) % 5
+    with Session(
+        toy_classifier(), n_queries=4, window=4, feedback=Simulated(truth, delay=1)
+    ) as running:
+        counts = [len(running.step(part)[1]) for part in images(16).split(1)]
+    assert [(place, count) for place, count in enumerate(counts) if count] == [
+        (7, 4), (11, 4), (15, 4)
+    ]  # fmt: skip
+
+
 def test_learning_may_come_later_than_the_request_that_filled_the_window():
     with session("bitta", window=4) as running:
         for part in images(6).split(1):

@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
@@ -73,6 +74,7 @@ def require(holds: bool, name: str, value: Any, allowed: str) -> None:
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
     if hint is float and not isinstance(value, bool) and isinstance(value, Real):
+        require(isfinite(value), name, value, "a finite number")
         return float(value)
     if hint is int:
         return whole(name, value)

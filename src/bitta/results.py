@@ -5,6 +5,8 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from hashlib import sha256
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -227,7 +229,23 @@ def environment(device: torch.device, weights: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "source_weights": weights,
+        "code": code_hash(),
     }
+
+
+@cache
+def code_hash() -> str:
+    """SHA-256 of the package's own source, as it was when this process first asked."""
+    folder, digest = Path(__file__).parent, sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
+        digest.update(sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def table_hash(table: Mapping[str, Any]) -> str:
+    """SHA-256 of plain values, whatever the order of their keys."""
+    return sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 _FIELDS = tuple(part.name for part in fields(RunResult))

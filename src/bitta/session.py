@@ -82,13 +82,14 @@ class Session:
             total=total,
             price=price,
         )
-        self.source: FeedbackSource = Human() if feedback is None else feedback
+        self.source: FeedbackSource = Human() if feedback is None else _source(feedback)
         self.step_number = 0
         """How many batches, or windows, have been served."""
         self.n_asked = 0
         self.n_seen = 0
         """How many samples have been served."""
-        require(whole("window", window) >= 0, "window", window, "0 or more samples")
+        window = whole("window", window)
+        require(window >= 0, "window", window, "0 or more samples")
         self._window = Window(window) if window else None
         self._unlabelled: Tensor | None = None
         self._policy: Tensor | None = None
@@ -363,9 +364,9 @@ class Session:
         self.n_asked += len(queries)
 
     def _adapt(self, answers: list[Answer]) -> Losses:
+        self._due = self._window is None
         if self._unlabelled is None or not (answers or len(self._unlabelled)):
             return Losses()
-        self._due = self._window is None
         feedback = Feedback.of(answers, like=self._unlabelled)
         unlabelled, self._unlabelled = self._unlabelled, self._unlabelled[:0]
         return self.adapter.adapt(unlabelled, feedback)
@@ -386,3 +387,12 @@ class Session:
                 "this session is closed, or a later session has taken its model over; "
                 "start a new one."
             )
+
+
+def _source(feedback: object) -> FeedbackSource:
+    if isinstance(feedback, type) or not isinstance(feedback, FeedbackSource):
+        raise SettingError(
+            f"feedback is {feedback!r}; a source that answers is needed, such as "
+            "bitta.Simulated(truth) or, for a function, bitta.feedback.Judge(function)."
+        )
+    return feedback

@@ -96,3 +96,14 @@ def test_labels_follow_the_classes_of_the_stream(tmp_path):
     assert one.accuracy(lambda inputs: torch.zeros(len(inputs))) == 100
     with pytest.raises(InputError, match="show none of the stream's classes"):
         clean_of(tmp_path, ["teapot"])
+
+
+def test_a_path_that_nobody_would_look_at_is_refused(tmp_path):
+    with pytest.raises(BittaError, match=r"forgetting\.path is 'x'.*embedded; leave it out"):
+        build_clean(
+            ForgettingConfig(n_samples=1, path="x"),
+            StreamConfig(kind="corruptions"),
+            classes=(),
+            preprocessing={},
+            seed=0,
+        )

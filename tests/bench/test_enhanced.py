@@ -139,12 +139,37 @@ def test_a_run_is_fine_tuned_first_and_says_so(tmp_path):
         ({"n_queries": 2}, 28),
         ({"n_queries": 2, "every": 2}, 14),
         ({"n_queries": 2, "total": 5}, 5),
+        ({"total": 0}, 42),
         ({"n_queries": 2, "labels": "full", "equal": "bits"}, 12),
     ],
 )
 def test_as_many_samples_as_questions_would_be_asked(tmp_path, feedback, n_samples):
     experiment = changed(tmp_path, enhanced={"epochs": 1}, feedback=feedback)
     assert run(experiment, out=tmp_path).extra["enhanced"]["n_samples"] == n_samples
+
+
+def test_a_run_that_ends_before_its_first_question_wants_a_number(tmp_path):
+    table = read_toml(write_experiment(tmp_path)) | {"enhanced": {"epochs": 1}}
+    table["stream"] |= {"batch_size": 1, "window": 101}
+    with pytest.raises(BittaError, match=r"before its first question; give enhanced\.n_samples"):
+        run(Experiment.of(table, name="trial"), out=tmp_path)
+
+
+def test_what_a_method_refuses_it_refuses_before_the_work(tmp_path):
+    tuned = []
+    experiment = changed(
+        tmp_path, method={"name": "bn_stats", "sites": ["nowhere"]}, enhanced={"epochs": 1}
+    )
+    with pytest.raises(BittaError, match="nowhere"):
+        run(experiment, out=tmp_path, on_tuning=lambda *_: tuned.append(1))
+    assert not tuned
+    with pytest.raises(BittaError, match="owttt needs statistics of the very weights"):
+        changed(tmp_path, method={"name": "owttt", "source_statistics": "x"}, enhanced={})
+
+
+def test_tuning_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
+    experiment = changed(tmp_path, enhanced={"epochs": 3, "lr": 1e38})
+    assert run(experiment, out=tmp_path).extra["enhanced"]["loss"] is None
 
 
 def test_killed_while_it_is_tuned_a_run_comes_to_the_same_result(tmp_path):

@@ -28,7 +28,9 @@ def test_presets_and_settings_become_one_table():
     [
         ({"strem": {}}, "unknown key 'strem'; did you mean 'stream'"),
         ({"method": {}}, "method.name is missing"),
+        ({"method": {"name": 3}}, "method.name is 3; say which"),
         ({"method": {"name": "tnet"}}, "did you mean 'tent'"),
+        ({"method": {"name": "tent", "lr": float("inf")}}, "lr is inf; allowed: a finite number"),
         ({"method": {"name": "tent", "lrr": 1}}, "did you mean 'lr'"),
         ({"method": {"name": "tent", "preset": "x"}}, "unknown preset"),
         ({"method": "bitta"}, r"a table \[method\] is needed"),

@@ -149,6 +149,11 @@ def test_methods_lists_every_method_and_every_setting(capsys):
     assert "did you mean 'bitta'" in capsys.readouterr().err
 
 
+def test_the_list_of_methods_fits_a_terminal(capsys):
+    main(["methods"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
+
+
 def test_every_setting_of_every_method_is_explained(capsys):
     from bitta.config import settings_of  # noqa: PLC0415
 

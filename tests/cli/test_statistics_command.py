@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from bitta import Session
+from bitta.bench.experiment import ModelConfig
+from bitta.bench.models import Restricted, build_source
 from bitta.cli.main import main
 from bitta.models import load_model, weights_at
 from bitta.nn import weight_hash
@@ -69,3 +71,23 @@ def test_wrong_input_gets_one_sentence(tmp_path, capsys, given, message):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_is_no_place_for_the_file(tmp_path, capsys):
+    assert main([*OFFLINE, "--n", "64", "--out", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert "is a folder; name the file to write" in shown.err
+    assert "batch" not in shown.out  # said before the work
+
+
+def test_statistics_of_all_classes_do_not_fit_a_stream_of_some(tmp_path, capsys, monkeypatch):
+    """Two of the ten classes: rows and names in the file are those of the whole model."""
+    held = Restricted(build_source(ModelConfig(weights="embedded:cifar10-resnet8"))[0], [1, 0])
+    monkeypatch.setattr("bitta.bench.prepared.restricted", lambda *_: held)
+    path = tmp_path / "x.toml"
+    path.write_text(
+        '[stream]\nkind = "corruptions"\n[model]\nweights = "embedded:cifar10-resnet8"\n'
+        '[method]\nname = "eata"\nsource_statistics = "s"\n'
+    )
+    assert main(["run", str(path), "--out", str(tmp_path)]) == 2
+    assert "'s' tells of all classes of the model in its order" in capsys.readouterr().err

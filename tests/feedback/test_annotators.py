@@ -9,6 +9,8 @@ from bitta.errors import FeedbackError, InputError, SettingError
 from bitta.feedback import Judge, Labels, Panel, Recording
 from bitta.types import Query
 
+HASTY = Simulated([0])
+
 
 def query(id_, label=0, position=None):
     return Query(
@@ -67,6 +69,10 @@ def test_a_source_goes_on_where_it_was_saved():
         (lambda: Labels([0], 2, error=1.2), r"error is 1\.2; allowed: 0 to 1"),
         (lambda: Panel([]), "a panel of 0 sources"),
         (lambda: Panel([Simulated([0])], ["a", "b"]), "a panel of 1 sources with 2 names"),
+        (lambda: Panel([HASTY, HASTY]), "the same source twice"),
+        (lambda: Simulated(None), "truth cannot be read as labels"),
+        (lambda: Simulated([0], seed="x"), "seed is 'x'; allowed: a whole number"),
+        (lambda: Human(capacity=0), "capacity is 0; allowed: 1 or more"),
         (lambda: Panel([Simulated([0]), Human()]), "a panel cannot hold Human"),
         (lambda: Panel([Recording(Human(), "x.jsonl")]), "a panel cannot hold Human"),
     ],

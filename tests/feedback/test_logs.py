@@ -113,7 +113,7 @@ def test_a_cut_log_is_refused_unless_it_will_do(log):
     """Of the answers to batches 0 and 2, those to batch 2 are lost, one of them in mid-line."""
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:3], lines[3][:20]]))
-    with pytest.raises(InputError, match="has no end: it was cut after 2 answers; give partial"):
+    with pytest.raises(InputError, match="has no end: it was cut after 2 answers; let its run"):
         Recorded(log)
     replay = Recorded(log, partial=True)
     with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on nobody answers"):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from bitta import Session
-from bitta.errors import InputError, SettingError
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.nn import weight_hash
 from bitta.statistics import SourceStatistics
 from bitta.testing import check_method
 
@@ -128,10 +129,10 @@ def test_a_weight_of_0_is_eta():
     assert torch.equal(*ends)
 
 
-def statistics(path, fisher):
-    zero = torch.zeros(2)
+def statistics(path, fisher, *, model=None):
+    zero, weights = torch.zeros(2), weight_hash(model or Affine(2))
     made = SourceStatistics(
-        prototypes=zero, mean=zero, covariance=zero, fisher=fisher, n=1, weights=""
+        prototypes=zero, mean=zero, covariance=zero, fisher=fisher, n=1, weights=weights
     )
     made.save(path)
     return str(path)
@@ -158,6 +159,16 @@ def test_fisher_information_of_another_model_is_refused(tmp_path, fisher):
     path = statistics(tmp_path / "source.safetensors", fisher)
     with pytest.raises(InputError, match=r"no Fisher information for 'bias' of shape \(2,\)"):
         Session(Affine(2), "eata", source_statistics=path)
+
+
+def test_fisher_information_of_other_weights_is_refused_at_the_first_step(tmp_path):
+    other = Affine(2)
+    torch.nn.init.constant_(other.bias, 0.5)
+    fisher = {"weight": torch.ones(2), "bias": torch.ones(2)}
+    path = statistics(tmp_path / "source.safetensors", fisher, model=other)
+    session = Session(Affine(2), "eata", source_statistics=path)
+    with pytest.raises(ModelError, match="holds statistics of a model with weights"):
+        session.step(rows((0.8, 0.2)))
 
 
 def test_the_contract_holds_where_the_fisher_information_gets_complete():

@@ -78,6 +78,11 @@ def build_clean(
             f"[forgetting] needs the clean images of a corrupted set, and kind {stream.kind!r} has "
             f"none; it works with {', '.join(_COUNTERPARTS)}."
         )
+    if config.path and stream.kind == "corruptions":
+        raise SettingError(
+            f"forgetting.path is {config.path!r}, but the clean images of kind 'corruptions' are "
+            "embedded; leave it out."
+        )
     geometry = Geometry(
         stream.resize or preprocessing.get("resize", 0),
         stream.crop or preprocessing.get("crop", 0),

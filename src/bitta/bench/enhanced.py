@@ -6,6 +6,7 @@ samples of the stream as would be asked about, each with the source model's labe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -82,7 +83,7 @@ def fine_tune(
         "n_samples": n_samples,
         "n_answered": len(samples),
         "n_correct": int(samples.right.sum()),
-        "loss": loss,
+        "loss": loss if isfinite(loss) else None,
         "seconds": perf_counter() - started,
     }
 

@@ -56,6 +56,12 @@ class Experiment:
                 "[enhanced] asks before the stream begins, which a log does not hold; leave out "
                 "[enhanced], or feedback.record and feedback.replay."
             )
+        if self.enhanced.n_samples and "source statistics" in method_named(self.method).needs:
+            raise SettingError(
+                f"[enhanced] changes the weights before the stream begins, and {self.method} needs "
+                "statistics of the very weights it starts from; leave out [enhanced], or use "
+                "another method."
+            )
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -65,13 +71,16 @@ class Experiment:
     @classmethod
     def of(cls, table: Mapping[str, Any], *, name: str) -> Self:
         """From a parsed table; `name` is used where it has none."""
+        if "sweep" in table:
+            raise SettingError('[sweep] makes many runs of one file; use "bitta sweep" for it.')
         for key in table:
             if key not in _KEYS:
                 raise unknown("key", key, _KEYS)
         given = dict(section(table, "method"))
         method = given.pop("name", None)
         if not isinstance(method, str):
-            raise SettingError('method.name is missing; say which, such as name = "bitta".')
+            told = "missing" if method is None else repr(method)
+            raise SettingError(f'method.name is {told}; say which, such as name = "bitta".')
         preset = given.pop("preset", None)
         stream = section(table, "stream")
         if "kind" not in stream:

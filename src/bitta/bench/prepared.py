@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from bitta.bench.annotators import build_annotators
 from bitta.bench.clean import Clean, build_clean
 from bitta.bench.enhanced import OnBatch, fine_tune
 from bitta.bench.experiment import Experiment
-from bitta.bench.models import build_source, check_fit, restricted, wanted_size
+from bitta.bench.models import Restricted, build_source, check_fit, restricted, wanted_size
 from bitta.bench.seconds import Clock
 from bitta.bench.streams import build_stream
+from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, method_named
 from bitta.nn import Network, Precision
@@ -72,6 +73,11 @@ class Prepared:
         seed = derive(self.experiment.seed, "enhanced")
         asked = self.experiment.enhanced.n_samples
         wanted = self._questions() if asked < 0 else asked
+        if not wanted:
+            raise SettingError(
+                "[enhanced] asks about as many samples as a run would, and this one ends before "
+                "its first question; give enhanced.n_samples, or a smaller stream.window."
+            )
         return fine_tune(
             network,
             self.stream,
@@ -95,7 +101,7 @@ class Prepared:
         budget = Budget(
             n_queries=each,
             every=feedback.every,
-            total=None if feedback.total < 0 else feedback.total,
+            total=feedback.total if feedback.total > 0 else None,
             price=self.price,
         )
         window = stream.window_size
@@ -111,6 +117,7 @@ def prepare(experiment: Experiment, clock: Clock) -> Prepared:
     stream = build_stream(experiment.stream, seed=experiment.seed, preprocessing=size)
     classes = stream.domains[0].classes
     model = restricted(model, card, classes)
+    _refuse_strange_statistics(model, experiment)
     clean = build_clean(
         experiment.forgetting,
         experiment.stream,
@@ -125,6 +132,16 @@ def prepare(experiment: Experiment, clock: Clock) -> Prepared:
     with closing(Network(model, logits=logits)) as network, torch.no_grad():
         n_classes = network(network.accepted(few), statistics="running").shape[1]
     return Prepared(experiment, stream, model, n_classes, clean)
+
+
+def _refuse_strange_statistics(model: nn.Module, experiment: Experiment) -> None:
+    path = asdict(experiment.settings).get("source_statistics")
+    if path and isinstance(model, Restricted):
+        raise InputError(
+            f"{path!r} tells of all classes of the model in its order, and this stream has only "
+            "some of them, or another order; leave out method.source_statistics, or use a method "
+            "without."
+        )
 
 
 def labels_served(session: Session) -> Callable[[Tensor], Tensor]:

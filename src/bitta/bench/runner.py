@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -20,7 +21,7 @@ from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.metrics import Agreement, Forgetting, Stopwatch, brier_sum, reset_peak_memory
 from bitta.nn import Precision, weight_hash
-from bitta.results import RunResult, StepRecord, environment
+from bitta.results import RunResult, StepRecord, environment, table_hash
 from bitta.session import Session
 from bitta.statefile import check_writable, load_state
 from bitta.streams import Stream
@@ -88,6 +89,8 @@ def run(
     identity = {"experiment": experiment.as_table()} | {
         part: circumstances[part] for part in ("stream", "source_weights")
     }
+    circumstances["identity"] = table_hash(identity)
+    identity["code"] = circumstances["code"]
 
     def tuning(done: int, total: int, loss: float) -> None:
         on_tuning(done, total, loss)
@@ -219,11 +222,12 @@ def _begin(
     precision: Precision,
 ) -> tuple[Session, Progress]:
     experiment, feedback = prepared.experiment, prepared.experiment.feedback
-    source = prepared.annotators(identity)
+    # A log of answers outlives the code that asked.
+    source = prepared.annotators({part: identity[part] for part in identity if part != "code"})
     if checkpoint is not None and checkpoint.exists():
         return _continue(checkpoint, identity, prepared, source, eager=eager, precision=precision)
-    before = prepared.before_the_stream(tuning, eager=eager, precision=precision)
-    session = Session(
+    start = partial(
+        Session,
         prepared.model,
         experiment.method,
         n_queries=None if feedback.n_queries < 0 else feedback.n_queries,
@@ -238,7 +242,11 @@ def _begin(
         precision=precision,
         **asdict(experiment.settings),
     )
-    return session, Progress(before=before)
+    if experiment.enhanced.n_samples:
+        # What a method refuses about the model it refuses before the work, not after it.
+        start(copy=True).close()
+    before = prepared.before_the_stream(tuning, eager=eager, precision=precision)
+    return start(), Progress(before=before)
 
 
 def _continue(

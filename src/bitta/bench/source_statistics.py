@@ -13,7 +13,7 @@ from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import build_source, check_fit
 from bitta.bench.training_sets import FOLDER_NAMES, LOADERS
 from bitta.config import Config, require
-from bitta.errors import SettingError, unknown
+from bitta.errors import InputError, SettingError, unknown
 from bitta.models import ModelCard
 from bitta.nn import Network
 from bitta.seeding import generator
@@ -63,6 +63,8 @@ def make_statistics(
     `on_batch` is told how many batches are done, of how many.
     """
     place = device_named(device)
+    if out.is_dir():
+        raise InputError(f"{str(out)!r} is a folder; name the file to write.")
     check_writable(out.parent)
     network_model, card = build_source(model)
     domain = _source_images(images, card)

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bitta.cli import data, demo, methods, models, pretrain, run, speed, statistics, streams
+from bitta.cli import data, demo, methods, models, pretrain, run, speed, statistics, streams, sweep
 from bitta.cli.allocator import keep_freed_memory
 from bitta.errors import BittaError
 from bitta.version import __version__
@@ -13,6 +13,7 @@ from bitta.version import __version__
 _COMMANDS = {
     "demo": demo,
     "run": run,
+    "sweep": sweep,
     "methods": methods,
     "streams": streams,
     "models": models,

@@ -3,12 +3,14 @@
 import argparse
 import json
 from importlib.resources import files
+from textwrap import fill
 
 from bitta.config import settings_of
 from bitta.methods import METHODS, method_named
 from bitta.report import text_table
 
 _HEADER = ["name", "paper", "needs", "trains", "forwards", "backwards"]
+_WIDTH = 110
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,18 +37,27 @@ def _list() -> None:
         ]
         rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *costs])
     print(text_table(rows, left=4))
-    print(
-        "\nforwards, backwards: samples through the model per sample served, without questions / "
-        f"with three questions a batch.\n({counted['protocol']}.)\n"
-        '"bitta methods NAME" shows what it does, its settings and presets.'
+    costs_are = (
+        "forwards, backwards: samples through the model per sample served, without questions / "
+        f"with three questions a batch ({counted['protocol']})."
     )
+    print(f"\n{fill(costs_are, _WIDTH)}")
+    print('"bitta methods NAME" shows what it does, its settings and presets.')
 
 
 def _show(name: str) -> None:
     kind = method_named(name)
     print(f"{name}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
     for setting in settings_of(kind.Config):
-        print(f"  {setting.name:<17} {setting.default!s:<15} {setting.meaning}")
+        start = f"  {setting.name:<17} {setting.default!s:<15} "
+        print(fill(setting.meaning, _WIDTH, initial_indent=start, subsequent_indent=" " * 36))
     for preset, values in kind.Config.presets.items():
         changed = ", ".join(f"{name} = {value}" for name, value in values.items())
-        print(f"  preset {preset}: {changed}")
+        print(
+            fill(
+                f"preset {preset}: {changed}",
+                _WIDTH,
+                initial_indent="  ",
+                subsequent_indent=" " * 4,
+            )
+        )

@@ -24,7 +24,8 @@ class Annotator(ABC):
         require(delay >= 0, "delay", delay, "0 or more batches")
         require(answer_every >= 1, "answer_every", answer_every, "1 or more")
         self.truth = labels_of(truth)
-        self.delay, self.answer_every, self.seed = delay, answer_every, seed
+        self.delay, self.answer_every = delay, answer_every
+        self.seed = whole("seed", seed)
         self._batches = 0
         self._next_id = 0
         self._waiting: list[tuple[int, Query]] = []
@@ -80,8 +81,10 @@ def labels_of(truth: Any) -> Tensor:
     """One label per sample of the stream, on the CPU."""
     try:
         labels = torch.as_tensor(truth).cpu()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"truth cannot be read as labels ({error}).") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"truth cannot be read as labels ({error}); give one whole number per sample."
+        ) from None
     if labels.dim() != 1:
         raise InputError(
             f"truth has shape {tuple(labels.shape)}; one label per sample of the stream, "

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bitta.config import require, whole
 from bitta.errors import FeedbackError
 from bitta.types import Answer, Query, State
 
@@ -16,7 +17,8 @@ class Human:
     """
 
     def __init__(self, capacity: int = 1024) -> None:
-        self.capacity = capacity
+        self.capacity = whole("capacity", capacity)
+        require(self.capacity >= 1, "capacity", capacity, "1 or more questions")
         self._open: dict[int, Query] = {}
         self._fresh: dict[int, bool] = {}
         self._learned: dict[int, bool] = {}

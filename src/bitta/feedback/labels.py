@@ -40,7 +40,7 @@ class Labels(Annotator):
                 f"truth goes from {int(self.truth.min())} to {int(self.truth.max())}, but there "
                 f"are {n_classes} classes (0 to {n_classes - 1}); give the right n_classes."
             )
-        self.n_classes, self.error = n_classes, error
+        self.n_classes, self.error = n_classes, float(error)
 
     def respond(self, query: Query, truth: int) -> Answer:
         """The class, and whether it is the one shown."""

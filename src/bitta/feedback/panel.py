@@ -20,6 +20,11 @@ class Panel:
                 f"a panel of {len(self.sources)} sources with {len(self.names)} names was given; "
                 "at least one source, and one name for each, are needed."
             )
+        if len({id(source) for source in self.sources}) < len(self.sources):
+            raise SettingError(
+                "a panel holds the same source twice, which would count each batch twice; make one "
+                "for each place."
+            )
         if any(_waits_for_a_person(source) for source in self.sources):
             raise SettingError(
                 "a panel cannot hold Human, whose questions nobody could tell from those of the "

@@ -25,7 +25,8 @@ class Recorded:
         if log.end is None and not partial:
             raise InputError(
                 f"the log {str(self.path)!r} has no end: it was cut after {len(log.entries)} "
-                "answers; give partial=True to replay as much as there is."
+                "answers; let its run go on to the end or, in Python, give partial=True to replay "
+                "as much as there is."
             )
         self._entries = {entry.id: entry for entry in log.entries}
         self._due: dict[int, list[Entry]] = {}

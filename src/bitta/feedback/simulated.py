@@ -30,7 +30,7 @@ class Simulated(Annotator):
         require(isinstance(flip, Real), "flip", flip, "0 to 1")
         require(0 <= flip <= 1, "flip", flip, "0 to 1")
         super().__init__(truth, delay=delay, answer_every=answer_every, seed=seed)
-        self.flip = flip
+        self.flip = float(flip)
 
     def respond(self, query: Query, truth: int) -> Answer:
         """One bit, the wrong one now and then."""

@@ -1,11 +1,12 @@
 """The contract of whoever answers questions."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bitta.types import Answer, Query, State
 
 
+@runtime_checkable
 class FeedbackSource(Protocol):
     """Is asked, and hands over what has been answered: now, later, or never."""
 

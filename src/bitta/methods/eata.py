@@ -61,10 +61,16 @@ class Eata(Eta):
         """F by parameter, once it is known."""
         self._collected: Fisher | None = None
         """What will become of it, from the source model, until enough images were seen."""
+        self._read_from: SourceStatistics | None = None
+        """A file it was read from, until that was seen to be of this source."""
         self._begin()
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Let images of the stream stand for the source's until there are enough; then as ETA."""
+        if self._read_from is not None:
+            # Now, not before: the weights of a loaded session come after it is made.
+            self._read_from.require_source(self.source, path=self.config.source_statistics)
+            self._read_from = None
         if self._collected is not None and len(unlabelled):
             self._collected.add(unlabelled)
             if self._collected.complete:
@@ -115,6 +121,7 @@ class Eata(Eta):
     def _begin(self) -> None:
         """Read the Fisher information, or get ready to take it from the stream."""
         self._stop_collecting()
+        self._read_from = None
         self.fisher = {}
         if not self.config.fisher_weight:
             return
@@ -126,7 +133,8 @@ class Eata(Eta):
         self._collected = Fisher(source, self.config.fisher_samples)
 
     def _read(self, path: str) -> dict[str, Tensor]:
-        fisher = SourceStatistics.load(path).fisher
+        self._read_from = SourceStatistics.load(path)
+        fisher = self._read_from.fisher
         for name, parameter in self._named.items():
             if name not in fisher or fisher[name].shape != parameter.shape:
                 raise InputError(

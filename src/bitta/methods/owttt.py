@@ -10,7 +10,7 @@ make one step. The default step size is a tenth of theirs, which is for batches 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,9 @@ class OwtttConfig(UnsupervisedConfig):
     """Samples that mean and covariance of the stream reach back to; the authors' value."""
     bn_momentum: float = 0.1
     """How fast the running statistics follow each step; the authors' value."""
+    judged_among: Literal["all", "judged", "alike"] = "judged"
+    """Which samples go through the model along with answered ones; of no effect here, since running
+    statistics normalise them."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "authors": {"lr": 0.01},

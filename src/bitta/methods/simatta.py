@@ -84,7 +84,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
 
     Config = SimattaConfig
     paper: ClassVar[str] = "Gui et al., ICLR 2024"
-    needs: ClassVar[str] = "full labels or verdicts"
+    needs: ClassVar[str] = "answers, scikit-learn"
     n_queries: ClassVar[int] = 3
     captured: bool = False
 

@@ -24,15 +24,16 @@ class Budget:
     """Of one question, in verdicts."""
 
     def __post_init__(self) -> None:
-        for name in ("n_queries", "every"):
-            whole(name, getattr(self, name))
-        if self.total is not None:
-            whole("total", self.total)
+        for name in ("n_queries", "every", "total"):
+            if (given := getattr(self, name)) is not None or name != "total":
+                # As a plain number, which can be saved, of whatever type it was given.
+                object.__setattr__(self, name, whole(name, given))
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.total is None or self.total >= 0, "total", self.total, "0 or more, or None")
         require(isinstance(self.price, Real), "price", self.price, "a number above 0")
         require(isfinite(self.price) and self.price > 0, "price", self.price, "a number above 0")
+        object.__setattr__(self, "price", float(self.price))
 
     def allowance(self, *, step: int, asked: int) -> int:
         """Questions allowed on this batch, given how many were asked before it."""
