@@ -265,7 +265,7 @@ def test_answers_about_the_teacher_change_nothing():
 
 
 def test_what_rotta_cannot_work_with_is_said_at_once():
-    with pytest.raises(ModelError, match="scale and shift of normalisation layers"):
+    with pytest.raises(ModelError, match="it trains norm layers"):
         Session(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), "rotta")
     with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 where a model has Batch"):
         Session(toy_classifier(), "rotta", micro_batch=2)
