@@ -28,7 +28,7 @@ TITLES = {
     "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
 }  # fmt: skip
 HEADER = (
-    "| row | accuracy | more than without answers | ECE | Brier | questions | ms | MB |\n"
+    "| row | accuracy | difference | ECE | Brier | questions | ms | MB |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
