@@ -4,15 +4,14 @@ import argparse
 import sys
 from collections import deque
 from pathlib import Path
-from typing import get_args
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
 from bitta.bench.seconds import Seconds
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
+from bitta.cli.execution import add_execution
 from bitta.cli.signals import stop_on_signal
-from bitta.nn import Precision
 from bitta.report import summary_rows, text_table
 from bitta.report.tables import agreement_line, collapse_line
 from bitta.results import RunResult, StepRecord, percent_right
@@ -24,35 +23,10 @@ _SHOWN_SAMPLES = 64
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("experiment", metavar="EXPERIMENT.toml", help="what to run")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        help="change a setting, such as method.lr=1e-3 (repeatable)",
-    )
     parser.add_argument("--seed", type=int, help="seed of stream, annotator and method")
-    parser.add_argument("--out", default="bitta-runs", metavar="DIR", help="(default: bitta-runs)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    parser.add_argument(
-        "--eager", action="store_true", help="the plain path: no CUDA graphs, float32 by default"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=get_args(Precision),
-        default="auto",
-        help="of convolutions and matrix products (default: auto, the fastest that is safe)",
-    )
+    add_execution(parser, overrides="change a setting, such as method.lr=1e-3 (repeatable)")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
-    )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="how much work a crash may cost (default: 30)",
     )
 
 

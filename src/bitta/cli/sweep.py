@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Protocol, get_args
+from typing import Protocol
 
 from bitta.bench.board import Board, Row
 from bitta.bench.device import device_named
@@ -15,10 +15,10 @@ from bitta.bench.expand import read_jobs
 from bitta.bench.sweep import sweep
 from bitta.bench.worker import Manner, work
 from bitta.cli.allocator import keep_freed_memory
+from bitta.cli.execution import add_execution
 from bitta.cli.signals import stop_on_signal
 from bitta.config import require
 from bitta.errors import SettingError
-from bitta.nn import Precision
 from bitta.statefile import check_writable
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -37,34 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="0,1,2", help="in place of those of the experiments")
     parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        help="change a setting of every experiment (repeatable)",
-    )
-    parser.add_argument(
         "--only", default="*", metavar="GLOB", help="only runs of such a name, as in 'tent*'"
     )
-    parser.add_argument("--out", default="bitta-runs", metavar="DIR", help="(default: bitta-runs)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    parser.add_argument(
-        "--eager", action="store_true", help="the plain path: no CUDA graphs, float32 by default"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=get_args(Precision),
-        default="auto",
-        help="of convolutions and matrix products (default: auto, the fastest that is safe)",
-    )
-    parser.add_argument(
-        "--checkpoint-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="how much work a crash may cost (default: 30)",
-    )
+    add_execution(parser, overrides="change a setting of every experiment (repeatable)")
     stale = parser.add_mutually_exclusive_group()
     stale.add_argument(
         "--rerun", action="store_true", help="replace results that other code has written"
