@@ -2,8 +2,8 @@
 
     python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
 
-Needs CIFAR-10 ("bitta data get cifar10") and weights/cifar10-resnet18.safetensors. Memories of 8
-are full after a few batches, so that the captured step takes part; 64 are BiTTA's own.
+Needs CIFAR-10 ("bitta data get cifar10"). Memories of 8 are full after a few batches, so that the
+captured step takes part; 64 are BiTTA's own.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bitta import Session, Simulated
 from bitta.bench.streams import StreamConfig, build_stream
@@ -21,7 +22,6 @@ from bitta.statefile import write_atomically
 from bitta.streams import Stream
 
 N_BATCHES = 10
-WEIGHTS = "weights/cifar10-resnet18.safetensors"
 
 
 def main() -> None:
@@ -29,17 +29,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", required=True)
+    parser.add_argument("--weights", default="weights/cifar10-resnet18.safetensors")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.backends.cudnn.deterministic = True  # or two runs of one path would differ, too
     config = StreamConfig(kind="cifar10-c", corruptions="gaussian_noise", n_samples=64 * N_BATCHES)
     stream = build_stream(config, seed=0)
+    model, _ = load_model(arguments.weights)
     checks = [
-        compared(stream, device, method, size) for method in ("bitta", "tent") for size in (8, 64)
+        compared(stream, model.to(device), method, size)
+        for method in ("bitta", "tent")
+        for size in (8, 64)
     ]
     for check in checks:
         print(json.dumps(check))
-    model, _ = load_model(WEIGHTS)
     table = {
         "environment": environment(device, weight_hash(model)),
         "stream": stream.protocol,
@@ -48,10 +51,10 @@ def main() -> None:
     write_atomically(Path(arguments.out), (json.dumps(table, indent=1) + "\n").encode())
 
 
-def compared(stream: Stream, device: torch.device, method: str, memory: int) -> dict[str, object]:
+def compared(stream: Stream, model: nn.Module, method: str, memory: int) -> dict[str, object]:
     """Labels and questions batch by batch, weights at the end."""
-    plain = outcome(stream, device, method, memory, eager=True)
-    fast = outcome(stream, device, method, memory, eager=False)
+    plain = outcome(stream, model, method, memory, eager=True)
+    fast = outcome(stream, model, method, memory, eager=False)
     pairs = zip(plain[2].values(), fast[2].values(), strict=True)
     return {
         "method": method,
@@ -65,11 +68,10 @@ def compared(stream: Stream, device: torch.device, method: str, memory: int) -> 
     }
 
 
-def outcome(stream, device, method, memory, *, eager):
+def outcome(stream, model, method, memory, *, eager):
     """Labels, questions and weights of one path, and its name."""
-    model, _ = load_model(WEIGHTS)
     session = Session(
-        model.to(device), method, n_queries=3, correct_memory=memory, incorrect_memory=memory,
+        model, method, n_queries=3, correct_memory=memory, incorrect_memory=memory, copy=True,
         feedback=Simulated(stream.truth), eager=eager, precision="float32",
     )  # fmt: skip
     labels, asked = [], []

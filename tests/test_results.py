@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from bitta.errors import InputError
 from bitta.metrics import Agreement, Reliability
-from bitta.results import RunResult, StepRecord
+from bitta.results import RunResult, StepRecord, code_hash
 
 
 def step(domain="fog", n_correct=5, losses=None, **changes):
@@ -28,9 +29,13 @@ STEPS = [
 
 
 def test_what_is_saved_is_what_is_read(tmp_path):
-    saved = result(STEPS, spreads={"fog": {"served": 0.5, "true": 1.0}}, extra={"price": 1.0})
+    policy = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
+    spreads = {"fog": {"served": 0.5, "true": 1.0}}
+    saved = result(STEPS, spreads=spreads, extra={"price": 1.0}, policy_reliability=policy)
     saved.save(tmp_path / "r.json")
     assert RunResult.load(tmp_path / "r.json") == saved
+    summary = json.loads((tmp_path / "r.json").read_text())["summary"]
+    assert summary["policy_ece"] == pytest.approx(100 * (0.3 + 0.9) / 2)
     nothing_learned = result([step(), step()])
     nothing_learned.save(tmp_path / "s.json")
     assert RunResult.load(tmp_path / "s.json") == nothing_learned
@@ -75,3 +80,21 @@ def test_what_was_not_measured_is_not_called_sound(tmp_path):
     assert summary["looks_collapsed"] is None
     assert summary["brier"] == pytest.approx(0.4)
     assert summary["agreement"] == pytest.approx(55)
+
+
+def test_the_code_of_a_result_is_that_of_methods_and_streams_not_of_pages(tmp_path):
+    def hashed(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        code_hash.cache_clear()
+        return code_hash()
+
+    try:
+        with pytest.MonkeyPatch.context() as elsewhere:
+            elsewhere.setattr("bitta.results.__file__", str(tmp_path / "results.py"))
+            first = hashed("losses.py", "1")
+            assert hashed("report/page.py", "1") == hashed("cli/run.py", "1") == first
+            assert hashed("losses.py", "2") != first
+    finally:
+        code_hash.cache_clear()

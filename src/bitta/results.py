@@ -20,6 +20,8 @@ from bitta.statefile import write_atomically
 from bitta.version import __version__
 
 _FORMAT = 2
+_SHOWN_ONLY = ("cli/", "report/")
+"""What starts runs and shows results changes none."""
 _NOT_FINITE = "nan"
 """A loss that was there but was no number; one that was not there is null."""
 
@@ -66,6 +68,8 @@ class RunResult:
     """Hash of the weights at the end."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     spreads: Spreads = field(default_factory=dict)
+    policy_reliability: Reliability = field(default_factory=Reliability)
+    """Of the policy, on the samples on which it was computed; empty where it never was."""
 
     @property
     def name(self) -> str:
@@ -131,6 +135,7 @@ class RunResult:
             "accuracy": self.accuracy,
             "accuracy_by_domain": self.accuracy_by_domain,
             "ece": self.reliability.ece,
+            "policy_ece": self.policy_reliability.ece if self.total("n_measured") else None,
             "brier": self.brier,
             "agreement": agreement.rate,
             "accuracy_agreeing": agreement.accuracy_agreeing,
@@ -142,7 +147,8 @@ class RunResult:
             "seconds_per_batch": self.seconds_per_batch,
         }
         table = {name: getattr(self, name) for name in _FIELDS}
-        table |= {"steps": as_columns(self.steps), "reliability": asdict(self.reliability)}
+        table["steps"] = as_columns(self.steps)
+        table |= {name: asdict(getattr(self, name)) for name in _RELIABILITIES}
         write_table(path, {"format": _FORMAT, "summary": summary, **table})
 
     @classmethod
@@ -151,7 +157,7 @@ class RunResult:
         table = read_table(path, form=_FORMAT, what="result")
         del table["summary"]
         table["steps"] = from_columns(table["steps"])
-        table["reliability"] = Reliability(**table["reliability"])
+        table |= {name: Reliability(**table[name]) for name in _RELIABILITIES if name in table}
         return cls(**table)
 
 
@@ -235,11 +241,13 @@ def environment(device: torch.device, weights: str) -> dict[str, Any]:
 
 @cache
 def code_hash() -> str:
-    """SHA-256 of the package's own source, as it was when this process first asked."""
+    """SHA-256 of the source that a result depends on, as it was when this process first asked."""
     folder, digest = Path(__file__).parent, sha256()
     for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
-        digest.update(sha256(path.read_bytes()).digest())
+        name = path.relative_to(folder).as_posix()
+        if not name.startswith(_SHOWN_ONLY):
+            digest.update(f"{name}\n".encode())
+            digest.update(sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -249,4 +257,5 @@ def table_hash(table: Mapping[str, Any]) -> str:
 
 
 _FIELDS = tuple(part.name for part in fields(RunResult))
+_RELIABILITIES = ("reliability", "policy_reliability")
 _STEP_FIELDS = tuple(part.name for part in fields(StepRecord))

@@ -45,9 +45,15 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     assert 0 < chosen.total("n_agreeing_correct") <= chosen.total("n_correct")
     assert 0 < chosen.total("n_agreeing") < 100
     assert 0 < chosen.brier < 2
+    policy = chosen.policy_reliability
+    assert sum(policy.count) == 100
+    assert sum(policy.correct) >= chosen.total("n_agreeing_correct")
+    assert policy.count != chosen.reliability.count, "as sure as what is served"
     assert list(chosen.spreads) == ["day", "night"]
     other = table | {"method": {"name": "bitta", "selection": "random"}}
-    assert run(Experiment.of(other, name="x"), out=tmp_path / "random").agreement.rate is None
+    unmeasured = run(Experiment.of(other, name="x"), out=tmp_path / "random")
+    assert unmeasured.agreement.rate is None
+    assert sum(unmeasured.policy_reliability.count) == 0
 
 
 def test_a_method_does_not_change_the_stream(tmp_path):

@@ -25,6 +25,7 @@ class Progress:
 
     steps: list[StepRecord] = field(default_factory=list)
     reliability: Reliability = field(default_factory=Reliability)
+    policy_reliability: Reliability = field(default_factory=Reliability)
     histograms: Histograms = field(default_factory=Histograms)
     before: Mapping[str, Any] = field(default_factory=dict)
     """What was done and measured before the first batch, for the result."""
@@ -79,6 +80,7 @@ def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None
             "session": life.session.state_dict(),
             "steps": _packed(progress.steps),
             "reliability": asdict(progress.reliability),
+            "policy_reliability": asdict(progress.policy_reliability),
             "histograms": progress.histograms.state_dict(),
             "before": dict(progress.before),
             "peak_memory": life.peak_memory,
@@ -93,6 +95,7 @@ def saved_progress(state: Mapping[str, Any]) -> Progress:
     return Progress(
         steps=from_columns(json.loads(bytes(state["steps"].tolist()))),
         reliability=Reliability(**state["reliability"]),
+        policy_reliability=Reliability(**state["policy_reliability"]),
         histograms=Histograms.of(state["histograms"]),
         before=state["before"],
         peak_memory=state["peak_memory"],

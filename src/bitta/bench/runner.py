@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from torch import Tensor
+
 from bitta.bench.annotators import end_log
 from bitta.bench.device import device_named
 from bitta.bench.enhanced import OnBatch
@@ -19,13 +21,20 @@ from bitta.bench.prepared import Prepared, labels_served, prepare
 from bitta.bench.seconds import Clock
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
-from bitta.metrics import Agreement, Forgetting, Stopwatch, brier_sum, reset_peak_memory
+from bitta.metrics import (
+    Agreement,
+    Forgetting,
+    Reliability,
+    Stopwatch,
+    brier_sum,
+    reset_peak_memory,
+)
 from bitta.nn import Precision, weight_hash
 from bitta.results import RunResult, StepRecord, environment, table_hash
 from bitta.session import Session
 from bitta.statefile import check_writable, load_state
 from bitta.streams import Stream
-from bitta.types import Batch
+from bitta.types import Batch, Prediction
 
 OnStep = Callable[[int, int, StepRecord], None]
 """Told after every batch: how many are done, of how many, and what happened."""
@@ -164,6 +173,7 @@ def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) ->
             **_around(prepared, life),
         },
         spreads=progress.histograms.spreads,
+        policy_reliability=progress.policy_reliability,
     )
 
 
@@ -190,6 +200,7 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
     # A model that no longer gives numbers is wrong, whatever the largest of them would be.
     correct = (prediction.labels.cpu() == batch.truth) & prediction.confidence.isfinite().cpu()
     progress.reliability = progress.reliability.add(prediction.confidence, correct)
+    progress.policy_reliability = _judged_policy(progress, prediction, batch.truth)
     progress.histograms.add(
         batch.domain, prediction.labels, batch.truth, n_classes=prediction.probs.shape[-1]
     )
@@ -210,6 +221,14 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
             n_agreeing_correct=agreement.n_agreeing_correct,
         )
     )
+
+
+def _judged_policy(progress: Progress, prediction: Prediction, truth: Tensor) -> Reliability:
+    """By the policy's own first choice, which need not be what was served."""
+    if prediction.policy is None:
+        return progress.policy_reliability
+    sure, choice = prediction.policy.cpu().max(-1)
+    return progress.policy_reliability.add(sure, choice == truth)
 
 
 def _begin(
