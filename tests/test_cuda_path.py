@@ -9,17 +9,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from bitta import FallbackWarning, Session, Simulated
+from bitta.methods import METHODS, method_named
 from bitta.models import load_model, weights_at
 from bitta.nn import fused
 from bitta.nn.dropout import _drop, _drop_by_kernel, _Words
 from bitta.seeding import Chance, generator
 from bitta.streams import embedded_pack
-from bitta.testing import NORMS, toy_classifier
+from bitta.testing import NORMS, needed_settings, toy_classifier
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
 )
 
+FEW_ROWS = {"simatta": {"batch_size": 4, "low_entropy": 3.0}}
+"""So that a step has all its rows, and its shapes stay, within a few batches."""
 SMALL = {"correct_memory": 6, "incorrect_memory": 6, "n_queries": 3, "lr": 1e-2}
 
 
@@ -76,6 +79,17 @@ def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
     assert fast.adapter.network.graphs.seconds > 0, "nothing was captured"
     assert plain.adapter.network.graphs.seconds == 0
     assert plain.adapter.network.counts == fast.adapter.network.counts
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if method_named(name).trains != "nothing"]
+)
+def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
+    settings = needed_settings(method, "batch", tmp_path) | FEW_ROWS.get(method, {})
+    plain, fast, *seen = both_paths(toy_classifier, method=method, **settings)
+    assert seen[0] == seen[1]
+    assert largest_gap(plain.model, fast.model) < 1e-4
+    assert fast.adapter.network.graphs.seconds > 0, "nothing was captured"
 
 
 def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():

@@ -11,10 +11,10 @@ from bitta import Session
 from bitta.errors import SettingError
 from bitta.feedback import Labels
 from bitta.losses import complementary_loss
-from bitta.memory import Anchors
-from bitta.methods.balance import Patience, anchor_share
+from bitta.memory import Anchors, Mixed
+from bitta.methods.balance import Patience, anchor_share, row_weights
 from bitta.methods.clusters import Clusters
-from bitta.seeding import generator
+from bitta.seeding import Chance, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary
 from bitta.types import Feedback, Judged
@@ -154,6 +154,95 @@ def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_ancho
         name: pytest.approx(value.item()) for name, value in expected.items()
     }
     assert all(len(values) == 30 for values in losses.values())
+
+
+def test_a_row_counts_for_its_share_of_the_mean_of_its_own_term():
+    """a = .2: two correct rows .1 each, an incorrect one .2, four source-like ones .2 each."""
+    expected = [
+        [0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.2, 0.2, 0.2, 0.2],
+    ]
+    assert torch.allclose(row_weights(2, 1, 4, share=0.2), torch.tensor(expected))
+    assert torch.equal(row_weights(0, 2, 0, share=1.0), torch.tensor([[0, 0], [0.5, 0.5], [0, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("n_right", "n_wrong", "n_like"),
+    [(4, 3, 5), (1, 6, 2), (4, 0, 5), (0, 4, 5), (3, 2, 0), (0, 0, 5)],
+)
+def test_a_step_is_that_of_the_plain_means_over_the_rows_drawn(n_right, n_wrong, n_like):
+    """At most 3 anchors and 3 source-like samples; value and gradient of each mean by itself."""
+    adapter = Session(toy_classifier(), "simatta", batch_size=3, cold_start=0).adapter
+    rows = images(n=n_right + n_wrong + n_like)
+    labels = torch.arange(len(rows)) % 5
+    right, wrong, like = rows.split([n_right, n_wrong, n_like])
+    ours, theirs, source = labels.split([n_right, n_wrong, n_like])
+    adapter.source_like.add(Judged(like, source))
+    chance = Chance((7,))
+    terms = adapter.objective(Mixed(rows, ours, theirs), chance)
+    given = torch.autograd.grad(sum(terms.values()), adapter.parameters)
+
+    drawn = torch.randperm(n_right + n_wrong, generator=chance.at("anchors"))[:3]
+    of_like = torch.randperm(n_like, generator=chance.at("source-like"))[:3]
+    of_right, of_wrong = drawn[drawn < n_right], drawn[drawn >= n_right] - n_right
+    share = (n_right + n_wrong) / len(rows)
+    model, expected = adapter.model, {}
+    if len(of_right):
+        expected["correct"] = share * F.cross_entropy(model(right[of_right]), ours[of_right])
+    if len(of_wrong):
+        loss = complementary_loss(model(wrong[of_wrong]), theirs[of_wrong])
+        expected["incorrect"] = share * loss
+    if len(of_like):
+        loss = F.cross_entropy(model(like[of_like]), source[of_like])
+        expected["source_like"] = (1 - share) * loss
+    wanted = torch.autograd.grad(sum(expected.values()), adapter.parameters)
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        assert terms[name].item() == pytest.approx(value.item(), rel=1e-5)
+    for one, two in zip(given, wanted, strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_a_term_without_rows_in_a_step_is_not_a_number_there():
+    """One anchor of two is drawn at a time: each step has one of the two terms."""
+    session = Session(Plain(), "simatta", batch_size=1)
+    session.adapter.anchors.add(answers(POINTS[2:3], POINTS[3:4]), torch.ones(2))
+    none = answers(POINTS[:0], POINTS[:0])
+    losses = session.adapter.adapt(POINTS[:0], none).terms
+    assert list(losses) in (["correct", "incorrect"], ["incorrect", "correct"])
+    drawn = {name: ~values.isnan() for name, values in losses.items()}
+    assert torch.equal(drawn["correct"], ~drawn["incorrect"])
+    assert 0 < drawn["correct"].sum() < 30
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_each_batch_begins_with_a_fresh_optimiser(momentum):
+    """Three batches of two steps on all that is kept, beside SGD made anew for each.
+
+    The optimiser itself stays: what a GPU repeats has its momenta in it.
+    """
+    settings = {"lr": 0.05, "momentum": momentum, "steps": 2, "cold_start": 0}
+    adapter = Session(toy_classifier(), "simatta", **settings).adapter
+    rows, labels = images(n=6), torch.tensor([0, 1, 2, 3, 4, 0])
+    adapter.anchors.add(Feedback(Judged(rows[:2], labels[:2]), Judged(rows[2:3], labels[2:3])),
+                        torch.ones(3))  # fmt: skip
+    adapter.source_like.add(Judged(rows[3:], labels[3:]))
+    first = adapter.optimiser
+    reference = toy_classifier().eval()
+    for _ in range(3):
+        adapter.adapt(rows[:0], answers(rows[:0], rows[:0]))
+        sgd = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=momentum)
+        for _ in range(2):
+            right, wrong, like = reference(rows).split([2, 1, 3])
+            loss = F.cross_entropy(right, labels[:2]) + complementary_loss(wrong, labels[2:3])
+            sgd.zero_grad()
+            (0.5 * loss + 0.5 * F.cross_entropy(like, labels[3:])).backward()
+            sgd.step()
+        pairs = zip(adapter.model.parameters(), reference.parameters(), strict=True)
+        assert all(torch.allclose(ours, plain, atol=1e-6) for ours, plain in pairs)
+    assert adapter.optimiser is first
+    assert adapter.state_dict()["optimiser"] == {}
 
 
 def test_samples_the_source_model_is_sure_about_are_kept_with_its_labels():

@@ -1,5 +1,6 @@
 """How much SimATTA's anchors count, and when training on them has stopped to gain."""
 
+import torch
 from torch import Tensor
 
 _SHARE = 0.2  # of the loss, until there are enough source-like samples
@@ -13,6 +14,14 @@ def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> floa
         return 1.0
     share = n_anchors / (n_anchors + n_source_like)
     return min(_SHARE, share) if n_source_like < cold_start else share
+
+
+def row_weights(n_right: int, n_wrong: int, n_like: int, *, share: float) -> Tensor:
+    """(3, rows): what [correct; incorrect; source-like] rows count in a, a, 1 - a times a mean."""
+    parts = ((n_right, share), (n_wrong, share), (n_like, 1 - share))
+    blocks = [torch.full((1, n), part) / max(1, n) for n, part in parts]
+    weights: Tensor = torch.block_diag(*blocks)
+    return weights
 
 
 class Patience:

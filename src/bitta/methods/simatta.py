@@ -20,13 +20,14 @@ from bitta.config import require
 from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import complementary_loss, entropy
 from bitta.memory import Anchors, Fifo, Mixed
-from bitta.methods.balance import Patience, anchor_share
+from bitta.methods.balance import Patience, anchor_share, row_weights
 from bitta.methods.clusters import Clusters, k_means
 from bitta.nn import Network, room
 from bitta.seeding import Chance, derive
-from bitta.types import Feedback, Judged, Losses, State
+from bitta.types import Feedback, Judged, Losses, State, moved
 
 _PER_BATCH = 100  # source-like samples
+_TERMS = ("correct", "incorrect", "source_like")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,6 @@ class Simatta(GradientAdapter[SimattaConfig]):
     paper: ClassVar[str] = "Gui et al., ICLR 2024"
     needs: ClassVar[str] = "answers, scikit-learn"
     n_queries: ClassVar[int] = 3
-    captured: bool = False
 
     def __init__(self, network: Network, config: SimattaConfig, *, seed: int = 0) -> None:
         k_means()  # refused now if it is not there, not in mid-stream
@@ -132,30 +132,15 @@ class Simatta(GradientAdapter[SimattaConfig]):
         right, right_labels = self.anchors.with_verdict(correct=True)
         wrong, wrong_labels = self.anchors.with_verdict(correct=False)
         inputs = torch.cat([right, wrong, self.source_like.inputs])
+        self._drop_momentum()
         losses = self._train(Mixed(inputs, right_labels, wrong_labels))
-        self.optimiser = self.make_optimiser()  # nothing of it outlives a batch
         self.step += 1
         return losses
 
     def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
         """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
-        judged = self._drawn(mixed.n_judged, chance, "anchors")
-        right, wrong = judged[judged < len(mixed.correct)], judged[judged >= len(mixed.correct)]
-        like = self._drawn(len(self.source_like), chance, "source-like")
-        rows = torch.cat([right, wrong, mixed.n_judged + like]).to(mixed.inputs.device)
-        logits = self.learner(mixed.inputs[rows], statistics="running")
-        ours, theirs, source = logits.split([len(right), len(wrong), len(like)])
-        share = self._anchor_share(mixed.n_judged)
-        terms = {}
-        if len(right):
-            terms["correct"] = share * F.cross_entropy(ours, mixed.correct[right])
-        if len(wrong):
-            shown = mixed.incorrect[wrong - len(mixed.correct)]
-            terms["incorrect"] = share * complementary_loss(theirs, shown)
-        if len(like):
-            loss = F.cross_entropy(source, self.source_like.labels[like])
-            terms["source_like"] = (1 - share) * loss
-        return terms
+        counts, drawn = self._mini_batch(mixed, chance)
+        return _with_rows(self._terms(*drawn), counts)
 
     def reset(self) -> None:
         """Empty memories, too."""
@@ -166,6 +151,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
     def state_dict(self) -> State:
         """Anchors and source-like samples beside the rest."""
         return super().state_dict() | {
+            "optimiser": {},  # begun anew on each batch
             "anchors": self.anchors.state_dict(),
             "source_like": self.source_like.state_dict(),
         }
@@ -222,8 +208,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         n_steps = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
         with room(f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."):
             for number in range(n_steps):
-                chance = Chance((self.seed, "adapt", self.step, number))
-                taken.append(self._step(*mixed, chance=chance))
+                taken.append(self._descend(mixed, number))
                 on_anchors = [taken[-1][n] for n in ("correct", "incorrect") if n in taken[-1]]
                 if on_anchors and patience.ends(torch.stack(on_anchors).sum()):
                     break
@@ -232,9 +217,47 @@ class Simatta(GradientAdapter[SimattaConfig]):
         absent = mixed.inputs.new_full((), torch.nan, dtype=torch.float32)
         return Losses({n: torch.stack([terms.get(n, absent) for terms in taken]) for n in names})
 
-    def _anchor_share(self, n_anchors: int) -> float:
-        n_source_like, cold_start = len(self.source_like), self.config.cold_start
-        return anchor_share(n_anchors, n_source_like, cold_start=cold_start)
+    def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
+        """Draw first: a GPU repeats the step on other rows, not the drawing of them."""
+        chance = Chance((self.seed, "adapt", self.step, epoch))
+        counts, drawn = self._mini_batch(mixed, chance)
+        terms = self.learner.repeat("descend", self._step, drawn, chance, turn=self.step)
+        return _with_rows(terms, counts)
+
+    def _step(self, *drawn: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+        terms = self.backward(lambda: self._terms(*drawn))
+        self.optimiser.step()
+        return {name: term.detach() for name, term in terms.items()}
+
+    def _terms(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """All three, 0 where a term has no rows: sums of weighted rows, whichever they are."""
+        logits = self.learner(inputs, statistics="running")
+        towards = F.cross_entropy(logits, labels, reduction="none")
+        away = torch.vmap(complementary_loss)(logits, labels)
+        each = torch.stack([towards, away, towards])  # (terms, rows)
+        terms = torch.where(weights > 0, weights * each, 0).sum(-1)
+        return dict(zip(_TERMS, terms, strict=True))
+
+    def _mini_batch(self, mixed: Mixed, chance: Chance) -> tuple[list[int], list[Tensor]]:
+        """How many rows each term has; and of [correct; incorrect; source-like] rows the inputs,
+        labels and weights, of shapes that stay once there are enough of both kinds."""
+        n_anchors, n_like = mixed.n_judged, len(self.source_like)
+        judged = self._drawn(n_anchors, chance, "anchors")
+        like = self._drawn(n_like, chance, "source-like")
+        n_right = int((judged < len(mixed.correct)).sum())
+        counts = [n_right, len(judged) - n_right, len(like)]
+        share = anchor_share(n_anchors, n_like, cold_start=self.config.cold_start)
+        device = mixed.inputs.device
+        rows = moved(torch.cat([judged, n_anchors + like]), device)
+        labels = torch.cat([mixed.correct, mixed.incorrect, self.source_like.labels])
+        weights = moved(row_weights(*counts, share=share), device)
+        return counts, [mixed.inputs[rows], labels[rows], weights]
+
+    def _drop_momentum(self) -> None:
+        """Begin SGD anew, in place: what is captured has the momenta in it."""
+        for slot in self.optimiser.state.values():
+            if torch.is_tensor(slot.get("momentum_buffer")):
+                slot["momentum_buffer"].zero_()
 
     def _seen(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Features and entropies of [anchors; inputs] by the adapted model."""
@@ -265,6 +288,10 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """Some of n rows, none of them twice, in ascending order."""
         order = torch.randperm(n, generator=chance.at(place))
         return order[: self.config.batch_size].sort().values
+
+
+def _with_rows(terms: dict[str, Tensor], counts: list[int]) -> dict[str, Tensor]:
+    return {name: terms[name] for name, n_rows in zip(_TERMS, counts, strict=True) if n_rows}
 
 
 def _by_entropy(entropies: Tensor, least: float) -> Tensor:
