@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from bitta import augment
 from bitta.augment import augmented
 from bitta.errors import InputError
-from bitta.seeding import generator
+from bitta.seeding import Chance, generator
 
 STILL = {"angle": 0.0, "scale": 1.0, "shift": 0.0, "sigma": 0.001}
 
@@ -35,29 +35,48 @@ def inner(x):
 
 
 def test_the_same_chance_gives_the_same_view_and_another_another():
-    one, two, other = (augmented(images(), generator(0, key)) for key in (1, 1, 2))
+    one, two, other = (augmented(images(), Chance((0, key))) for key in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
 def test_each_image_draws_its_own_parameters():
     same = images(n=1).repeat(4, 1, 1, 1)
-    views = augmented(same, generator(0))
+    views = augmented(same, Chance((0,)))
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_shape_type_and_range_stay(channels):
     given = 3 * images(channels=channels, height=7, width=10).double() - 1
-    view = augmented(given, generator(0))
+    view = augmented(given, Chance((0,)))
     assert (view.shape, view.dtype) == (given.shape, given.dtype)
     assert 0 <= view.min() < view.max() <= 1
     assert given.min() < 0, "what was given is left alone"
 
 
+def test_each_view_has_its_own_order_and_draws():
+    same = images(n=1).repeat(3, 1, 1, 1)
+    views = augmented(same, Chance((0,)), "there", views=4)
+    assert views.shape == (12, 3, 8, 8)
+    assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
+    again = augmented(same, Chance((0, "there")), views=4)
+    assert torch.equal(views, again)
+
+
+def test_views_are_recoloured_in_their_own_orders(monkeypatch):
+    """.5 halved, then squared is .0625; squared, then halved .125; a third view as the first."""
+    halved = (lambda x, factor: x * factor, 0.5, 0.5)
+    squared = (lambda x, factor: x**factor, 2.0, 2.0)
+    monkeypatch.setattr(augment, "_CHANGES", (halved, squared))
+    x = torch.full((6, 3, 1, 1), 0.5)
+    found = augment._recoloured(x, generator(0), [[0, 1], [1, 0], [0, 1]])
+    assert found[:, 0].flatten().tolist() == [0.0625, 0.0625, 0.125, 0.125, 0.0625, 0.0625]
+
+
 def test_half_of_the_images_are_mirrored():
     falling = torch.linspace(1, 0, 8).expand(400, 1, 8, 8)
-    views = augmented(falling, generator(0))
+    views = augmented(falling, Chance((0,)))
     mirrored = (views[..., -2:].mean((1, 2, 3)) > views[..., :2].mean((1, 2, 3))).float().mean()
     assert 0.4 < mirrored < 0.6
 
@@ -65,7 +84,7 @@ def test_half_of_the_images_are_mirrored():
 def test_a_view_is_near_its_image():
     """Smooth images, so that a pixel more or less is little: brightness 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
-    views = augmented(smooth, generator(0))
+    views = augmented(smooth, Chance((0,)))
     assert 0.02 < (views - smooth).abs().mean() < 0.2
 
 
@@ -74,7 +93,7 @@ def test_a_view_is_near_its_image():
 )
 def test_what_is_no_batch_of_images_is_refused(given):
     with pytest.raises(InputError, match=r"cannot be augmented; float images \(n, channels"):
-        augmented(given, generator(0))
+        augmented(given, Chance((0,)))
 
 
 def test_nothing_moves_without_turn_shift_or_scaling(draws):

@@ -2,7 +2,7 @@
 
 Wang et al., CVPR 2022: other colours, a small turn, shift and scaling, a light blur, perhaps a
 mirror image, and a little noise. Each image draws its own parameters; the order of the changes of
-colour is drawn once for the batch.
+colour is drawn once for each view of a batch.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitta.errors import InputError
+from bitta.seeding import Chance
 
 Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Changes images by a factor each, (n, 1, 1, 1)."""
@@ -22,29 +23,49 @@ _REACH = 2
 """Pixels that the blur, five wide, looks at on either side."""
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A view of each image, (n, channels, height, width); values beyond 0 to 1 are clipped."""
+def augmented(images: Tensor, chance: Chance, *place: str | int, views: int = 1) -> Tensor:
+    """So many views of all images, one after another, drawn at a place of `chance`.
+
+    (n, channels, height, width) become (views x n, ...); values beyond 0 to 1 are clipped.
+    """
     if images.dim() != 4 or not images.is_floating_point():
         raise InputError(
             f"a {images.dtype} tensor of shape {tuple(images.shape)} cannot be augmented; float "
             "images (n, channels, height, width) are needed. Use a method that does not augment."
         )
+    generator = chance.at(*place, device=images.device)
     pixels = images.to(torch.promote_types(images.dtype, torch.float32)).clamp(0, 1)
-    pixels = _recoloured(pixels, generator)
+    pixels = pixels.repeat(views, 1, 1, 1)
+    pixels = _recoloured(pixels, generator, _orders(pixels, chance.at(*place, "order"), views))
     pixels = _blurred(_moved(pixels, generator), generator)
     pixels = _mirrored(pixels, generator)
     noise = torch.randn(pixels.shape, generator=generator, device=generator.device)
-    return pixels.add(noise.to(pixels.device), alpha=0.005).clamp(0, 1).to(images.dtype)
+    return pixels.add(noise, alpha=0.005).clamp(0, 1).to(images.dtype)
 
 
-def _recoloured(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Brightness, contrast and gamma; of colour images saturation and hue, too."""
-    changes = _CHANGES if x.shape[1] == 3 else _CHANGES[:3]
-    order = torch.randperm(len(changes), generator=generator, device=generator.device)
-    for place in order.tolist():
-        change, low, high = changes[place]
-        x = change(x, _drawn(x, low, high, generator)).clamp(0, 1)
-    return x
+def _orders(x: Tensor, generator: torch.Generator, views: int) -> list[list[int]]:
+    """In which order each view is recoloured; drawn on the host, which has to know."""
+    n_changes = len(_CHANGES) if x.shape[1] == 3 else 3
+    return [torch.randperm(n_changes, generator=generator).tolist() for _ in range(views)]
+
+
+def _recoloured(x: Tensor, generator: torch.Generator, orders: list[list[int]]) -> Tensor:
+    """Brightness, contrast and gamma; of colour images saturation and hue, too.
+
+    At each place of the orders all views that are due the same change get it together.
+    """
+    changes = _CHANGES[: len(orders[0])]
+    factors = [_drawn(x, low, high, generator).chunk(len(orders)) for _, low, high in changes]
+    views = list(x.chunk(len(orders)))
+    for due in zip(*orders, strict=True):
+        for number, (change, *_) in enumerate(changes):
+            rows = [row for row, wanted in enumerate(due) if wanted == number]
+            if rows:
+                given = torch.cat([views[row] for row in rows])
+                changed = change(given, torch.cat([factors[number][row] for row in rows]))
+                for row, view in zip(rows, changed.clamp(0, 1).chunk(len(rows)), strict=True):
+                    views[row] = view
+    return torch.cat(views)
 
 
 def _moved(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ def augmented_passes(network: Network, inputs: Tensor, how: Sampling, chance: Ch
     """Logits of N random views of each image, (passes, batch, classes)."""
 
     def one(number: int) -> Tensor:
-        views = augmented(inputs, chance.at("augmentation", number, device=inputs.device))
+        views = augmented(inputs, chance, "augmentation", number)
         return network(views, statistics=how.statistics)
 
     return _each(network, one, how.passes)

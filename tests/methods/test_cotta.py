@@ -12,7 +12,7 @@ from bitta.losses import entropy
 from bitta.methods import cotta
 from bitta.nn import follow, restore_stochastically
 from bitta.nn.snapshot import tensors_of
-from bitta.seeding import generator
+from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 
 
@@ -36,6 +36,10 @@ def weights(network):
     return {name: p.detach().clone() for name, p in network.model.named_parameters()}
 
 
+def black(x, *place, views):
+    return torch.zeros_like(x).repeat(views, 1, 1, 1)
+
+
 def answered_session(correct, **settings):
     """A session after one step with two answers, late enough for teacher and student to differ."""
     session = Session(toy_classifier(), "cotta", n_queries=2, n_augmentations=2, **settings)
@@ -46,30 +50,32 @@ def answered_session(correct, **settings):
     return session
 
 
-@pytest.mark.parametrize(("augment_below", "served"), [(0.5, 0.0), (0.51, 3.0)])
+@pytest.mark.parametrize(("augment_below", "served"), [(0.5, 0.0), (0.51, 5.0)])
 def test_the_teacher_averages_where_the_source_is_less_sure_than_the_threshold(
     augment_below, served, monkeypatch
 ):
-    """Black images: logits (0, 0), confidence .5. Four views of brightness 1, 2, 3, 6: 3."""
-    brightness = iter([1.0, 2.0, 3.0, 6.0])
-    monkeypatch.setattr(cotta, "augmented", lambda x, chance: torch.full_like(x, next(brightness)))
-    session = Session(Brightness(), "cotta", augment_below=augment_below, n_augmentations=4)
+    """Black images: logits (0, 0), confidence .5. Nine views of brightness 1 to 9: 5."""
+    brightness = iter(range(1, 10))
+
+    def lit(x, *place, views):
+        return torch.cat([torch.full_like(x, next(brightness)) for _ in range(views)])
+
+    monkeypatch.setattr(cotta, "augmented", lit)
+    session = Session(Brightness(), "cotta", augment_below=augment_below, n_augmentations=9)
     logits = session.adapter.logits(torch.zeros(2, 3, 4, 4))
     assert logits.tolist() == [[served, 0.0]] * 2
 
 
 def test_views_are_drawn_at_an_address_of_the_step():
     session = Session(Brightness(), "cotta", augment_below=1.0, n_augmentations=2, seed=5)
-    views = [
-        cotta.augmented(images(), generator(5, "cotta", 0, "augment", number)) for number in (0, 1)
-    ]
-    expected = sum(view.flatten(1).mean(1) for view in views) / 2
+    views = cotta.augmented(images(), Chance((5, "cotta", 0)), "augment", 0, views=2)
+    expected = sum(view.flatten(1).mean(1) for view in views.chunk(2)) / 2
     assert torch.allclose(session.adapter.logits(images())[:, 0], expected, atol=1e-6)
 
 
 def test_the_source_decides_whether_to_augment_however_the_teacher_changes(monkeypatch):
     """White images: the source gives (1, 0), confidence .731; a teacher with weight 100, 1."""
-    monkeypatch.setattr(cotta, "augmented", lambda x, chance: torch.zeros_like(x))
+    monkeypatch.setattr(cotta, "augmented", black)
     session = Session(Brightness(), "cotta", augment_below=0.74)
     with torch.no_grad():
         session.model.weight.fill_(100)

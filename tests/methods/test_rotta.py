@@ -196,7 +196,7 @@ def test_old_samples_weigh_less():
 
 def test_the_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
     """Without a strong view, teacher and student agree; six samples have the ages 6 to 1."""
-    monkeypatch.setattr(rotta, "augmented", lambda x, chance: x)
+    monkeypatch.setattr(rotta, "augmented", lambda x, chance, place: x)
     session = Session(toy_classifier("group"), "rotta")
     each = entropy(session.adapter.logits(images()))
     ages = torch.arange(6, 0, -1) / 64

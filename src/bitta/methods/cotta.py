@@ -22,6 +22,8 @@ from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State, softmax
 from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
+_TOGETHER = 8  # copies that are made at once
+
 
 @dataclass(frozen=True, kw_only=True)
 class CottaConfig(UnsupervisedConfig):
@@ -114,10 +116,12 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         if not self._unsure(inputs):
             return self.network(inputs, statistics="batch")
         total = torch.zeros((), device=inputs.device)
-        for number in range(self.config.n_augmentations):
-            view = augmented(inputs, chance.at("augment", number, device=inputs.device))
-            total = total + self.network(view, statistics="batch")
-        return total / self.config.n_augmentations
+        n = self.config.n_augmentations
+        for start in range(0, n, _TOGETHER):
+            few = min(_TOGETHER, n - start)
+            for view in augmented(inputs, chance, "augment", start, views=few).chunk(few):
+                total = total + self.network(view, statistics="batch")
+        return total / n
 
     def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
         """Cross-entropy of the student with the teacher's probabilities."""

@@ -118,7 +118,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         """
         with torch.no_grad():
             teacher = self.network(inputs, statistics="batch")
-        view = augmented(inputs, chance.at("augment", device=inputs.device))
+        view = augmented(inputs, chance, "augment")
         student = self.learner(view, statistics="batch")
         each = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
         return {"consistency": (self.age_weights(like=each) * each).mean()}
