@@ -9,7 +9,7 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.feedback import Labels
+from bitta.feedback import Judge, Labels
 from bitta.losses import complementary_loss
 from bitta.memory import Anchors, Mixed
 from bitta.methods.balance import Patience, anchor_share, row_weights
@@ -107,6 +107,23 @@ def test_a_late_answer_stands_for_its_cluster_when_it_arrives():
     session.answer(query.id, correct=True)
     session.learn()
     assert session.adapter.anchors.weights.tolist() == [2]
+
+
+def test_a_batch_is_parted_once_whether_asked_about_or_answered(monkeypatch):
+    seen, of = [], Clusters.of
+
+    def counted(*given, **how):
+        seen.append(how["seed"])
+        return of(*given, **how)
+
+    monkeypatch.setattr(Clusters, "of", counted)
+    session = Session(
+        toy_classifier(), "simatta", n_queries=2, clusters=2, cluster_growth=1, steps=2, lr=1e-3,
+        feedback=Judge(lambda image, label: label % 2 == 0),
+    )  # fmt: skip
+    for number in range(3):
+        session.step(torch.rand(8, 3, 8, 8, generator=generator(3, number)))
+    assert len(seen) == len(set(seen)) == 3
 
 
 def test_too_few_samples_for_the_clusters_are_asked_about_by_entropy():

@@ -21,7 +21,7 @@ from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import complementary_loss, entropy
 from bitta.memory import Anchors, Fifo, Mixed
 from bitta.methods.balance import Patience, anchor_share, row_weights
-from bitta.methods.clusters import Clusters, k_means
+from bitta.methods.clusters import Clusters, Parted, k_means
 from bitta.nn import Network, room
 from bitta.seeding import Chance, derive
 from bitta.types import Feedback, Judged, Losses, State, moved
@@ -56,7 +56,7 @@ class SimattaConfig(GradientConfig):
     """Clusters of the first batch; the authors' value."""
     cluster_growth: int = 3
     """How many more there are on each batch; the BiTTA paper's value. The authors: 1."""
-    starts: int = 3
+    starts: int = 1
     """Clusterings of a batch, from other first centres, of which the best is taken; the authors'
     10 take most of a second with all anchors."""
     cold_start: int = 100
@@ -95,6 +95,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         self.source_like = Fifo(config.max_source_like)
         self.teacher = network.twin()
         """The source model; it never changes."""
+        self._parted = Parted()
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
@@ -271,7 +272,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """Of [anchors; candidates]."""
         n_anchors = len(self.anchors)
         rows = torch.cat([torch.arange(n_anchors), n_anchors + candidates])
-        return Clusters.of(
+        return self._parted(
             features.cpu()[rows],
             self.anchors.weights,
             n_clusters=self._n_clusters(),
