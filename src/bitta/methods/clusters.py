@@ -1,5 +1,6 @@
 """Weighted k-means over features; needs scikit-learn."""
 
+import random
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Parted:
 
 def k_means() -> tuple[Any, type[Warning]]:
     """What clusters, and what it says where fewer points differ than there are clusters."""
+    chance = random.getstate()
     try:
         from sklearn.cluster import KMeans  # noqa: PLC0415 (an extra)
         from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
@@ -38,6 +40,8 @@ def k_means() -> tuple[Any, type[Warning]]:
             "SimATTA finds clusters with scikit-learn, which is not installed; "
             "run: pip install 'bitta[cluster]'"
         ) from None
+    finally:
+        random.setstate(chance)  # importing it draws a number
     return KMeans, ConvergenceWarning
 
 
