@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitta.methods import METHODS
+from bitta.report.names import TITLES
 from bitta.results import RunResult
 
 ROOT = Path(__file__).parents[1]
@@ -22,11 +23,6 @@ SETS = {
 }
 """Folders under results/ and their headings; those that are not there are left out."""
 MARKED = re.compile(r"(<!-- result -->\n).*?(<!-- end -->)", re.DOTALL)
-TITLES = {
-    "source": "Source", "bn_stats": "BN-Stats", "tent": "TENT", "eta": "ETA", "eata": "EATA",
-    "sar": "SAR", "cotta": "CoTTA", "rotta": "RoTTA", "sotta": "SoTTA", "deyo": "DeYO",
-    "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
-}  # fmt: skip
 HEADER = (
     "| row | accuracy | difference | ECE | Brier | questions | ms | MB |\n"
     "|---|---|---|---|---|---|---|---|"
@@ -115,7 +111,9 @@ def row(
     gain = f"{result.accuracy - alone.accuracy:+.1f}" if alone and name != method else ""
     variant = name.removeprefix(method).strip("-")
     time = times.get(name)
-    cost = f"{time['ms']:.1f} | {time['peak_mb']:,.0f}" if time else "– | –"
+    on_gpu = result.environment["device"] != "cpu"
+    cost = f"{time['ms']:.1f}" if time else "–"
+    cost += f" | {result.peak_memory / 1e6:,.0f}" if on_gpu else " | –"
     title = TITLES[method] + (f" ({variant})" if variant else "")
     return (
         f"| {title} | {result.accuracy:.1f} | {gain} | "

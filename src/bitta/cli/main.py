@@ -5,7 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bitta.cli import data, demo, methods, models, pretrain, run, speed, statistics, streams, sweep
+from bitta.cli import (
+    data,
+    demo,
+    methods,
+    models,
+    pretrain,
+    report,
+    run,
+    speed,
+    statistics,
+    streams,
+    sweep,
+)
 from bitta.cli.allocator import keep_freed_memory
 from bitta.errors import BittaError
 from bitta.version import __version__
@@ -14,6 +26,7 @@ _COMMANDS = {
     "demo": demo,
     "run": run,
     "sweep": sweep,
+    "report": report,
     "methods": methods,
     "streams": streams,
     "models": models,

@@ -1,6 +1,6 @@
 """Tables and plots, made from results alone."""
 
-from bitta.report.plots import plot_accuracy
+from bitta.report.over_time import plot_accuracy
 from bitta.report.speed import (
     failure_lines,
     growth_lines,

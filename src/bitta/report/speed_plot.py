@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitta.methods import METHODS
 from bitta.metrics import Curve, Measurement, curves_of
 from bitta.metrics.speed import AXES
-from bitta.report.plots import COLOURS, DASHES, new_figure
+from bitta.report.style import look_of, new_figure
 
 _TITLES = {
     "batch": "images per batch",
@@ -15,8 +14,6 @@ _TITLES = {
     "n_classes": "classes",
     "passes": "MC-dropout passes N",
 }
-_PLACES = {name: place for place, name in enumerate(METHODS)}
-"""A method looks the same in every picture."""
 _MOST_COLUMNS = 3
 
 
@@ -52,15 +49,15 @@ def _outside(measurements: Sequence[Measurement], curves: Sequence[Curve]) -> li
 def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
     places = sorted({place for curve in curves for place, _ in curve.points})
     for curve in curves:
-        number = _PLACES[curve.method]
+        look = look_of(curve.method)
         panel.errorbar(
             [place for place, _ in curve.points],
             [ms for _, ms in curve.points],
             yerr=_spread(curve.measurements),
             label=f"{curve.method} ~ {curve.axis.removeprefix('n_')}^{curve.exponent:.2f}",
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=DASHES[number % len(DASHES)],
-            marker="o",
+            color=look.colour,
+            linestyle=look.dash,
+            marker=look.marker,
             capsize=3,
         )
     panel.set(xscale="log", yscale="log", xlabel=_TITLES[curves[0].axis], ylabel="ms per batch")
@@ -74,7 +71,7 @@ def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
 
 
 def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
-    colours = [COLOURS[_PLACES[m.case.method] % len(COLOURS)] for m in measurements]
+    colours = [look_of(m.case.method).colour for m in measurements]
     heights = [measurement.ms for measurement in measurements]
     places = range(len(measurements))
     panel.barh(places, heights, xerr=_spread(measurements), color=colours, capsize=3)

@@ -1,10 +1,11 @@
 """Results side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from bitta.results import RunResult
 
 _QUARTERS = ["1st", "2nd", "3rd", "4th quarter"]
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def summary_rows(results: Mapping[str, RunResult]) -> list[list[str]]:
@@ -47,16 +48,18 @@ def collapse_line(result: RunResult) -> str:
     )
 
 
-def text_table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns aligned, the first `left` of them to the left."""
+def text_table(
+    rows: Sequence[Sequence[str]], *, left: int = 1, bold: Collection[tuple[int, int]] = ()
+) -> str:
+    """Columns aligned, the first `left` of them to the left; `bold` are (row, column)."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column >= left else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for place, row in enumerate(rows):
+        cells = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            padded = cell.rjust(width) if column >= left else cell.ljust(width)
+            cells.append(f"{_BOLD}{padded}{_PLAIN}" if (place, column) in bold else padded)
+        lines.append("  ".join(cells).rstrip())
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([lines[0], rule, *lines[1:]])
 

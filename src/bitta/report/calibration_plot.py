@@ -1,0 +1,106 @@
+"""Is a prediction right as often as it is sure?"""
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitta.metrics import Reliability
+from bitta.report.choice import label_of
+from bitta.report.row import Row, Spread
+from bitta.report.rows import Section
+from bitta.report.style import (
+    BLACK,
+    BLUE,
+    DARK_GREY,
+    SMALL,
+    VERMILION,
+    WIDE,
+    dress,
+    legend_below,
+    new_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3
+_LETTERS = 24
+"""That a panel has room for side by side."""
+
+
+def reliability_figure(section: Section, rows: Sequence[Row]) -> "Figure":
+    """A panel per row: accuracy in each bin of confidence, beside what it should be."""
+    n_columns = 2 if len(rows) == 4 else min(_COLUMNS, len(rows))
+    n_lines = -(-len(rows) // n_columns)
+    figure = new_figure(max(3.6, WIDE * n_columns / _COLUMNS), 0.6 + 2.3 * n_lines)
+    panels = figure.subplots(n_lines, n_columns, sharex=True, sharey=True, squeeze=False)
+    for axes, row in zip(panels.flat, rows, strict=False):
+        _draw(axes, row)
+        axes.set_title(fill(label_of(row, section), _LETTERS), loc="left", fontsize=SMALL)
+    for axes in panels.flat[len(rows) :]:
+        axes.set_visible(False)
+    for axes in panels.flat[max(0, len(rows) - n_columns) : len(rows)]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("confidence (%)")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("right (%)")
+    legend_below(figure, *panels.flat[: len(rows)], columns=4)
+    return figure
+
+
+def pooled(reliabilities: Sequence[Reliability]) -> Reliability:
+    """All seeds in one."""
+    return Reliability(
+        *(
+            np.sum([getattr(one, name) for one in reliabilities], axis=0).tolist()
+            for name in ("count", "confidence", "correct")
+        )
+    )
+
+
+def _draw(axes: "Axes", row: Row) -> None:
+    bins = pooled([run.reliability for run in row.runs.values()])
+    count, sure, right = (np.array(part) for part in (bins.count, bins.confidence, bins.correct))
+    there = count > 0
+    edges = np.linspace(0, 100, len(count) + 1)
+    accuracy, confidence = (100 * part[there] / count[there] for part in (right, sure))
+    axes.bar(
+        edges[:-1][there], accuracy, np.diff(edges)[there], align="edge", color=BLUE, alpha=0.75,
+        edgecolor="white", linewidth=0.5, label="served",
+    )  # fmt: skip
+    axes.bar(
+        edges[:-1][there], confidence - accuracy, np.diff(edges)[there], bottom=accuracy,
+        align="edge", facecolor="none", edgecolor=DARK_GREY, hatch="////", linewidth=0.4,
+        label="gap to its confidence",
+    )  # fmt: skip
+    axes.plot([0, 100], [0, 100], color=BLACK, linewidth=0.8, linestyle="dashed", label="ideal")
+    told = [f"ECE {_told(row.ece)}"]
+    policy = pooled([run.policy_reliability for run in row.runs.values()])
+    if row.policy_ece is not None:
+        _draw_policy(axes, policy)
+        told.append(f"policy {_told(row.policy_ece)}")
+    axes.text(
+        4, 97, "\n".join(told), fontsize=SMALL, va="top",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
+    )  # fmt: skip
+    axes.set(xlim=(0, 100), ylim=(0, 100), xticks=(0, 50, 100), yticks=(0, 50, 100))
+    axes.set_aspect("equal")
+    dress(axes)
+
+
+def _draw_policy(axes: "Axes", bins: Reliability) -> None:
+    count = np.array(bins.count)
+    there = count > 0
+    axes.plot(
+        100 * np.array(bins.confidence)[there] / count[there],
+        100 * np.array(bins.correct)[there] / count[there],
+        color=VERMILION, marker="o", markersize=3.5, linewidth=1.2, label="policy π",
+    )  # fmt: skip
+
+
+def _told(ece: Spread) -> str:
+    deviation = "" if ece.deviation is None else f" ± {ece.deviation:.1f}"
+    return f"{ece.mean:.1f}{deviation} %"

@@ -1,0 +1,138 @@
+"""A section beside the paper, and its rows beside one of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bitta.errors import SettingError, unknown
+from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
+from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
+from bitta.report.paper import PaperTable
+from bitta.report.row import Row
+from bitta.report.rows import Section
+
+_SHOWN_DOMAINS = 4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What stands beside the numbers of a section."""
+
+    section: Section
+    tables: Sequence[PaperTable]
+    """Of the paper, as far as one of our rows is in it."""
+    printed: Mapping[str, Printed]
+    """The paper's row, by the name of ours."""
+    against: Row
+    """Whom the others are tested against."""
+    tests: Mapping[str, Paired]
+    asked: str | None = None
+    """The table that was named, whether it fits or not."""
+
+    def difference(self, row: Row) -> float | None:
+        """Ours minus the paper's, in points; each domain counts once, as there."""
+        printed = self.printed.get(row.name)
+        return None if printed is None else row.domain_mean.mean - printed.mean
+
+    @property
+    def paper_notes(self) -> list[str]:
+        """Which tables, and whether they are to be compared with."""
+        if not self.printed:
+            return [f"{self.asked}: no row of it is measured here."] if self.asked else []
+        places = ", ".join(table.place for table in self.tables)
+        notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
+        if is_shorter(self.section):
+            sizes = " or ".join(f"{n:,}" for n in sorted(set(self.section.domains.values())))
+            notes.append(
+                f"NOT COMPARABLE with the paper: {sizes} samples of each domain here, "
+                f"{PER_DOMAIN:,} there."
+            )
+        if any(abs(row.domain_mean.mean - row.accuracy.mean) > 0.005 for row in self.section.rows):
+            notes.append(
+                "Mean: over all samples; the paper's counts each domain once, and so does the "
+                "difference."
+            )
+        return notes
+
+    @property
+    def test_notes(self) -> list[str]:
+        """What p is, and what it is not."""
+        if not self.tests:
+            return []
+        pairs = max(test.n for test in self.tests.values())
+        few = f" With {pairs} pairs p cannot be below .05." if pairs < FEWEST_PAIRS else ""
+        several = len(self.section.domains) > 1
+        caution = " Domains of one stream are not independent, so p is optimistic."
+        return [
+            f"Versus {self.against.title}: median difference over {pairs} pairs of domain and "
+            "seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction for "
+            f"{_rows(len(self.tests))}.{few}{caution if several else ''}"
+        ]
+
+    @property
+    def collapse_notes(self) -> list[str]:
+        """Where and with which seeds; their accuracy stays in the mean."""
+        section, lines = self.section, []
+        for row in section.rows:
+            if found := row.collapsed(section.source):
+                domains = list(dict.fromkeys(name for names in found.values() for name in names))
+                lines.append(f"  {row.title}: {_listed(domains, section)}{_seeds(row, found)}")
+        if not lines:
+            return []
+        rule = (
+            "less than half of the source model's accuracy"
+            if section.source
+            else "nearly all labels served are of a few classes (there is no row of the source)"
+        )
+        return [f"† COLLAPSED: {rule}, yet part of the mean:", *lines]
+
+
+def compare(
+    section: Section, *, paper: str | None = None, against: str | None = None
+) -> Comparison:
+    """Find the paper's rows and test ours.
+
+    `paper` is the id of a table, found by the folder's name if it is None; `against` names a row,
+    by default BiTTA or else the best; where a section does not have it, that is taken.
+    """
+    tables = tables_for(section, paper)
+    for table in tables:
+        if table.unit != "%":
+            raise SettingError(
+                f"{table.id} is in {table.unit}; allowed: a table of accuracies, such as "
+                "tab:tinyimagenetc/cifar10-c."
+            )
+    printed = printed_for(section, tables)
+    used = [table for table in tables if any(found.table is table for found in printed.values())]
+    named = [row for row in section.rows if against is not None and row.is_called(against)]
+    other = named[0] if named else default_against(section)
+    asked = tables[0].place if paper else None
+    return Comparison(section, used, printed, other, paired_tests(section.rows, other), asked)
+
+
+def check_rows(sections: Sequence[Section], names: Sequence[str]) -> None:
+    """Refuse a name that no section has."""
+    rows = [row for section in sections for row in section.rows]
+    for name in names:
+        if not any(row.is_called(name) for row in rows):
+            raise unknown("row", name, dict.fromkeys(row.name for row in rows))
+
+
+def _rows(n: int) -> str:
+    return f"{n} rows" if n > 1 else "1 row"
+
+
+def _listed(domains: Sequence[str], section: Section) -> str:
+    if len(section.domains) == 1:
+        return "in the whole stream"
+    if len(domains) <= _SHOWN_DOMAINS:
+        return f"in {', '.join(domains)}"
+    shown = ", ".join(domains[:_SHOWN_DOMAINS])
+    return f"in {len(domains)} of {len(section.domains)} domains ({shown}, ...)"
+
+
+def _seeds(row: Row, found: Mapping[int, object]) -> str:
+    if len(row.runs) == 1:
+        return ""
+    if len(found) == len(row.runs):
+        return ", all seeds"
+    return f", seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))} of {len(row.runs)}"

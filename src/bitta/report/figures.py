@@ -1,0 +1,137 @@
+"""The plots of a section, each with a sentence about what it shows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitta.report.calibration_plot import reliability_figure
+from bitta.report.choice import Choice, choose, collapse_note, label_of
+from bitta.report.cost_plot import cost_figure, has_costs
+from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
+from bitta.report.over_time import Line, accuracy_figure, agreement_figure, window_of
+from bitta.report.row import Row
+from bitta.report.rows import Section
+from bitta.report.style import looks_of
+from bitta.report.sweep_plot import sweep_figure
+from bitta.report.sweeps import sweeps_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_LINES = 8
+_MOST_DIAGRAMS = 6
+_MOST_PANELS = 3
+_MOST_SWEEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure to be shown or saved."""
+
+    name: str
+    """Fit for a file name."""
+    heading: str
+    caption: str
+    """What it shows, in sentences."""
+    figure: "Figure"
+
+
+def plots_of(section: Section) -> Iterable[tuple[str, "Figure"]]:
+    """The figures that make sense for a section, by name."""
+    return ((plot.name, plot.figure) for plot in captioned(section))
+
+
+def captioned(section: Section) -> Iterator[Plot]:
+    """The same with words."""
+    yield from _sweeps(section)
+    yield _over_time(section)
+    if len(section.domains) > 1 and len(section.rows) > 1:
+        yield _by_domain(section)
+    if any(sum(run.reliability.count) for row in section.rows for run in row.runs.values()):
+        yield _reliability(section)
+    if measured := [row for row in section.rows if row.first.agreement.n_measured]:
+        yield _agreement(section, measured)
+    if has_costs(section):
+        yield _costs(section)
+
+
+def _over_time(section: Section) -> Plot:
+    choice = choose(section.rows, _MOST_LINES)
+    looks = looks_of([row.method for row in choice.shown])
+    lines = [
+        Line(f"{label_of(row, section)} ({row.accuracy.mean:.1f})", look, list(row.runs.values()))
+        for row, look in zip(choice.shown, looks, strict=True)
+    ]
+    window = window_of(section.rows[0].first)
+    told = (
+        f"Accuracy along the stream: percent right of the last {window} batches, "
+        f"{_seeds(section)}; in brackets that of the whole stream."
+    )
+    caption = _sentences(told, _left_out(section, choice))
+    return Plot("accuracy-over-time", "Accuracy over time", caption, accuracy_figure(lines))
+
+
+def _by_domain(section: Section) -> Plot:
+    heading = "Accuracy by domain"
+    if len(section.rows) > MOST_BARS:
+        against = "points won or lost against the source model" if section.source else "accuracy"
+        told = f"Every row in every domain, {against}, {_seeds(section)}."
+        told = _sentences(told, collapse_note(section.rows, section))
+        return Plot("accuracy-by-domain", heading, told, map_figure(section))
+    told = f"Accuracy in each domain, {_seeds(section)}."
+    told = _sentences(told, collapse_note(section.rows, section))
+    return Plot("accuracy-by-domain", heading, told, bars_figure(section, section.rows))
+
+
+def _sweeps(section: Section) -> Iterator[Plot]:
+    for sweep in sweeps_of(section)[:_MOST_SWEEPS]:
+        name = sweep.key.replace(".", "-").replace("_", "-")
+        bars = ", with the standard deviation over seeds" if len(section.seeds) > 1 else ""
+        told = f"Accuracy over the whole stream against {sweep.title}{bars}."
+        drawn = [row for series in sweep.series for row in series.rows]
+        caption = _sentences(told, collapse_note(drawn, section))
+        figure = sweep_figure(section, sweep)
+        yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
+
+
+def _reliability(section: Section) -> Plot:
+    choice = choose(section.rows, _MOST_DIAGRAMS)
+    told = (
+        "How often predictions of each confidence are right; bars on the dashed line would be "
+        "ideal, hatching is the gap, and ECE its mean."
+    )
+    if any(row.policy_ece for row in choice.shown):
+        told += " The line with dots is the policy π, where it was computed."
+    caption = _sentences(told, _left_out(section, choice))
+    figure = reliability_figure(section, choice.shown)
+    return Plot("reliability", "Reliability", caption, figure)
+
+
+def _agreement(section: Section, measured: Sequence[Row]) -> Plot:
+    choice = choose(measured, _MOST_PANELS)
+    told = (
+        "How often the policy's first choice is what was served, and how much of it is right "
+        f"where they agree and where they do not, {_seeds(section)}."
+    )
+    caption = _sentences(told, _left_out(section, choice))
+    rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
+    return Plot("agreement-over-time", "Agreement over time", caption, agreement_figure(rows))
+
+
+def _costs(section: Section) -> Plot:
+    device = ", ".join(section.environment("device"))
+    told = f"Accuracy against time per batch on {device}; filled marks learned from answers."
+    return Plot("accuracy-against-time", "Accuracy and time", told, cost_figure(section))
+
+
+def _seeds(section: Section) -> str:
+    n = len(section.seeds)
+    return f"mean of {n} seeds" if n > 1 else f"seed {section.seeds[0]}"
+
+
+def _left_out(section: Section, choice: Choice) -> str:
+    return _sentences(choice.told, collapse_note(choice.shown, section))
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,153 @@
+"""Runs that differ in their seed alone, and what they come to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import Any, Self
+
+from bitta.methods import METHODS
+from bitta.report.names import title_of
+from bitta.report.paper import Answers
+from bitta.results import RunResult
+
+_ALIKE = ("stream", "model", "forgetting")
+"""Sections that are the same for all rows, or change nothing in a result."""
+_FILES = ("feedback.record", "feedback.replay")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds."""
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation; None for one seed."""
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of one value per seed.
+
+        >>> Spread.of([1.0, 2.0, 3.0])
+        Spread(mean=2.0, deviation=1.0, n=3)
+        """
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone."""
+
+    name: str
+    """The experiment's."""
+    runs: Mapping[int, RunResult]
+    """By seed, ascending."""
+    apart: tuple[str, ...] = ()
+    """What sets it apart from rows of the same method and answers: a preset, or settings."""
+
+    @property
+    def first(self) -> RunResult:
+        """That of the lowest seed."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def method(self) -> str:
+        """What bitta calls it."""
+        return str(self.first.experiment["method"]["name"])
+
+    @property
+    def title(self) -> str:
+        """What it is called in print."""
+        return title_of(self.method, self.answers, self.apart)
+
+    def titled(self, *, without: Sequence[str]) -> str:
+        """The title, but for settings that are told elsewhere."""
+        leaves = {key.rpartition(".")[2] for key in without}
+        apart = [words for words in self.apart if words.partition(" ")[0] not in leaves]
+        return title_of(self.method, self.answers, apart)
+
+    def is_called(self, name: str) -> bool:
+        """By the experiment's name, a pattern of it, or as it is printed."""
+        return fnmatchcase(self.name, name) or name in (self.name, self.title)
+
+    @cached_property
+    def answers(self) -> Answers:
+        """What it learned from; "none" where no answer came, or nothing learns."""
+        kind = METHODS.get(self.method)
+        learns = kind is None or kind.trains != "nothing"
+        if not learns or not any(run.total("n_answered") for run in self.runs.values()):
+            return "none"
+        return "full" if self.settings["feedback"]["labels"] == "full" else "verdict"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The experiment without its name and seed."""
+        table = self.first.experiment
+        return {key: value for key, value in table.items() if key not in ("name", "seed")}
+
+    @cached_property
+    def varying(self) -> dict[str, Any]:
+        """Settings by dotted name, as far as they may differ between rows of a section."""
+        flat = {
+            f"{place}.{key}": value
+            for place, values in self.settings.items()
+            if place not in _ALIKE
+            for key, value in values.items()
+        }
+        if flat.get("feedback.n_queries") == -1 and self.method in METHODS:
+            flat["feedback.n_queries"] = METHODS[self.method].n_queries
+        return {key: value for key, value in flat.items() if key not in (*_FILES, "method.name")}
+
+    @property
+    def accuracy(self) -> Spread:
+        """Percent right of all samples."""
+        return Spread.of([run.accuracy for run in self.runs.values()])
+
+    @property
+    def domain_mean(self) -> Spread:
+        """Percent right, each domain counting once whatever its size: the paper's mean."""
+        return Spread.of([fmean(run.accuracy_by_domain.values()) for run in self.runs.values()])
+
+    @cached_property
+    def by_domain(self) -> dict[str, Spread]:
+        """Percent right in each domain, in the order of the stream."""
+        seen = [run.accuracy_by_domain for run in self.runs.values()]
+        return {domain: Spread.of([one[domain] for one in seen]) for domain in seen[0]}
+
+    @property
+    def ece(self) -> Spread:
+        """Calibration error of what was served, in percent."""
+        return Spread.of([run.reliability.ece for run in self.runs.values()])
+
+    @property
+    def policy_ece(self) -> Spread | None:
+        """Calibration error of the policy, in percent; None where it was not measured."""
+        return self.spread(policy_ece)
+
+    def spread(self, measure: Callable[[RunResult], float | None]) -> Spread | None:
+        """Of any measure, over the runs that have it; None where none has."""
+        values = [measure(run) for run in self.runs.values()]
+        measured = [value for value in values if value is not None]
+        return Spread.of(measured) if measured else None
+
+    def collapsed(self, source: "Row | None") -> dict[int, list[str]]:
+        """By seed, domains with under half of the source's accuracy; only where there are some.
+
+        Without a source, domains in which far fewer classes were served than there are.
+        """
+        found = {}
+        for seed, run in self.runs.items():
+            if source is None:
+                domains = run.looks_collapsed
+            else:
+                domains = run.collapsed(source.runs.get(seed, source.first))
+            if domains:
+                found[seed] = domains
+        return found
+
+
+def policy_ece(run: RunResult) -> float | None:
+    """In percent; None where the policy was not computed, or nobody measured it."""
+    return run.policy_reliability.ece if any(run.policy_reliability.count) else None

@@ -1,0 +1,152 @@
+"""Settings that were varied, and the rows to draw along each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from bitta.report.names import shown, title_of
+from bitta.report.row import Row
+from bitta.report.rows import Section, differing
+
+SETTINGS: Mapping[str, str] = {
+    "feedback.n_queries": "questions per batch k",
+    "feedback.flip": "share of wrong verdicts",
+    "feedback.error": "share of wrong labels",
+    "feedback.delay": "delay of answers, in batches",
+    "feedback.answer_every": "one batch is answered of every …",
+    "feedback.every": "questions come every … batches",
+    "feedback.total": "questions in all",
+    "feedback.equal": "what the budget is counted in",
+    "method.passes": "passes N of MC dropout",
+    "method.epochs": "epochs on each batch",
+    "method.alpha": "weight on answers α",
+    "method.beta": "weight on agreement β",
+    "method.threshold": "confidence needed",
+    "method.dropout": "dropout rate",
+    "method.correct_memory": "memory of correct samples",
+    "method.incorrect_memory": "memory of incorrect samples",
+    "method.selection": "how questions are chosen",
+    "method.policy": "how the policy is estimated",
+    "method.agreement": "how agreement is told",
+    "method.lr": "step size",
+    "enhanced.n_samples": "samples for fine-tuning beforehand",
+}
+"""What settings are called along an axis."""
+_FEW = 3
+"""Values that make a plot worth while; words may also be two, for several methods."""
+_MOST_LINES = 8
+_MOST_SINGLES = 3
+"""Rows that differ in something else as well, and are drawn as points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Rows of one method that differ in one setting, ordered by its value."""
+
+    method: str
+    label: str
+    rows: tuple[Row, ...]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A setting, and what moves along it."""
+
+    key: str
+    series: tuple[Series, ...]
+    along: tuple[str, ...] = ()
+    """Settings that change with it."""
+
+    @property
+    def title(self) -> str:
+        """What the axis says."""
+        also = [setting_title(key) for key in self.along]
+        return setting_title(self.key) + (f" (with {', '.join(also)})" if also else "")
+
+    @property
+    def numeric(self) -> bool:
+        """Whether all values are numbers."""
+        return all(_is_number(value) for one in self.series for value in one.values)
+
+    @property
+    def worth_while(self) -> bool:
+        """Whether there is enough for a plot."""
+        sizes = sorted(len(set(map(repr, one.values))) for one in self.series)
+        return sizes[-1:] >= [_FEW] or (not self.numeric and sizes[-2:] == [2, 2])
+
+
+def setting_title(key: str) -> str:
+    """A setting in words.
+
+    >>> setting_title("feedback.delay"), setting_title("method.bn_momentum")
+    ('delay of answers, in batches', 'bn momentum')
+    """
+    return SETTINGS.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
+def sweeps_of(section: Section) -> list[Sweep]:
+    """Settings along which accuracy can be drawn, those of the paper's figures first."""
+    known = [key for key in SETTINGS if key in section.varied]
+    keys = [*known, *(key for key in section.varied if key not in known)]
+    found: dict[frozenset[frozenset[str]], Sweep] = {}
+    for key in keys:
+        series = tuple(_series(section, key))[:_MOST_LINES]
+        sweep = Sweep(key, series)
+        if not sweep.worth_while:
+            continue
+        drawn = frozenset(frozenset(row.name for row in one.rows) for one in series)
+        if drawn in found:
+            before = found[drawn]
+            sweep = Sweep(before.key, before.series, (*before.along, key))
+        found[drawn] = sweep
+    return list(found.values())
+
+
+def _series(section: Section, key: str) -> Iterator[Series]:
+    """Rows of a method, apart where they differ in more than this setting."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in section.rows:
+        if key in row.varying:
+            labels = str(row.settings["feedback"]["labels"])
+            groups.setdefault((row.method, labels), []).append(row)
+    for rows in groups.values():
+        others = _others(rows, key)
+        lines: dict[str, list[Row]] = {}
+        for row in rows:
+            lines.setdefault(repr([row.varying.get(k) for k in others]), []).append(row)
+        drawn = sorted(lines.values(), key=len, reverse=True)
+        several = [line for line in drawn if len(line) > 1]
+        if not several:
+            continue
+        drawn = drawn[: len(several) + _MOST_SINGLES]
+        apart = differing([line[0].varying for line in drawn]) if len(drawn) > 1 else []
+        for line in drawn:
+            yield _one(line, key, [k for k in apart if k in others])
+
+
+def _others(rows: Sequence[Row], key: str) -> list[str]:
+    """Settings that differ apart from this one, and do not simply follow it."""
+    values = [row.varying for row in rows]
+    numbers = {repr(table[key]) for table in values if _is_number(table[key])}
+    others = [other for other in differing(values) if other != key]
+    if len(numbers) < _FEW:
+        return others
+    return [
+        other
+        for other in others
+        if len({(repr(t[key]), repr(t.get(other))) for t in values}) > len(numbers)
+    ]
+
+
+def _one(rows: Sequence[Row], key: str, apart: Sequence[str]) -> Series:
+    if all(_is_number(row.varying[key]) for row in rows):
+        rows = sorted(rows, key=lambda row: float(row.varying[key]))
+    told = [f"{setting_title(k)} {shown(rows[0].varying.get(k))}" for k in apart[:2]]
+    title = title_of(rows[-1].method, rows[-1].answers, told)
+    return Series(rows[0].method, title, tuple(rows), tuple(row.varying[key] for row in rows))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

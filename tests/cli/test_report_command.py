@@ -1,0 +1,84 @@
+"""bitta report, as a user meets it."""
+
+import pytest
+
+from bitta.cli.main import main
+from made_results import made_run
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two rows in a folder that is named after a table's experiments."""
+    results = tmp_path / "results"
+    results.mkdir()
+    made_run("source", "source", [4, 8]).save(results / "source-seed0.json")
+    made_run("bitta", "bitta", [6, 9]).save(results / "bitta-seed0.json")
+    return results
+
+
+def refused(capsys, *arguments):
+    assert main(["report", *map(str, arguments)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def test_text_is_printed_plain_where_there_is_no_terminal(folder, capsys):
+    assert main(["report", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "75.00" in text
+    assert "\x1b" not in text
+    assert "--measure all adds" in text
+
+
+def test_the_width_of_the_terminal_is_kept(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    main(["report", str(folder)])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines()[:-1])) <= 40
+    assert "Domains are left out" in text.replace("\n  ", " ")
+
+
+def test_other_formats_and_measures(folder, capsys):
+    main(["report", str(folder), "--format", "markdown", "--measure", "accuracy,ece"])
+    assert "| BiTTA | **60.0** | **90.0** | **75.00** |" in capsys.readouterr().out
+    main(["report", str(folder), "--format", "csv"])
+    assert capsys.readouterr().out.startswith("section,row,title,method,answers,")
+
+
+def test_rows_may_be_chosen_by_pattern_and_tested_against_any(folder, capsys):
+    main(["report", str(folder), "--rows", "b*,source", "--against", "source"])
+    assert "vs Source" in capsys.readouterr().out
+    main(["report", str(folder), "--rows", "BiTTA"])
+    assert "Source" not in capsys.readouterr().out
+
+
+def test_files_are_written_and_named(folder, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "report"
+    assert main(["report", str(folder), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    written = {path.name for path in out.iterdir()}
+    assert {"report.md", "report.csv", "report.html"} < written
+    assert all(name in told for name in written)
+    assert "### Beside accuracy" in (out / "report.md").read_text()
+
+
+def test_the_page_alone(folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(folder), "--out", str(tmp_path / "page"), "--html"]) == 0
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["report.html"]
+
+
+def test_mistakes_end_with_one_sentence(folder, tmp_path, capsys):
+    assert "there is no folder" in refused(capsys, tmp_path / "nowhere")
+    assert "there is no result" in refused(capsys, tmp_path)
+    assert "did you mean 'bitta'?" in refused(capsys, folder, "--rows", "bita")
+    assert "did you mean 'source'?" in refused(capsys, folder, "--against", "sorce")
+    assert "did you mean 'memory'?" in refused(capsys, folder, "--measure", "memry")
+    assert "unknown table of the paper" in refused(capsys, folder, "--paper", "tab:nine")
+    assert "say where with --out" in refused(capsys, folder, "--html")
+    assert "names nothing" in refused(capsys, folder, "--rows", ",")
+    (folder / "speed.json").write_text('{"format": 1}')
+    assert "speed.json' is not a result of this version" in refused(capsys, folder)

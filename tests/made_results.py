@@ -1,0 +1,62 @@
+"""Results made by hand, for reports."""
+
+from bitta.metrics import Reliability
+from bitta.report.rows import read_sections
+from bitta.results import RunResult, StepRecord
+
+DOMAINS = ("fog", "snow")
+ENVIRONMENT = {
+    "bitta": "0.1.0", "torch": "2.11.0", "python": "3.12.0", "device": "cpu", "threads": 1,
+    "source_weights": "a" * 64, "code": "b" * 64, "stream": "c" * 64,
+}  # fmt: skip
+FEEDBACK = {
+    "n_queries": 3, "every": 1, "labels": "verdict", "equal": "count", "flip": 0.0, "error": 0.0,
+    "delay": 0, "answer_every": 1,
+}  # fmt: skip
+
+
+def made_run(name, method, right, *, seed=0, domains=DOMAINS, n=10, seconds=0.5, **changed):
+    """A run with `right` samples right of `n` in each batch, as many batches in each domain."""
+    per_domain = len(right) // len(domains)
+    asked = 0 if method in ("source", "bn_stats") else changed.get("n_queries", 3)
+    steps = [
+        StepRecord(
+            domains[min(place // per_domain, len(domains) - 1)],
+            n,
+            n_correct,
+            asked,
+            asked,
+            0,
+            {},
+            seconds,
+            **changed.get("step", {}),
+        )
+        for place, n_correct in enumerate(right)
+    ]
+    feedback = {key: changed.get(key, value) for key, value in FEEDBACK.items()}
+    experiment = {
+        "name": name,
+        "stream": {"kind": "cifar10-c", "order": "continual", "path": ""},
+        "model": {"weights": "embedded:cifar10-resnet8", "factory": "", "logits": ""},
+        "feedback": feedback,
+        "seed": seed,
+        "method": {"name": method, **changed.get("settings", {})},
+    }
+    return RunResult(
+        experiment, f"{n * len(right)} samples, seed {seed}", ENVIRONMENT, steps,
+        changed.get("reliability", Reliability()), 10, 10, 1_000_000, "d" * 64,
+        policy_reliability=changed.get("policy_reliability", Reliability()),
+    )  # fmt: skip
+
+
+def made_sections(folder, runs):
+    """What a report reads of them."""
+    for place, run in enumerate(runs):
+        run.save(folder / f"{place:03}.json")
+    return read_sections([folder])
+
+
+def made_section(folder, runs):
+    """The same where they are of one protocol."""
+    [section] = made_sections(folder, runs)
+    return section

@@ -1,0 +1,184 @@
+"""The report as text, Markdown and CSV."""
+
+import csv
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from bitta.report.accuracy import accuracy_table, fitting_table
+from bitta.report.beside import MEASURES, beside_table
+from bitta.report.cells import Cell, Table, as_markdown, as_text
+from bitta.report.comparison import compare
+from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
+from bitta.report.rows import read_sections
+from made_results import made_run, made_section
+
+ROOT = Path(__file__).parents[2]
+WIDE = Screen(1000, bold=False)
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """Fog and snow: source 40 80, TENT* 10 90 and 20 90 (a collapse), BiTTA 60 80 and 80 90."""
+    runs = [
+        made_run("source", "source", [4, 8]),
+        made_run("tent-feedback", "tent", [1, 9]),
+        made_run("tent-feedback", "tent", [2, 9], seed=1),
+        made_run("bitta", "bitta", [6, 8]),
+        made_run("bitta", "bitta", [8, 9], seed=1),
+    ]
+    return compare(made_section(tmp_path, runs))
+
+
+def texts(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_means_deviations_and_differences_by_hand(comparison):
+    """TENT*: 50 and 55. BiTTA: 70 and 85. Their differences: -50 +10, -60 0; median -25."""
+    table = accuracy_table(comparison)
+    assert table.header == ["method", "fog", "snow", "mean", "vs BiTTA", "p"]
+    assert texts(table) == [
+        ["Source", "40.0", "80.0", "60.00", "-10.0", "1.000"],
+        ["TENT*", "15.0 ± 7.1", "90.0 ± 0.0", "52.50 ± 3.54", "-25.0", "1.000"],
+        ["BiTTA", "70.0 ± 14.1", "85.0 ± 7.1", "77.50 ± 10.61", "–", "–"],
+    ]
+
+
+def test_the_best_of_each_column_is_bold(comparison):
+    table = accuracy_table(comparison)
+    best = {(row[0].text, table.header[n]) for row in table.rows for n in range(6) if row[n].best}
+    assert best == {("BiTTA", "fog"), ("TENT*", "snow"), ("BiTTA", "mean")}
+
+
+def test_a_collapsed_row_is_marked_and_its_seeds_are_told(comparison):
+    """Half of the source's 40 % is 20 %, which seed 1 just reaches."""
+    table = accuracy_table(comparison)
+    assert [row[3].mark for row in table.rows] == ["", " †", ""]
+    assert list(table.notes[:2]) == [
+        "† COLLAPSED: less than half of the source model's accuracy, yet part of the mean:",
+        "  TENT*: in fog, seed 0 of 2",
+    ]
+
+
+def test_rows_with_fewer_seeds_are_told(comparison):
+    notes = " ".join(accuracy_table(comparison).notes)
+    assert "Mean ± standard deviation over seeds 0, 1. Fewer seeds: Source: 0." in notes
+    assert "are not independent, so p is optimistic" in notes
+    assert "With 4 pairs p cannot be below .05." in notes
+
+
+def test_what_does_not_fit_is_left_out_and_told(comparison):
+    wide = fitting_table(comparison, 200)
+    assert wide.header[1:3] == ["fog", "snow"]
+    assert "±" in wide.rows[1][1].text
+    middle = fitting_table(comparison, 55)
+    assert middle.rows[1][1].text == "15.0"
+    assert any("Deviations of the domains are left out" in note for note in middle.notes)
+    narrow = fitting_table(comparison, 40)
+    assert narrow.header == ["method", "mean", "vs BiTTA", "p"]
+    assert any("Domains are left out" in note for note in narrow.notes)
+
+
+def test_long_names_are_cut_before_domains_are_left_out(tmp_path):
+    domains = ("elastic_transform", "something_long")
+    runs = [made_run(name, name, [4, 8], domains=domains) for name in ("source", "tent")]
+    table = fitting_table(compare(made_section(tmp_path, runs)), 50)
+    assert table.header[1:3] == ["elas", "someth"]
+    assert "Names of the domains are cut for lack of room." in table.notes
+
+
+def test_a_swept_setting_is_the_first_column(tmp_path):
+    runs = [made_run(f"bitta-flip{flip}", "bitta", [4, 8], flip=flip) for flip in (0.0, 0.1)]
+    table = accuracy_table(compare(made_section(tmp_path, runs)))
+    assert table.header[:2] == ["flip", "method"]
+    assert [row[:2] for row in texts(table)] == [["0", "BiTTA"], ["0.1", "BiTTA"]]
+    assert table.left == 2
+
+
+def test_beside_accuracy_has_a_column_for_what_was_measured(tmp_path):
+    """0.5 s are 500 ms; 10 forwards for 20 samples; a Brier sum of 4 over 10 samples."""
+    runs = [
+        made_run("source", "source", [4, 8], step={"brier": 4.0}),
+        made_run("bitta", "bitta", [4, 8], step={"brier": 3.0}),
+    ]
+    table = beside_table(compare(made_section(tmp_path, runs)))
+    expected = "ECE %, Brier, questions, answers, ms/batch, forwards, peak MB"
+    assert ", ".join(table.header[1:]) == expected
+    assert texts(table)[0] == ["Source", "0.0", "0.400", "0", "0", "500.0", "0.5", "1"]
+    assert [row[2].best for row in table.rows] == [False, True]
+    only = beside_table(compare(made_section(tmp_path, runs)), ["ms"])
+    assert only.header == ["method", "ms/batch", "forwards"]
+
+
+TABLE = Table(
+    ["method", "a|b"],
+    [[Cell("TENT*"), Cell("1.5", mark=" †")], [Cell("X"), Cell("22", best=True)]],
+    left=1,
+)
+
+
+def test_marks_do_not_move_digits_and_bold_is_for_terminals():
+    assert as_text(TABLE, bold=False).splitlines() == [
+        "method    a|b",
+        "------  -----",
+        "TENT*   1.5 †",
+        "X        22",
+    ]
+    assert "\x1b" not in as_text(TABLE, bold=False)
+    assert "\x1b[1m" in as_text(TABLE, bold=True).splitlines()[-1]
+
+
+def test_markdown_has_stars_for_the_best_and_escapes_others():
+    assert as_markdown(TABLE).splitlines() == [
+        r"| method | a\|b |",
+        "| --- | ---: |",
+        r"| TENT\* | 1.5 † |",
+        "| X | **22** |",
+    ]
+
+
+def test_a_report_says_its_protocol_before_any_number(comparison):
+    for report in (text_report([comparison], ALL, WIDE), markdown_report([comparison], ALL)):
+        assert report.index("protocol: 20 samples") < report.index("code bbbbbbbb")
+        assert report.index("code bbbbbbbb") < report.index("77.50 ± 10.61")
+        assert "Beside accuracy" in report
+        assert report.endswith("\n")
+    assert "**77.50 ± 10.61**" in markdown_report([comparison], ["accuracy"])
+
+
+def test_the_page_about_reports_shows_what_the_command_prints():
+    """And explains every column."""
+    page = (ROOT / "docs" / "reports.md").read_text()
+    [section] = read_sections([ROOT / "results" / "demo" / "corruptions"])
+    comparison = compare(section)
+    assert as_text(fitting_table(comparison, 80), bold=False) in page
+    titles = [measure.title for measures in MEASURES.values() for measure in measures]
+    columns = ["mean", "paper", "difference", "vs BiTTA", "p", *titles]
+    assert all(f"`{title}`" in page for title in columns)
+
+
+def test_several_sections_are_numbered_and_say_why(comparison):
+    report = text_report([comparison, comparison], ["accuracy"], WIDE)
+    assert report.startswith("Results of different protocols, source weights or code are never")
+    assert "\n2. cifar10-c, continual, 2 domains of 10 samples\n" in report
+
+
+def test_no_line_of_text_is_wider_than_the_terminal(comparison):
+    text = text_report([comparison], ALL, Screen(60, bold=False))
+    assert max(map(len, text.splitlines())) <= 60
+    assert "Beside accuracy: questions and cost" in text
+
+
+def test_csv_is_long_plain_and_precise(comparison):
+    lines = list(csv.DictReader(StringIO(csv_report([comparison], ALL))))
+    [fog] = [x for x in lines if (x["row"], x["domain"]) == ("tent-feedback", "fog")]
+    assert float(fog["mean"]) == 15.0
+    assert float(fog["deviation"]) == pytest.approx(50**0.5, rel=1e-15)
+    assert (fog["n"], fog["seeds"], fog["collapsed"], fog["p"]) == ("2", "0 1", "0", "")
+    [mean] = [x for x in lines if (x["row"], x["domain"]) == ("bitta", "mean")]
+    assert float(mean["mean"]) == 77.5
+    assert (mean["title"], mean["answers"], mean["collapsed"]) == ("BiTTA", "verdict", "")
+    assert {x["measure"] for x in lines} >= {"accuracy", "ece", "ms"}
+    assert {x["code"] for x in lines} == {"b" * 64}

@@ -1,0 +1,245 @@
+"""Plots hold what was measured."""
+
+import numpy as np
+import pytest
+
+from bitta.metrics import Reliability
+from bitta.report.calibration_plot import pooled
+from bitta.report.choice import choose, listed
+from bitta.report.figures import captioned, plots_of
+from bitta.report.over_time import accuracy_curve, agreement_curves
+from bitta.report.sweeps import sweeps_of
+from made_results import made_run, made_section
+
+FAST, SLOW = 0.01, 1.0
+
+
+def figure_of(section, name):
+    return dict(plots_of(section))[name]
+
+
+def legend_of(figure):
+    [legend] = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """The source model, a rival that is better, one that collapsed in snow, and BiTTA."""
+    return made_section(
+        tmp_path,
+        [
+            made_run("source", "source", [4, 4, 6, 6], seconds=FAST),
+            made_run("tent", "tent", [8, 8, 8, 8], n_queries=0),
+            made_run("sar", "sar", [7, 7, 1, 1], n_queries=0),
+            made_run("bitta", "bitta", [6, 6, 8, 8], seconds=SLOW),
+        ],
+    )
+
+
+def test_accuracy_over_time_is_a_mean_over_the_last_batches(compared):
+    run = compared.rows[-1].first
+    assert accuracy_curve(run, 2).tolist() == [60, 60, 70, 80]
+    figure = figure_of(compared, "accuracy-over-time")
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    np.testing.assert_allclose(lines["BiTTA (70.0)"].get_ydata(), [60, 60, 200 / 3, 70])
+    assert lines["BiTTA (70.0)"].get_xdata().tolist() == [1, 2, 3, 4]
+
+
+def test_the_legend_is_in_order_of_accuracy_and_marks_what_collapsed(compared):
+    figure = figure_of(compared, "accuracy-over-time")
+    assert legend_of(figure) == ["TENT (80.0)", "BiTTA (70.0)", "Source (50.0)", "SAR † (40.0)"]
+    plot = next(plot for plot in captioned(compared) if plot.name == "accuracy-over-time")
+    assert "† collapsed" in plot.caption
+
+
+def test_seeds_are_averaged(tmp_path):
+    runs = [made_run("bitta", "bitta", [right] * 4, seed=s) for s, right in enumerate((4, 8))]
+    figure = figure_of(made_section(tmp_path, runs), "accuracy-over-time")
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 60)
+
+
+def test_a_long_stream_is_thinned_to_400_points(tmp_path):
+    section = made_section(tmp_path, [made_run("bitta", "bitta", [5] * 2340)])
+    [line] = [
+        line
+        for line in figure_of(section, "accuracy-over-time").axes[0].lines
+        if line.get_label().startswith("BiTTA")
+    ]
+    assert len(line.get_xdata()) == 400
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == (1, 2340)
+
+
+def test_agreement_over_time_by_hand(tmp_path):
+    """Of 10 samples 8 agree, 6 of them right, and of the 2 others 1."""
+    step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
+    section = made_section(tmp_path, [made_run("bitta", "bitta", [7] * 4, step=step)])
+    curves = agreement_curves(section.rows[0].first, 8)
+    assert [curve.tolist() for curve in curves] == [[80] * 4, [75] * 4, [50] * 4]
+    lines = figure_of(section, "agreement-over-time").axes[0].lines
+    assert [line.get_ydata()[0] for line in lines[:3]] == [80, 75, 50]
+
+
+def test_agreement_is_not_drawn_where_nobody_measured_it(compared):
+    assert "agreement-over-time" not in dict(plots_of(compared))
+
+
+def test_bars_for_few_rows_have_the_accuracy_of_each_domain(compared):
+    axes = figure_of(compared, "accuracy-by-domain").axes[0]
+    heights = {
+        bars.get_label(): [bar.get_height() for bar in bars]
+        for bars in axes.containers
+        if bars.get_label()
+    }
+    assert heights == {
+        "Source": [40, 60], "TENT": [80, 80], "SAR †": [70, 10], "BiTTA": [60, 80],
+    }  # fmt: skip
+
+
+def test_a_map_for_many_rows_has_the_difference_from_the_source(tmp_path):
+    runs = [made_run("source", "source", [4, 6])]
+    runs += [
+        made_run(f"tent-{place}", "tent", [place, 9], n_queries=0, settings={"lr": place / 10})
+        for place in range(3, 10)
+    ]
+    axes = figure_of(made_section(tmp_path, runs), "accuracy-by-domain").axes[0]
+    shown = [text.get_text() for text in axes.texts]
+    assert shown[:4] == ["−10", "+30", "0", "+30"]
+    assert axes.get_yticklabels()[0].get_text() == "TENT (lr 0.3)"
+
+
+def test_accuracy_against_the_number_of_questions_with_its_deviation(tmp_path):
+    runs = [made_run("source", "source", [5] * 4, seed=seed) for seed in (0, 1)]
+    runs += [
+        made_run(f"bitta-{k}", "bitta", [right + seed] * 4, n_queries=k, seed=seed)
+        for k, right in ((8, 8), (1, 6), (0, 5))
+        for seed in (0, 1)
+    ]
+    section = made_section(tmp_path, runs)
+    figure = figure_of(section, "accuracy-against-feedback-n-queries")
+    axes = figure.axes[0]
+    [bars] = axes.containers
+    line, _, [errors] = bars.lines
+    assert line.get_xdata().tolist() == [0, 1, 8]
+    assert line.get_ydata().tolist() == pytest.approx([55, 65, 85])
+    # Two seeds ten points apart: a standard deviation of 10 / √2.
+    heights = [segment[1, 1] - segment[0, 1] for segment in errors.get_segments()]
+    np.testing.assert_allclose(heights, 2 * 10 / 2**0.5)
+    assert axes.get_xlabel() == "questions per batch k"
+    assert sorted(legend_of(figure)) == ["BiTTA", "Source"]
+
+
+def test_settings_that_change_together_make_one_plot(tmp_path):
+    runs = [
+        made_run(f"b{e}", "bitta", [5, 5 + e], settings={"epochs": e, "lr": 3e-4 / e})
+        for e in (1, 2, 3)
+    ]
+    [sweep] = sweeps_of(made_section(tmp_path, runs))
+    assert (sweep.key, sweep.along) == ("method.epochs", ("method.lr",))
+    assert sweep.title == "epochs on each batch (with step size)"
+    assert sweep.series[0].values == (1, 2, 3)
+
+
+def test_rows_that_differ_in_more_are_lines_of_their_own(tmp_path):
+    runs = [
+        made_run(f"b-{flip}-{lr}", "bitta", [5, 5], flip=flip, settings={"lr": lr})
+        for flip in (0.0, 0.1, 0.2)
+        for lr in (1e-4, 1e-3)
+    ]
+    [sweep] = sweeps_of(made_section(tmp_path, runs))
+    assert sweep.key == "feedback.flip"
+    assert [(series.label, series.values) for series in sweep.series] == [
+        ("BiTTA (step size 0.0001)", (0.0, 0.1, 0.2)),
+        ("BiTTA (step size 0.001)", (0.0, 0.1, 0.2)),
+    ]
+
+
+def test_words_become_bars_and_a_collapsed_one_is_marked(tmp_path):
+    runs = [made_run("source", "source", [8, 8])]
+    runs += [
+        made_run(name, "bitta", [right] * 2, settings={"selection": name})
+        for name, right in (("entropy", 8), ("mc_confidence", 9), ("random", 2))
+    ]
+    axes = figure_of(made_section(tmp_path, runs), "accuracy-against-method-selection").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "entropy", "mc confidence", "random",
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["80.0", "90.0", "20.0 †"]
+
+
+def test_two_presets_are_no_sweep(tmp_path):
+    runs = [
+        made_run("a", "tent", [5, 5], n_queries=0, settings={"lr": 1e-3, "reset": True}),
+        made_run("b", "tent", [5, 5], n_queries=0, settings={"lr": 1e-4, "reset": False}),
+    ]
+    assert sweeps_of(made_section(tmp_path, runs)) == []
+
+
+def test_reliability_has_accuracy_gap_and_error_in_it(tmp_path):
+    """Ten predictions of confidence .9, six of them right: a gap, and an error, of 30 %."""
+    bins = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 6.0)))
+    policy = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 8.0)))
+    run = made_run("bitta", "bitta", [6, 6], reliability=bins, policy_reliability=policy)
+    axes = figure_of(made_section(tmp_path, [run]), "reliability").axes[0]
+    served, gap = axes.containers
+    assert [bar.get_height() for bar in served] == [60]
+    assert [bar.get_height() for bar in gap] == pytest.approx([30])
+    assert axes.texts[0].get_text() == "ECE 30.0 %\npolicy 10.0 %"
+    line = next(line for line in axes.lines if line.get_label() == "policy π")
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([90], [80])
+
+
+def test_seeds_are_pooled_in_a_diagram():
+    one = Reliability([1.0] * 15, [0.5] * 15, [1.0] * 15)
+    assert pooled([one, one]) == Reliability([2.0] * 15, [1.0] * 15, [2.0] * 15)
+
+
+def test_time_is_drawn_for_methods_of_one_machine(compared):
+    lines = figure_of(compared, "accuracy-against-time").axes[0].lines
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in lines[:4]] == [
+        (10, 50), (500, 80), (500, 40), (1000, 70),
+    ]  # fmt: skip
+
+
+def test_source_bn_stats_and_bitta_are_always_chosen_and_the_rest_is_told(tmp_path):
+    runs = [made_run("source", "source", [1, 1]), made_run("bn_stats", "bn_stats", [2, 2])]
+    runs += [
+        made_run(name, name, [right] * 2, n_queries=0)
+        for name, right in (("tent", 9), ("sar", 8), ("eata", 7))
+    ]
+    runs += [
+        made_run("bitta", "bitta", [3, 3]),
+        made_run("bitta-labels", "bitta", [9, 9], labels="full"),
+    ]
+    choice = choose(made_section(tmp_path, runs).rows, 4)
+    assert [row.title for row in choice.shown] == ["TENT", "BiTTA", "BN-Stats", "Source"]
+    assert choice.told == "Without BiTTA (full labels), SAR and EATA, for want of room."
+
+
+def test_a_long_list_is_cut_short():
+    assert listed(["a"], most=2) == "a"
+    assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+
+
+def test_two_words_are_drawn_for_two_methods_but_not_for_one(tmp_path):
+    runs = [
+        made_run(f"{method}-{equal}", method, [5, 5], equal=equal)
+        for method in ("simatta", "bitta")
+        for equal in ("bits", "seconds")
+    ]
+    both = made_section(tmp_path, runs)
+    assert [sweep.key for sweep in sweeps_of(both)] == ["feedback.equal"]
+    assert sweeps_of(both.only(["bitta*"])) == []
+
+
+def test_a_row_that_differs_in_something_else_is_a_point(tmp_path):
+    runs = [
+        made_run(f"b{beta}", "bitta", [5, 5], settings={"beta": beta, "alpha": 1.0})
+        for beta in (0.5, 1.0, 2.0)
+    ]
+    runs.append(made_run("other", "bitta", [6, 6], settings={"beta": 1.0, "alpha": 2.0}))
+    [sweep] = sweeps_of(made_section(tmp_path, runs))
+    assert [(series.label, series.values) for series in sweep.series] == [
+        ("BiTTA (weight on answers α 1)", (0.5, 1.0, 2.0)),
+        ("BiTTA (weight on answers α 2)", (1.0,)),
+    ]

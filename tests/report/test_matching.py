@@ -1,0 +1,133 @@
+"""The paper's number beside ours, or none."""
+
+from dataclasses import replace
+
+import pytest
+
+from bitta.errors import SettingError
+from bitta.report.comparison import compare
+from bitta.report.matching import is_shorter, tables_for
+from bitta.report.paper import paper_table
+from bitta.report.rows import read_sections
+from made_results import made_run
+
+DOMAINS = paper_table("tab:tinyimagenetc/cifar10-c").columns[:-1]
+USUAL = {"lr": 1e-4, "epochs": 3, "policy": "dropout", "mecta": "off", "micro_batch": 0}
+
+
+def run(name, method, *, kind="cifar10-c", right=9, domains=DOMAINS, **changed):
+    settings = USUAL | changed.pop("settings", {})
+    made = made_run(
+        name, method, [right] * len(domains), domains=domains, settings=settings, **changed
+    )
+    return replace(made, experiment={
+        **made.experiment, "stream": {"kind": kind, "order": "continual"},
+        "enhanced": {"n_samples": -1 if name.startswith("enhanced") else 0},
+    })  # fmt: skip
+
+
+def compared(folder, runs, **options):
+    folder.mkdir()
+    for place, made in enumerate(runs):
+        made.save(folder / f"{place}.json")
+    [section] = read_sections([folder])
+    return compare(section, **options)
+
+
+def means(comparison):
+    return {name: printed.mean for name, printed in comparison.printed.items()}
+
+
+@pytest.mark.parametrize("folder", ["main-cifar10-c", "cifar10-c"])
+def test_rows_of_the_main_table_are_found_by_the_folder(tmp_path, folder):
+    runs = [
+        run("source", "source"),
+        run("tent", "tent", n_queries=0),
+        run("tent-feedback", "tent"),
+        run("deyo-feedback", "deyo"),
+        run("bitta", "bitta"),
+        run("eta", "eta"),
+    ]
+    comparison = compared(tmp_path / folder, runs)
+    assert means(comparison) == {
+        "source": 57.23, "tent": 53.42, "tent-feedback": 80.49, "deyo-feedback": 84.41,
+        "bitta": 87.20,
+    }  # fmt: skip
+    bitta = comparison.section.rows[-1]
+    assert comparison.difference(bitta) == pytest.approx(90 - 87.20)
+    assert comparison.printed["bitta"].value("fog") == 90.30
+    assert comparison.printed["deyo-feedback"].value("fog") is None
+    assert [table.place for table in comparison.tables] == ["Table 1a", "Table 9", "Table 12a"]
+
+
+def test_another_folder_stands_beside_a_table_if_asked(tmp_path):
+    comparison = compared(tmp_path / "mine", [run("bitta", "bitta")])
+    assert not comparison.printed
+    assert comparison.paper_notes == []
+    [section] = read_sections([tmp_path / "mine"])
+    assert means(compare(section, paper="tab:tinyimagenetc/cifar10-c")) == {"bitta": 87.20}
+
+
+def test_another_set_has_another_table(tmp_path):
+    of_100 = compared(tmp_path / "original", [run("source", "source", kind="cifar100-c")])
+    assert [table.id for table in of_100.tables] == ["tab:app_original/cifar100-c"]
+
+
+def test_what_the_paper_does_not_have_has_no_number(tmp_path):
+    runs = [
+        run("flipped", "bitta", flip=0.1),
+        run("late", "bitta", delay=3),
+        run("labels", "simatta", labels="full"),
+        run("other-lr", "bitta", settings={"lr": 7.0}),
+        run("usual", "bitta"),
+    ]
+    comparison = compared(tmp_path / "main-cifar10-c", runs)
+    assert set(means(comparison)) == {"usual", "labels"}
+    assert comparison.printed["labels"].table.place == "Table 12a"
+
+
+def test_variants_are_known_by_their_settings(tmp_path):
+    runs = [
+        run(name, "bitta", settings={"policy": name})
+        for name in ("dropout", "softmax", "ensemble", "augmentation")
+    ]
+    assert means(compared(tmp_path / "policies", runs)) == {
+        "dropout": 87.20, "softmax": 85.90, "ensemble": 85.50, "augmentation": 19.07,
+    }  # fmt: skip
+    sizes = {1: 3e-4, 2: 1.5e-4, 3: 1e-4}
+    steps = [run(f"e{n}", "bitta", settings={"epochs": n, "lr": sizes[n]}) for n in sizes]
+    assert means(compared(tmp_path / "epochs", steps)) == {"e1": 87.11, "e2": 87.15, "e3": 87.20}
+
+
+def test_a_model_tuned_beforehand_has_rows_of_its_own(tmp_path):
+    comparison = compared(tmp_path / "enhanced", [run("enhanced-bn_stats", "bn_stats")])
+    expected = paper_table("tab:app_enhanced_corruption").value("bn_stats", "none", "mean")
+    assert means(comparison) == {"enhanced-bn_stats": expected}
+    assert comparison.section.rows[0].title == "BN-Stats (enhanced)"
+
+
+def test_a_mixed_stream_has_the_last_column(tmp_path):
+    mixed = run("bitta", "bitta", kind="pacs", domains=("mixed",))
+    assert means(compared(tmp_path / "pacs-mixed", [mixed])) == {"bitta": 72.18}
+
+
+def test_a_shorter_stream_is_told(tmp_path):
+    comparison = compared(tmp_path / "main-cifar10-c", [run("bitta", "bitta")])
+    assert is_shorter(comparison.section)
+    assert "NOT COMPARABLE with the paper: 10 samples of each domain here, 9,984 there." in (
+        comparison.paper_notes
+    )
+    whole = compared(tmp_path / "cifar10-c", [run("bitta", "bitta", n=9984)])
+    assert not is_shorter(whole.section)
+    assert len(whole.paper_notes) == 1
+
+
+def test_a_table_of_other_things_is_refused(tmp_path):
+    comparison = compared(tmp_path / "memory", [run("bitta", "bitta")])
+    assert tables_for(comparison.section) == []
+    with pytest.raises(SettingError, match=r"gpu_memory is in MB; allowed: a table of accuracies"):
+        compare(comparison.section, paper="tab:gpu_memory")
+    with pytest.raises(SettingError, match="unknown table of the paper 'tab:main'"):
+        compare(comparison.section, paper="tab:main")
+    [note] = compare(comparison.section, paper="tab:pacs_vlcs").paper_notes
+    assert note == "Table 2: no row of it is measured here."

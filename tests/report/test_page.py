@@ -1,0 +1,172 @@
+"""One page that needs nothing but itself."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from bitta.report.page import write_page
+from made_results import made_run, made_section, made_sections
+
+VOID = {"meta", "img", "br", "hr", "link"}
+NAMES = ["gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"]
+
+
+class Reader(HTMLParser):
+    """Refuses tags that do not match; keeps what links, ids and text there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.links, self.tags, self.words = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [value for key, value in attrs if key in ("href", "src", "xlink:href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(text):
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def written(sections, folder, **given):
+    path = folder / "report.html"
+    write_page(sections, path, title="A report", **given)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def runs():
+    return [
+        made_run("source", "source", [4, 4, 6, 6]),
+        made_run("tent", "tent", [8, 8, 1, 1], n_queries=0),
+        made_run("bitta", "bitta", [6, 6, 8, 8]),
+    ]
+
+
+def test_it_has_every_row_the_protocol_and_the_circumstances(tmp_path, runs):
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    for words in ("Source", "TENT", "BiTTA", "40 samples", "embedded:cifar10-resnet8", "2.11.0",
+                  "aaaaaaaaaaaa", "bbbbbbbbbbbb"):  # fmt: skip
+        assert words in text
+    assert text.index("40 samples") < text.index("<table")
+
+
+def test_it_is_whole_and_asks_for_nothing_from_elsewhere(tmp_path, runs):
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    reader = read(text)
+    assert all(link.startswith(("#", "data:")) for link in reader.links)
+    assert not re.search(r"http|<script|@import|url\((?!#)", text)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
+
+
+def test_it_can_be_read_by_everyone(tmp_path, runs):
+    reader = read(written([made_section(tmp_path, runs)], tmp_path))
+    by_tag = {}
+    for tag, given in reader.tags:
+        by_tag.setdefault(tag, []).append(given)
+    assert by_tag["html"] == [{"lang": "en"}]
+    assert all(given.get("scope") in ("col", "row") for given in by_tag["th"])
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in by_tag["meta"]
+    assert len(by_tag["svg"]) == len(by_tag["figure"]) == len(by_tag["figcaption"])
+    assert all(given["role"] == "img" and given["aria-label"] for given in by_tag["svg"])
+
+
+def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    [row] = re.findall(r'<tr class="collapsed">.*?</tr>', text)
+    assert "TENT" in row
+    assert "† collapsed" in row
+    assert "TENT: in snow" in text
+
+
+def test_the_best_is_bold_and_the_mean_comes_before_the_domains(tmp_path, runs):
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    header = re.findall(r'<th scope="col">([^<]*)</th>', text.partition("</thead>")[0])
+    assert header[:2] == ["method", "mean"]
+    assert header[-2:] == ["fog", "snow"]
+    bitta = re.search(r'<tr><th scope="row">BiTTA</th>(.*?)</tr>', text)[1]
+    cells = re.findall(r"<td>(.*?)</td>", bitta)
+    assert cells[0] == "<strong>70.00</strong>"
+    assert cells[-2:] == ["60.0", "<strong>80.0</strong>"]
+
+
+def test_a_deviation_stands_beside_its_mean(tmp_path):
+    runs = [made_run("bitta", "bitta", [right] * 4, seed=s) for s, right in enumerate((4, 6))]
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    assert "<td>50.00 <small>± 14.14</small></td>" in text
+
+
+def test_names_and_settings_from_files_are_no_markup(tmp_path):
+    bad = "<script>alert('$x$')</script>"
+    runs = [
+        made_run(bad, bad, [5, 5], domains=(bad, "fog"), settings={"note": bad, "lr": lr})
+        for lr in (1e-4, 1e-3, 1e-2)
+    ]
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(" in text
+    read(text)
+
+
+def test_every_setting_is_there_and_what_is_shared_once(tmp_path):
+    runs = [
+        made_run(f"bitta-{lr}", "bitta", [5, 5], settings={"lr": lr, "momentum": 0.9})
+        for lr in (1e-4, 1e-3)
+    ]
+    settings = written([made_section(tmp_path, runs)], tmp_path).partition("Every setting")[2]
+    assert settings.count("<dt>method.momentum</dt><dd>0.9</dd>") == 1
+    assert settings.count("<dt>method.lr</dt>") == 2
+
+
+def test_several_sections_have_contents_and_headings_of_their_own(tmp_path, runs):
+    longer = made_run("bitta", "bitta", [6] * 8)
+    sections = made_sections(tmp_path, [*runs, longer])
+    assert len(sections) == 2
+    reader = read(written(sections, tmp_path))
+    assert [link for link in reader.links if link.startswith("#section")] == [
+        "#section-1", "#section-2",
+    ]  # fmt: skip
+    assert len(reader.ids) == len(set(reader.ids))
+
+
+def test_sixty_rows_of_a_long_stream_stay_under_three_megabytes(tmp_path):
+    wave = [20 + (place * 7) % 40 for place in range(2340)]
+    step = {"n_measured": 64, "n_agreeing": 40, "n_agreeing_correct": 18}
+    methods = ["tent", "sar", "eata", "bitta", "cotta", "rotta"]
+    many = [
+        made_run(
+            f"{method}-{lr}", method, [right + lr % 5 for right in wave], n=64, domains=NAMES,
+            settings={"lr": lr / 1000, **{f"setting_{k}": k for k in range(60)}}, step=step,
+        )
+        for method in methods
+        for lr in range(1, 11)
+    ]  # fmt: skip
+    text = written([made_section(tmp_path, many)], tmp_path)
+    assert len(text.encode()) < 3_000_000
+    assert text.count('<th scope="row">') == 2 * 60
+
+
+def test_the_same_results_give_the_same_page(tmp_path, runs):
+    section = made_section(tmp_path, runs)
+    assert written([section], tmp_path) == written([section], tmp_path)

@@ -1,0 +1,196 @@
+"""Seeds become rows, rows of one protocol become sections."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bitta.bench.annotators import FeedbackConfig
+from bitta.errors import InputError
+from bitta.methods.tent import TentConfig
+from bitta.report.names import USUAL_FEEDBACK, preset_of, title_of
+from bitta.report.row import Row
+from bitta.report.rows import Spread, read_sections
+from made_results import made_run, made_section, made_sections
+
+
+def changed(run, **experiment):
+    return replace(run, experiment={**run.experiment, **experiment})
+
+
+def elsewhere(run, **environment):
+    return replace(run, environment={**run.environment, **environment})
+
+
+def test_mean_and_sample_deviation_over_seeds_by_hand(tmp_path):
+    """60, 70 and 80 %: squares 100 + 0 + 100, over 2."""
+    runs = [made_run("tent", "tent", [n, n], seed=n) for n in (8, 6, 7)]
+    [row] = made_section(tmp_path, runs).rows
+    assert list(row.runs) == [6, 7, 8]
+    assert row.accuracy == Spread(pytest.approx(70.0), pytest.approx(10.0), 3)
+    assert row.by_domain["snow"].mean == pytest.approx(70.0)
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    [row] = made_section(tmp_path, [made_run("tent", "tent", [3, 9])]).rows
+    assert row.accuracy == Spread(60.0, None, 1)
+    assert row.policy_ece is None
+
+
+def test_a_mean_over_domains_counts_each_once():
+    """10 of 20 samples and 9 of 10: 19 of 30 samples, but (50 + 90) / 2."""
+    run = made_run("tent", "tent", [5, 5, 9, 0])
+    row = Row("tent", {0: replace(run, steps=run.steps[:3])})
+    assert row.accuracy.mean == pytest.approx(1900 / 30)
+    assert row.domain_mean.mean == pytest.approx(70.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(made_run("bitta", "bitta", [5, 6]), protocol="another, seed 0"),
+        elsewhere(made_run("bitta", "bitta", [5, 6]), code="0" * 64),
+        elsewhere(made_run("bitta", "bitta", [5, 6]), source_weights="0" * 64),
+        changed(made_run("bitta", "bitta", [5, 6]), stream={"kind": "cifar10-c", "beta": 0.5}),
+    ],
+    ids=["protocol", "code", "weights", "stream"],
+)
+def test_what_must_not_be_compared_is_in_another_section(tmp_path, other):
+    sections = made_sections(tmp_path, [made_run("tent", "tent", [1, 2]), other])
+    assert [[row.name for row in section.rows] for section in sections] == [["tent"], ["bitta"]]
+
+
+def test_seeds_and_paths_do_not_part_rows(tmp_path):
+    there = changed(
+        made_run("tent", "tent", [1, 2], seed=1),
+        stream={"kind": "cifar10-c", "order": "continual", "path": "elsewhere"},
+    )
+    section = made_section(tmp_path, [made_run("bitta", "bitta", [1, 2]), there])
+    assert section.protocol == "20 samples"
+    assert section.seeds == (0, 1)
+
+
+def test_other_images_under_one_protocol_are_refused(tmp_path):
+    runs = [made_run("tent", "tent", [1, 2]), made_run("bitta", "bitta", [1, 2])]
+    with pytest.raises(InputError, match=r"000.json.*001.json.*not the same images"):
+        made_sections(tmp_path, [runs[0], elsewhere(runs[1], stream="0" * 64)])
+
+
+def test_the_same_run_twice_is_refused(tmp_path):
+    with pytest.raises(InputError, match="the same run twice"):
+        made_sections(tmp_path, [made_run("tent", "tent", [1, 2])] * 2)
+
+
+def test_a_folder_given_twice_is_read_once(tmp_path):
+    made_run("tent", "tent", [1, 2]).save(tmp_path / "tent.json")
+    assert len(read_sections([tmp_path, tmp_path / "."])) == 1
+
+
+def test_rows_of_one_name_say_in_what_they_differ(tmp_path):
+    runs = [
+        made_run("tent", "tent", [1, 2], settings={"lr": lr}, seed=seed)
+        for seed, lr in enumerate((1e-3, 1e-4))
+    ]
+    names = [row.name for row in made_section(tmp_path, runs).rows]
+    assert names == ["tent (method.lr=0.0001)", "tent (method.lr=0.001)"]
+
+
+def test_rows_come_in_the_order_of_methods_then_of_numbers(tmp_path):
+    given = [("bitta", "bitta"), ("tent-n10", "tent"), ("tent-n9", "tent"), ("s", "source")]
+    section = made_section(tmp_path, [made_run(*names, [1, 2]) for names in given])
+    assert [row.name for row in section.rows] == ["s", "tent-n9", "tent-n10", "bitta"]
+
+
+def test_titles_are_those_of_the_paper():
+    assert title_of("tent", "none") == "TENT"
+    assert title_of("tent", "verdict") == "TENT*"
+    assert title_of("bitta", "verdict") == "BiTTA"
+    assert title_of("bitta", "none") == "BiTTA (no answers)"
+    assert title_of("simatta", "full", ["reference"]) == "SimATTA (full labels, reference)"
+
+
+def test_answers_are_what_was_learned_from(tmp_path):
+    runs = [
+        made_run("source", "source", [1, 2]),
+        made_run("tent", "tent", [1, 2], n_queries=0),
+        made_run("tent-feedback", "tent", [1, 2]),
+        made_run("bitta-labels", "bitta", [1, 2], labels="full"),
+    ]
+    section = made_section(tmp_path, runs)
+    assert [row.answers for row in section.rows] == ["none", "none", "verdict", "full"]
+    assert section.rows[3].title == "BiTTA (full labels)"
+
+
+def test_a_preset_is_known_by_its_settings():
+    handicap = {"name": "tent", **vars(TentConfig()), **TentConfig.presets["reference"]}
+    assert preset_of(handicap) == "reference"
+    assert preset_of({**handicap, "lr": 7.0}) == "reference"
+    assert preset_of({"name": "tent", **vars(TentConfig())}) == ""
+    assert preset_of({"name": "unheard-of"}) == ""
+
+
+def test_what_is_usual_of_feedback_is_what_an_experiment_has_by_default():
+    usual = vars(FeedbackConfig())
+    assert {key: usual[key] for key in USUAL_FEEDBACK} == USUAL_FEEDBACK
+
+
+def test_a_setting_that_varies_is_found_and_told(tmp_path):
+    runs = [
+        made_run(f"{method}-flip{flip}", method, [1, 2], flip=flip)
+        for method in ("simatta", "bitta")
+        for flip in (0.0, 0.1)
+    ]
+    section = made_section(tmp_path, runs)
+    assert section.varied == {
+        "feedback.flip": {
+            "simatta-flip0.0": 0.0, "simatta-flip0.1": 0.1, "bitta-flip0.0": 0.0,
+            "bitta-flip0.1": 0.1,
+        }
+    }  # fmt: skip
+    assert section.swept == ("feedback.flip",)
+    assert [row.title for row in section.rows[2:]] == ["BiTTA", "BiTTA (flip 0.1)"]
+    assert section.rows[3].titled(without=section.swept) == "BiTTA"
+
+
+def test_one_variant_among_many_methods_is_no_sweep(tmp_path):
+    runs = [made_run(name, name, [1, 2]) for name in ("source", "bn_stats", "tent", "sar", "eta")]
+    runs += [made_run("bitta", "bitta", [1, 2]), made_run("late", "bitta", [1, 2], delay=5)]
+    section = made_section(tmp_path, runs)
+    assert list(section.varied) == ["feedback.delay"]
+    assert section.swept == ()
+    assert section.rows[-1].title == "BiTTA (delay 5)"
+
+
+def test_collapse_is_under_half_of_the_source_with_the_same_seed(tmp_path):
+    """Fog: source 40 % and 80 %; 30 % is no collapse beside 40, but beside 80."""
+    runs = [made_run("source", "source", [fog, 8], seed=s) for s, fog in enumerate((4, 8))]
+    runs += [made_run("tent", "tent", [3, 8], seed=seed) for seed in (0, 1, 2)]
+    section = made_section(tmp_path, runs)
+    # Seed 2 has no source of its own and takes that of seed 0.
+    assert section.rows[1].collapsed(section.source) == {1: ["fog"]}
+    hidden = section.only(["tent"])
+    assert [row.name for row in hidden.rows] == ["tent"]
+    assert hidden.rows[0].collapsed(hidden.source) == {1: ["fog"]}
+
+
+def test_without_a_source_few_classes_are_a_collapse():
+    spreads = {"fog": {"served": 0.1, "true": 1.0}, "snow": {"served": 0.9, "true": 1.0}}
+    run = replace(made_run("tent", "tent", [1, 2]), spreads=spreads)
+    assert Row("tent", {0: run}).collapsed(None) == {0: ["fog"]}
+
+
+def test_other_tables_are_refused_by_name(tmp_path):
+    for text in ("[1]", "{", json.dumps({"format": 1}), json.dumps({"format": 2})):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(InputError, match=r"other.json.*bitta run and bitta sweep wrote"):
+            read_sections([tmp_path])
+
+
+def test_logs_checkpoints_and_folders_are_passed_over(tmp_path):
+    (tmp_path / "tent-seed0.log").write_text("")
+    (tmp_path / "tent-seed1.safetensors").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.json").write_text("")
+    with pytest.raises(InputError, match=r"no result.*give these: .*folder"):
+        read_sections([tmp_path])
+    assert made_section(tmp_path, [made_run("tent", "tent", [1, 2])]).rows[0].name == "tent"
