@@ -136,6 +136,7 @@ def test_both_paths_served_and_asked_the_same():
     for check in json.loads((SPEED / "fast-path.json").read_text())["checks"]:
         assert check["labels_equal"]
         assert check["questions_equal"]
+        assert check["largest_weight_difference"] <= 1e-4
 
 
 def test_the_comparison_shows_what_the_results_hold():
