@@ -16,13 +16,24 @@ LAYERS = [
     {"losses", "nn", "memory", "augment"},
     {"adapter", "gradient", "unsupervised", "mecta", "policies", "statistics"},
     {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},
-    {"session", "results"},
-    {"bench", "report", "serve", "testing"},
+    {"session", "results", "questions"},
+    {"bench", "client", "report", "server", "testing"},
     {"cli"},
 ]
 STRANGERS = LAYERS[3] | LAYERS[5]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
-EXTRAS = {"nn": {"triton"}, "methods": {"sklearn"}, "report": {"matplotlib"}, "cli": {"rich"}}
+SERVED_BY = {
+    "alembic", "fastapi", "prometheus_client", "pydantic", "pydantic_settings", "sqlalchemy",
+    "sse_starlette", "starlette", "structlog", "uvicorn",
+}  # fmt: skip
+EXTRAS = {
+    "nn": {"triton"},
+    "methods": {"sklearn"},
+    "report": {"matplotlib"},
+    "server": SERVED_BY,
+    "client": {"httpx"},
+    "cli": {"rich"},
+}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

@@ -1,7 +1,7 @@
 """The contract of a method: observe · predict · policy · adapt · reset · state_dict."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -48,6 +48,10 @@ class AdapterConfig(Config):
 A = TypeVar("A", bound=AdapterConfig)
 
 
+def nothing() -> None:
+    """What happens between two steps unless somebody says otherwise."""
+
+
 class Adapter(ABC, Generic[A]):
     """A classifier and one way for it to follow a shifting stream.
 
@@ -74,6 +78,8 @@ class Adapter(ABC, Generic[A]):
 
     def __init__(self, network: Network, config: A, *, seed: int = 0) -> None:
         self.seed = seed
+        self.between_steps: Callable[[], None] = nothing
+        """Called between two steps of one `adapt`; it may predict and observe."""
         self.step = 0
         """How often this model has learned: its version."""
         self.network = network

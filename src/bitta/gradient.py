@@ -125,7 +125,10 @@ class GradientAdapter(Adapter[G]):
         self._align_optimiser()
         samples = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
         with room(samples, _LESS_MEMORY):
-            epochs = [self._descend(mixed, epoch) for epoch in range(self.config.epochs)]
+            epochs = [self._descend(mixed, 0)]
+            for epoch in range(1, self.config.epochs):
+                self.between_steps()
+                epochs.append(self._descend(mixed, epoch))
         self.step += 1
         names = dict.fromkeys(name for terms in epochs for name in terms)
         absent = unlabelled.new_full((), torch.nan, dtype=torch.float32)

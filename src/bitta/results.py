@@ -20,7 +20,7 @@ from bitta.statefile import write_atomically
 from bitta.version import __version__
 
 _FORMAT = 2
-_SHOWN_ONLY = ("cli/", "report/")
+_SHOWN_ONLY = ("cli/", "client/", "report/", "server/")
 """What starts runs and shows results changes none."""
 _NOT_FINITE = "nan"
 """A loss that was there but was no number; one that was not there is null."""

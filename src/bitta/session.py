@@ -1,25 +1,24 @@
 """THE loop: predict, choose questions, ask, collect what has been answered, adapt."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from bitta.adapter import Adapter
+from bitta.adapter import Adapter, nothing
 from bitta.config import require, whole
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import Window
 from bitta.methods import METHODS, method_named
 from bitta.nn import Execution, LogitsOf, Network, Precision, give_back, room
-from bitta.selection import Budget, Candidates, selector_named
+from bitta.questions import Chosen, Questioner
+from bitta.selection import Budget
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
 
@@ -59,6 +58,7 @@ class Session:
         every: int = 1,
         total: int | None = None,
         price: float = 1.0,
+        audits: int = 0,
         window: int = 0,
         feedback: FeedbackSource | None = None,
         seed: int = 0,
@@ -75,12 +75,12 @@ class Session:
             raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
         self.method = method if isinstance(method, str) else kind.__name__
         config = kind.configure(settings, preset, name=self.method)
-        self._select = selector_named(config.selection)
         self.budget = Budget(
             n_queries=kind.n_queries if n_queries is None else n_queries,
             every=every,
             total=total,
             price=price,
+            audits=audits,
         )
         self.source: FeedbackSource = Human() if feedback is None else _source(feedback)
         self.step_number = 0
@@ -92,8 +92,6 @@ class Session:
         require(window >= 0, "window", window, "0 or more samples")
         self._window = Window(window) if window else None
         self._unlabelled: Tensor | None = None
-        self._policy: Tensor | None = None
-        """π, from when the selector asks for it until it is handed on with the prediction."""
         self._due = not window
         """Whether `learn` has a batch or a window to learn from."""
         self._logits = logits
@@ -103,6 +101,7 @@ class Session:
                 model, logits=logits, sites=config.sites, eager=eager, precision=precision
             )
             self.adapter: Adapter[Any] = kind(network, config, seed=whole("seed", seed))
+            self._questioner = Questioner(self.adapter, self.budget)
         except BaseException:
             give_back(model)
             raise
@@ -144,13 +143,23 @@ class Session:
         self.source.answer(query_id, correct=correct)
 
     @torch.inference_mode(False)
-    def learn(self) -> Losses:
+    def learn(self, *, between: Callable[[], None] | None = None) -> Losses:
         """Adapt from the last batch and from whatever answers have come in since the last call.
 
-        With a window: once it is full; until then answers wait.
+        With a window: once it is full; until then answers wait. `between` is called between two
+        steps of the optimiser, and may predict.
         """
         self._require_open()
-        return self._adapt(self._collect())
+        self.adapter.between_steps = between or nothing
+        try:
+            return self._adapt(self._collect())
+        finally:
+            self.adapter.between_steps = nothing
+
+    @property
+    def due(self) -> bool:
+        """Whether there is a batch, or a full window, to learn from."""
+        return self._due and self._unlabelled is not None
 
     @torch.inference_mode(False)
     def step(self, inputs: Tensor) -> tuple[Prediction, list[Answer], Losses]:
@@ -295,64 +304,34 @@ class Session:
 
     def _with_questions(self, served: Prediction, recent: Tensor, around: Prediction) -> Prediction:
         """What is served, with the questions that it and what is around it raise."""
-        queries = self._ask(recent, around)
-        policy, self._policy = self._policy, None
-        own = None if policy is None else policy[-len(served.labels) :]
-        return replace(served, queries=queries, policy=own)
+        queries, policy = self._ask(recent, around)
+        if policy is None:
+            return replace(served, queries=queries)
+        agreeing = policy.argmax(-1) == around.labels
+        return replace(
+            served,
+            queries=queries,
+            policy=policy[-len(served.labels) :],
+            agreement=agreeing.float().mean(),
+        )
 
-    def _ask(self, recent: Tensor, served: Prediction) -> tuple[Query, ...]:
+    def _ask(self, recent: Tensor, served: Prediction) -> Chosen:
         """Put the most useful of what was served to the feedback source."""
         adapter, judged = self.adapter, served
         if adapter.observes == "before_asking":
             adapter.observe(recent)
             judged = adapter.predict(recent)
-        queries = self._choose(recent, judged)
+        chosen = self._questioner.choose(
+            recent, judged, step=self.step_number, asked=self.n_asked, seen=self.n_seen
+        )
         if adapter.observes == "after_asking":
             adapter.observe(recent)
-        self._commit(recent, queries)
+        self._commit(recent, chosen.queries)
         self._due = True
-        return queries
+        return chosen
 
     def _collect(self) -> list[Answer]:
         return self.source.collect() if self._due else []
-
-    def _choose(self, inputs: Tensor, judged: Prediction) -> tuple[Query, ...]:
-        """The most uncertain predictions, as far as the budget allows; most uncertain first."""
-        allowed = self.budget.allowance(step=self.step_number, asked=self.n_asked)
-        n_queries = min(allowed, len(inputs))
-        if n_queries <= 0:
-            return ()
-        uncertainty = self.adapter.wishes(inputs, n_queries)
-        if uncertainty is None:
-            key = (self.adapter.seed, "selection", self.step_number)
-            policy = partial(self._kept_policy, inputs)
-            logits = partial(self.adapter.logits, inputs)
-            uncertainty = self._select(Candidates(judged, policy, logits, key))
-        # Stable, so that equals go by place on every device.
-        rows = uncertainty.sort(descending=True, stable=True).indices[:n_queries]
-        # One transfer for all that the questions need to know.
-        known = torch.stack(
-            [rows.double(), judged.labels[rows].double(), uncertainty[rows].double()]
-        )
-        return tuple(
-            Query(
-                id=self.n_asked + place,
-                index=int(row),
-                label=int(label),
-                uncertainty=doubt,
-                input=inputs[int(row)].detach().clone(),
-                step=self.step_number,
-                version=self.adapter.step,
-                position=self.n_seen - len(inputs) + int(row),
-            )
-            for place, (row, label, doubt) in enumerate(known.T.tolist())
-            if doubt > -inf
-        )
-
-    def _kept_policy(self, inputs: Tensor) -> Tensor:
-        """π for the selector, kept for whoever measures how often it agrees."""
-        self._policy = self.adapter.policy(inputs)
-        return self._policy
 
     def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
         """Ask; what was asked about stays out of the unlabelled samples of its batch."""

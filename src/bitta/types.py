@@ -54,6 +54,8 @@ class Query:
     """How often the model had learned when it gave the label."""
     position: int
     """Place in the stream, counted in samples."""
+    audit: bool = False
+    """Whether it was drawn at random, so that its answer tells the accuracy of all."""
 
     def state_dict(self) -> State:
         """Everything, as a tree."""
@@ -85,6 +87,8 @@ class Prediction:
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
     """π, where it was computed to choose the questions."""
+    agreement: Tensor | None = None  # ()
+    """Share of the samples chosen from for which π's first choice was served."""
 
     @classmethod
     def of(cls, logits: Tensor) -> Self:

@@ -209,6 +209,8 @@ class Simatta(GradientAdapter[SimattaConfig]):
         n_steps = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
         with room(f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."):
             for number in range(n_steps):
+                if number:
+                    self.between_steps()
                 taken.append(self._descend(mixed, number))
                 on_anchors = [taken[-1][n] for n in ("correct", "incorrect") if n in taken[-1]]
                 if on_anchors and patience.ends(torch.stack(on_anchors).sum()):

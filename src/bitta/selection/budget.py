@@ -22,13 +22,16 @@ class Budget:
     total: int | None = None
     price: float = 1.0
     """Of one question, in verdicts."""
+    audits: int = 0
+    """How many of a batch's questions are about samples drawn at random."""
 
     def __post_init__(self) -> None:
-        for name in ("n_queries", "every", "total"):
+        for name in ("n_queries", "every", "total", "audits"):
             if (given := getattr(self, name)) is not None or name != "total":
                 # As a plain number, which can be saved, of whatever type it was given.
                 object.__setattr__(self, name, whole(name, given))
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
+        require(0 <= self.audits <= self.n_queries, "audits", self.audits, "0 to n_queries")
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.total is None or self.total >= 0, "total", self.total, "0 or more, or None")
         require(isinstance(self.price, Real), "price", self.price, "a number above 0")

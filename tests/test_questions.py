@@ -1,0 +1,94 @@
+"""What a session asks about, at random too, and what may happen while it learns."""
+
+import pytest
+import torch
+
+from bitta import Session, Simulated
+from bitta.errors import SettingError
+from bitta.seeding import generator
+from bitta.testing import toy_classifier
+
+
+def images(number=0, n=12):
+    return torch.rand(n, 3, 8, 8, generator=generator(4, number))
+
+
+def test_audits_are_some_of_the_questions_and_drawn_from_the_rest():
+    plain, audited = (Session(toy_classifier(), n_queries=4, audits=n) for n in (0, 1))
+    expected = plain.predict(images()).queries
+    queries = audited.predict(images()).queries
+    assert [query.audit for query in queries] == [False, False, False, True]
+    assert [query.index for query in queries[:3]] == [query.index for query in expected[:3]]
+    assert queries[3].index not in {query.index for query in queries[:3]}
+    assert [query.id for query in queries] == [0, 1, 2, 3]
+    assert not any(query.audit for query in expected)
+
+
+def test_every_sample_that_is_not_asked_about_anyway_is_as_likely_to_be_audited():
+    """Of 12 samples the 2 most doubtful are taken: each other has a chance of 1 in 10."""
+    counts = torch.zeros(12)
+    for seed in range(300):
+        with Session(toy_classifier(), n_queries=3, audits=1, seed=seed, dropout=0.0) as session:
+            counts[session.predict(images()).queries[-1].index] += 1
+    assert (counts == 0).sum() == 2, "without dropout the same two are most doubtful every time"
+    assert counts[counts > 0].min() >= 12
+    assert counts.max() <= 55
+
+
+def test_a_session_of_audits_alone_needs_no_policy_and_goes_on_from_its_state(tmp_path):
+    session = Session(toy_classifier(), n_queries=2, audits=2)
+    prediction = session.predict(images())
+    assert [query.audit for query in prediction.queries] == [True, True]
+    assert prediction.policy is None
+    assert prediction.agreement is None
+    session.save(tmp_path / "s")
+    again = Session.load(tmp_path / "s", toy_classifier())
+    expected, found = (s.predict(images(1)).queries for s in (session, again))
+    assert [query.position for query in found] == [query.position for query in expected]
+
+
+@pytest.mark.parametrize("audits", [-1, 3])
+def test_more_audits_than_questions_are_refused(audits):
+    with pytest.raises(SettingError, match="audits"):
+        Session(toy_classifier(), n_queries=2, audits=audits)
+
+
+def test_a_method_with_wishes_of_its_own_is_audited_too():
+    session = Session(toy_classifier(), "simatta", n_queries=3, audits=1, clusters=2)
+    queries = session.predict(images()).queries
+    assert queries[-1].audit
+    assert all(query.uncertainty >= 0 for query in queries)
+
+
+def test_agreement_is_over_all_that_was_chosen_from():
+    session = Session(toy_classifier(), n_queries=1, window=8, dropout=0.0)
+    assert session.predict(images(n=4)).agreement is None
+    assert session.predict(images(1, n=4)).agreement == 1.0, "one mind without dropout"
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("bitta", 3), ("tent", 1), ("cotta", 2)])
+def test_others_may_be_served_between_the_steps(method, epochs):
+    """Two samples between any two steps: with three steps they fill another window of 4."""
+    session = Session(
+        toy_classifier(), method, n_queries=1, window=4, epochs=epochs,
+        feedback=Simulated(torch.zeros(12, dtype=torch.long)),
+    )  # fmt: skip
+    session.predict(images(n=4))
+    assert session.due
+    served = []
+    session.learn(between=lambda: served.append(session.predict(images(1, n=2))))
+    assert len(served) == epochs - 1
+    assert session.adapter.step == 1
+    assert session.due == (epochs == 3)
+    assert all(torch.isfinite(prediction.confidence).all() for prediction in served)
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_what_happens_between_steps_does_not_change_what_is_learned(serving):
+    session, alone = (Session(toy_classifier(), n_queries=1, window=8) for _ in range(2))
+    for one in (session, alone):
+        one.predict(images(n=8))
+    session.learn(between=lambda: session.predict(images(1, n=1)) if serving else None)
+    alone.learn()
+    pairs = zip(session.model.parameters(), alone.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
