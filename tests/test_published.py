@@ -145,3 +145,11 @@ def test_the_comparison_shows_what_the_results_hold():
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_on_the_paper_shows_what_the_results_hold():
+    script = ROOT / "scripts" / "write_reproduction.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,131 @@
+"""What the paper says about figures and ablations: which way a thing goes."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from bitta.report.claims import Finding, seeds_of
+from bitta.report.claims_numbers import components
+from bitta.report.claims_orders import NEAR
+from bitta.report.claims_results import Results
+from bitta.report.claims_tables import measured
+from bitta.report.paper import paper_claims, paper_table
+from bitta.report.row import Row
+
+WIDE = 2.0
+"""Points between the best and the worst of what we call robust."""
+SLACK = 0.5
+"""Points that a rising curve may fall from one point to the next."""
+
+
+def above_all(folder: str, key: str, best: Any, results: Results) -> Finding | None:
+    """One value of a setting is better than each of the others."""
+    rows = results.sweep(folder, key)
+    if best not in rows or len(rows) < 2:
+        return None
+    others = [row.domain_mean.mean for value, row in rows.items() if value != best]
+    return Finding(_series(rows), rows[best].domain_mean.mean > max(others))
+
+
+def above_at_each(folder: str, key: str, results: Results) -> Finding | None:
+    """BiTTA is above SimATTA* at every value of a setting."""
+    bitta, simatta = (results.sweep(folder, key, method) for method in ("bitta", "simatta"))
+    both = [value for value in bitta if value in simatta]
+    if not both:
+        return None
+    leads = {v: bitta[v].domain_mean.mean - simatta[v].domain_mean.mean for v in both}
+    told = ", ".join(f"{value}: {lead:+.2f}" for value, lead in leads.items())
+    rows = [of[value] for of in (bitta, simatta) for value in both]
+    return Finding(f"BiTTA - SimATTA* at {told} ({seeds_of(rows)})", min(leads.values()) > 0)
+
+
+def rises(folder: str, key: str, method: str, results: Results) -> Finding | None:
+    """More of a setting is better, but for a little."""
+    rows = results.sweep(folder, key, method)
+    if len(rows) < 2:
+        return None
+    values = [row.domain_mean.mean for row in rows.values()]
+    falls = max(before - after for before, after in pairwise(values))
+    return Finding(_series(rows), values[-1] > values[0] and falls <= SLACK)
+
+
+def robust(
+    folder: str, key: str, within: float, results: Results, *, least: float = 0, **where: Any
+) -> Finding | None:
+    """All values of a setting, from `least` up, are about as good."""
+    rows = {v: r for v, r in results.sweep(folder, key, **where).items() if v >= least}
+    if len(rows) < 2:
+        return None
+    values = [row.domain_mean.mean for row in rows.values()]
+    return Finding(_series(rows), max(values) - min(values) <= within)
+
+
+def loses_less(folder: str, key: str, results: Results) -> Finding | None:
+    """From the lowest to the highest value BiTTA loses less than SimATTA*."""
+    lost, rows = {}, []
+    for method, name in (("bitta", "BiTTA"), ("simatta", "SimATTA*")):
+        found = list(results.sweep(folder, key, method).values())
+        if len(found) < 2:
+            return None
+        lost[name] = found[-1].domain_mean.mean - found[0].domain_mean.mean
+        rows += [found[0], found[-1]]
+    told = ", ".join(f"{name} {points:+.2f}" for name, points in lost.items())
+    return Finding(f"{told} ({seeds_of(rows)})", lost["BiTTA"] > lost["SimATTA*"])
+
+
+def both_are_best(results: Results) -> Finding | None:
+    """BFA only < ABA only < both, and both are best in every corruption."""
+    found = components(results)
+    if len(found) < 3:
+        return None
+    bfa, aba, both = found.values()
+    ordered = bfa.domain_mean.mean < aba.domain_mean.mean < both.domain_mean.mean
+    led = sum(
+        both.by_domain[domain].mean > max(bfa.by_domain[domain].mean, aba.by_domain[domain].mean)
+        for domain in both.by_domain
+    )
+    told = f"{_series(found)}; both best in {led} of {len(both.by_domain)} corruptions"
+    return Finding(told, ordered and led == len(both.by_domain))
+
+
+def agreement_is_best(results: Results) -> Finding | None:
+    """Agreement chooses better than each fixed threshold."""
+    agreement = results.rows("thresholds", "bitta", method__agreement="policy")
+    fixed = results.sweep("thresholds", "method.threshold", method__agreement="threshold")
+    if not agreement or not fixed:
+        return None
+    rows = {"agreement": agreement[0], **fixed}
+    best = max(row.domain_mean.mean for row in fixed.values())
+    return Finding(_series(rows), agreement[0].domain_mean.mean > best)
+
+
+def dropout_is_calibrated(results: Results) -> Finding | None:
+    """Of two policies, each run by itself, MC-dropout has the lower calibration error."""
+    rows = results.sweep("calibration", "method.policy")
+    eces = {name: ece.mean / 100 for name, row in rows.items() if (ece := row.policy_ece)}
+    if len(eces) < 2:
+        return None
+    told = ", ".join(f"{name} {ece:.3f}" for name, ece in eces.items())
+    return Finding(f"{told} ({seeds_of(list(rows.values()))})", eces["dropout"] < eces["softmax"])
+
+
+def saves_for_nothing(results: Results) -> Finding | None:
+    """Gradient accumulation is as accurate as the whole batch."""
+    rows = measured(paper_table("tab:gpu_memory"), results).ours("cifar10-c")
+    found = {name: rows[name] for name in ("BiTTA", "+GA", "+MECTA") if name in rows}
+    if not {"BiTTA", "+GA"} <= set(found):
+        return None
+    lost = found["BiTTA"].domain_mean.mean - found["+GA"].domain_mean.mean
+    return Finding(_series(found), lost <= NEAR)
+
+
+def printed_components() -> str:
+    """The three in the paper."""
+    claims = {claim.id: claim.printed for claim in paper_claims()}
+    both = paper_table("tab:tinyimagenetc/cifar10-c").value("bitta", "verdict", "mean")
+    return f"{claims['bfa-only']} < {claims['aba-only']} < {both:.2f}"
+
+
+def _series(rows: Mapping[Any, Row]) -> str:
+    told = ", ".join(f"{value}: {row.domain_mean.mean:.2f}" for value, row in rows.items())
+    return f"{told} ({seeds_of(list(rows.values()))})"

@@ -1,0 +1,133 @@
+"""Two averages that the paper states without their basis, made anew on every basis."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from bitta.report.claims import Finding, seeds_of
+from bitta.report.claims_results import Results
+from bitta.report.claims_tables import Measured, measured
+from bitta.report.paper import paper_table
+from bitta.report.row import Row
+
+_STREAMS = (
+    ("CIFAR-10-C", "tab:tinyimagenetc/cifar10-c", "tab:app_original/cifar10-c", "mean"),
+    ("CIFAR-100-C", "tab:tinyimagenetc/cifar100-c", "tab:app_original/cifar100-c", "mean"),
+    (
+        "Tiny-ImageNet-C", "tab:tinyimagenetc/tiny-imagenet-c",
+        "tab:app_original/tiny-imagenet-c", "mean",
+    ),
+    ("PACS, domains", "tab:pacs_vlcs", "tab:app_original_pacs", "mean"),
+    ("PACS, mixed", "tab:pacs_vlcs", "tab:app_original_pacs", "mixed-100"),
+)  # fmt: skip
+"""Name, table with verdicts, table without answers, column."""
+STARS = ("TENT*", "EATA*", "SAR*", "CoTTA*", "RoTTA*", "SoTTA*", "SimATTA*")
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Of some rows of one stream, in points."""
+
+    over_best: float
+    """BiTTA above the best of the rows with verdicts."""
+    over_mean: float
+    """BiTTA above their mean."""
+    from_answers: float | None = None
+    """What the six without SimATTA gain by answers."""
+    seeds: str = ""
+
+    @classmethod
+    def of(
+        cls, bitta: float, stars: Sequence[float], plain: Sequence[float] | None, seeds: str = ""
+    ) -> "Average":
+        """From accuracies in the order of the rows; SimATTA has no form without answers."""
+        gain = None if plain is None else fmean(stars[:-1]) - fmean(plain)
+        return cls(bitta - max(stars), bitta - fmean(stars), gain, seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One of the five, in the paper and here."""
+
+    name: str
+    paper: Average
+    fair: Average | None
+    handicapped: Average | None
+
+
+def streams(results: Results) -> list[Stream]:
+    """All five; ours where every row was run."""
+    made = []
+    for name, asked, unasked, column in _STREAMS:
+        verdicts = measured(paper_table(asked), results)
+        without = measured(paper_table(unasked), results)
+        fair, handicapped = (_ours(verdicts, without, column, handicaps=h) for h in (False, True))
+        made.append(Stream(name, _paper(verdicts, without, column), fair, handicapped))
+    return made
+
+
+def gain(claimed: float, results: Results) -> Finding | None:
+    """BiTTA above the mean of the rows with verdicts, on average; told above the best as well."""
+    found = [stream for stream in streams(results) if stream.fair or stream.handicapped]
+    told = []
+    for name, ours in _ways(found):
+        best, mean = fmean(o.over_best for o in ours), fmean(o.over_mean for o in ours)
+        told.append(f"{name}: {best:+.1f} over the best, {mean:+.1f} over the mean")
+    return _decided(told, [s.fair.over_mean if s.fair else None for s in found], claimed)
+
+
+def from_answers(claimed: float, results: Results) -> Finding | None:
+    """What the six methods gain by answers, on average."""
+    found = [s for s in streams(results) if s.fair and s.fair.from_answers is not None]
+    told = []
+    for name, ours in _ways(found):
+        gains = [o.from_answers for o in ours if o.from_answers is not None]
+        told.append(f"{name}: {fmean(gains):+.2f}")
+    return _decided(told, [s.fair.from_answers if s.fair else None for s in found], claimed)
+
+
+def _ways(found: Sequence[Stream]) -> list[tuple[str, list[Average]]]:
+    fair = [stream.fair for stream in found if stream.fair]
+    handicapped = [stream.handicapped for stream in found if stream.handicapped]
+    return [
+        (f"{name}, {len(ours)} of {len(_STREAMS)} streams", ours)
+        for name, ours in (("fair", fair), ("with the handicaps", handicapped))
+        if ours
+    ]
+
+
+def _decided(told: Sequence[str], fair: Sequence[float | None], claimed: float) -> Finding | None:
+    """All five streams decide, without handicaps."""
+    if not told:
+        return None
+    values = [value for value in fair if value is not None]
+    whole = len(values) == len(_STREAMS)
+    return Finding("; ".join(told), fmean(values) >= claimed if whole else None, whole)
+
+
+def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool) -> Average | None:
+    rows = verdicts.ours(column, handicaps=handicaps)
+    if verdicts.bitta not in rows or any(star not in rows for star in STARS):
+        return None
+    stars = [rows[star] for star in STARS]
+    originals = without.ours(column)
+    plain = [originals[name] for name in map(_plain, STARS[:-1]) if name in originals]
+    gains = _means(plain) if len(plain) == len(STARS) - 1 else None
+    bitta = rows[verdicts.bitta]
+    return Average.of(_means([bitta])[0], _means(stars), gains, seeds_of([bitta, *stars]))
+
+
+def _paper(verdicts: Measured, without: Measured, column: str) -> Average:
+    place = verdicts.table.columns.index(column)
+    asked = {row.name: row.values[place] for row in verdicts.table.rows}
+    unasked = {row.name: row.values[place] for row in without.table.rows}
+    plain = [unasked[_plain(star)] for star in STARS[:-1]]
+    return Average.of(asked[verdicts.bitta], [asked[star] for star in STARS], plain)
+
+
+def _plain(star: str) -> str:
+    return star.removesuffix("*")
+
+
+def _means(rows: Sequence[Row]) -> list[float]:
+    return [row.domain_mean.mean for row in rows]

@@ -1,0 +1,157 @@
+"""Every statement of the paper that is looked at, and where it stands there."""
+
+from functools import partial
+
+from bitta.report.claims import Statement
+from bitta.report.claims_cost import (
+    beats_at_equal_cost,
+    printed_labels,
+    true_labels_beat_wrong_ones,
+    verdicts_beat_labels,
+)
+from bitta.report.claims_directions import (
+    SLACK,
+    WIDE,
+    above_all,
+    above_at_each,
+    agreement_is_best,
+    both_are_best,
+    dropout_is_calibrated,
+    loses_less,
+    printed_components,
+    rises,
+    robust,
+    saves_for_nothing,
+)
+from bitta.report.claims_numbers import number_statements
+from bitta.report.claims_orders import NEAR, table_statements
+
+_QUESTIONS = "feedback.n_queries"
+
+
+def statements() -> dict[str, list[Statement]]:
+    """By the heading under which they are shown."""
+    return {
+        "Numbers stated in sentences": number_statements(),
+        "Orders that tables show": table_statements(),
+        "Directions in figures and text": directions(),
+    }
+
+
+def directions() -> list[Statement]:
+    """In the order of the figures."""
+    return [
+        Statement(
+            id="equal-cost-order", place="section 4, Figure 5", experiments=("equal-cost",),
+            gist="At equal cost, in bits, BiTTA is above SimATTA with full labels on each set.",
+            check=beats_at_equal_cost,
+        ),
+        Statement(
+            id="gpt-4o", place="section 4, Figure 5", experiments=("equal-cost",),
+            gist="Labels that are wrong as often as GPT-4o's lower SimATTA on each set.",
+            check=true_labels_beat_wrong_ones,
+        ),
+        Statement(
+            id="full-labels", place="section 4, appendix C", part="",
+            paper=printed_labels(),
+            experiments=("full-labels", "main-cifar10-c", "main-cifar100-c", "main-tiny-imagenet-c",
+                         "pacs-domains", "pacs-mixed"),
+            gist="With as many questions, BiTTA with verdicts is above SimATTA with full labels; "
+            "on PACS the paper's own table says otherwise.",
+            check=verdicts_beat_labels,
+        ),
+        Statement(
+            id="feedback-errors", place="section 4, Figure 6", experiments=("feedback-errors",),
+            gist="However many verdicts are wrong, BiTTA is above SimATTA*.",
+            check=partial(above_at_each, "feedback-errors", "feedback.flip"),
+        ),
+        Statement(
+            id="more-questions", place="section 4, Figure 7", experiments=("number-of-questions",),
+            part="bitta-*",
+            gist="BiTTA gets better with more questions a batch (ours: the most are better than "
+            f"the fewest, and no step loses more than {SLACK:g} points).",
+            check=partial(rises, "number-of-questions", _QUESTIONS, "bitta"),
+        ),
+        Statement(
+            id="more-questions-simatta", place="section 4, Figure 7", part="simatta-*",
+            experiments=("number-of-questions",),
+            gist="SimATTA* gets better with more questions too (by the same rule).",
+            check=partial(rises, "number-of-questions", _QUESTIONS, "simatta"),
+        ),
+        Statement(
+            id="questions-simatta", place="section 4, Figure 7",
+            experiments=("number-of-questions",),
+            gist="With any number of questions BiTTA is above SimATTA*.",
+            check=partial(above_at_each, "number-of-questions", _QUESTIONS),
+        ),
+        Statement(
+            id="components", place="section 4, synergistic effect", experiments=("components",),
+            paper=printed_components(),
+            gist="BFA only < ABA only < both, and both are best in each corruption.",
+            check=both_are_best,
+        ),
+        Statement(
+            id="calibration", place="section 4, calibration", experiments=("calibration",),
+            gist="With MC-dropout as its policy BiTTA's doubts are better calibrated than with the "
+            "deterministic confidence.",
+            check=dropout_is_calibrated,
+        ),
+        Statement(
+            id="thresholds", place="appendix B, Figure 8", experiments=("thresholds",),
+            gist="Without answers, agreement chooses better than each fixed threshold.",
+            check=agreement_is_best,
+        ),
+        Statement(
+            id="selection", place="appendix B, Figure 9", experiments=("selection",),
+            gist="Questions chosen by MC-dropout are better than at random, by entropy, by "
+            "confidence or by energy.",
+            check=partial(above_all, "selection", "method.selection", "mc_confidence"),
+        ),
+        Statement(
+            id="beta-cifar10-c", place="appendix B, Figure 10", experiments=("beta",),
+            part="cifar10-c-*",
+            gist=f"On CIFAR-10-C the weight of agreement matters little (ours: {WIDE:g} points "
+            "from best to worst).",
+            check=partial(
+                robust, "beta", "method.beta", WIDE, kind="cifar10-c", method__alpha=1.0
+            ),
+        ),
+        Statement(
+            id="beta-pacs", place="appendix B, Figure 10", experiments=("beta",), part="pacs-*",
+            gist=f"On PACS the weight of agreement matters little (ours: {WIDE:g} points).",
+            check=partial(
+                robust, "beta", "method.beta", WIDE, kind="pacs", method__alpha=1.0
+            ),
+        ),
+        Statement(
+            id="skip", place="appendix B, Figure 11", experiments=("skip",),
+            gist="Where batches stay without answers BiTTA loses less than SimATTA*.",
+            check=partial(loses_less, "skip", "feedback.answer_every"),
+        ),
+        Statement(
+            id="skip-order", place="appendix B, Figure 11", experiments=("skip",),
+            gist="However many batches are skipped, BiTTA is above SimATTA*.",
+            check=partial(above_at_each, "skip", "feedback.answer_every"),
+        ),
+        Statement(
+            id="delay", place="appendix B, Figure 12", experiments=("delay",), part="bitta-*",
+            gist=f"Late answers cost BiTTA little (ours: {NEAR:g} point from best to worst).",
+            check=partial(robust, "delay", "feedback.delay", NEAR),
+        ),
+        Statement(
+            id="delay-order", place="appendix B, Figure 12", experiments=("delay",),
+            gist="However late answers are, BiTTA is above SimATTA*.",
+            check=partial(above_at_each, "delay", "feedback.delay"),
+        ),
+        Statement(
+            id="memory-accuracy", place="appendix B, memory", experiments=("memory",),
+            part="accumulation-*",
+            gist=f"Gradient accumulation costs no accuracy (ours: at most {NEAR:g} point).",
+            check=saves_for_nothing,
+        ),
+        Statement(
+            id="dropouts", place="appendix B, Figure 13", experiments=("dropouts",),
+            gist=f"Two dropout passes or more are all about as good (ours: {NEAR:g} point).",
+            check=partial(robust, "dropouts", "method.passes", NEAR, least=2),
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,117 @@
+"""Tables of the paper, row by row beside ours."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from bitta.report.claims_results import STAND_INS, Results
+from bitta.report.matching import is_shorter, printed_for
+from bitta.report.names import defaults_of, plain
+from bitta.report.paper import PaperRow, PaperTable
+from bitta.report.row import Row, Spread
+from bitta.report.rows import Section
+
+_MEANS = ("mean", "mixed-100")
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "s": ("tiny-imagenet-c", "cifar10-c"),
+    "MB": ("cifar10-c",),
+}
+"""Sets on which time and memory are measured; the paper's is the first."""
+
+Slot = tuple[str, str]
+"""Name of a row, as it is printed, and column."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table of the paper and what we have of it."""
+
+    table: PaperTable
+    fair: Mapping[Slot, Row] = field(default_factory=dict)
+    handicapped: Mapping[Slot, Row] = field(default_factory=dict)
+    """As the published code runs them."""
+    shorter: bool = False
+    """Whether our streams are shorter than the paper's."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Means over a stream, each of which has an order of its own."""
+        if self.table.unit != "%":
+            return _KINDS[self.table.unit]
+        means = tuple(column for column in self.table.columns if column in _MEANS)
+        return means or self.table.columns
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Of the stream that the first mean is over; none where it has no columns for them."""
+        columns = self.table.columns
+        return columns[: columns.index("mean")] if "mean" in columns else ()
+
+    @property
+    def bitta(self) -> str:
+        """What BiTTA's row is called, as it is usually run."""
+        return self.table.row("bitta", "verdict").name
+
+    def printed(self, row: PaperRow, column: str) -> float | None:
+        """The paper's number, where it has that column."""
+        if self.table.unit != "%":
+            return row.values[0] if column == self.columns[0] else None
+        return row.values[self.table.columns.index(column)]
+
+    def spread(self, row: Row) -> Spread:
+        """Our number, in the table's unit; each domain counts once, as in the paper."""
+        if self.table.unit == "s":
+            return Spread.of([run.seconds_per_batch for run in row.runs.values()])
+        if self.table.unit == "MB":
+            return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
+        return row.domain_mean
+
+    def ours(self, column: str, *, handicaps: bool = False) -> dict[str, Row]:
+        """Rows of a column, as far as they were run; without answers there are no handicaps."""
+        found = {}
+        for printed in self.table.rows:
+            handicapped = handicaps and printed.feedback != "none"
+            row = (self.handicapped if handicapped else self.fair).get((printed.name, column))
+            if row is not None:
+                found[printed.name] = row
+        return found
+
+
+def measured(table: PaperTable, results: Results) -> Measured:
+    """Find our rows; where several fit, the one with the fewest unusual settings."""
+    fair: dict[Slot, list[Row]] = {}
+    handicapped: dict[Slot, list[Row]] = {}
+    shorter = False
+    for section in _sections(table, results):
+        # Time and memory have one column, which is then that of the set.
+        kind = section.rows[0].settings["stream"]["kind"]
+        asked = table if table.unit == "%" else replace(table, columns=(kind,))
+        found = printed_for(section, [asked])
+        for row in section.rows:
+            if row.name in found and _counts(row, table):
+                slot = found[row.name].row.name, found[row.name].column
+                slots = handicapped if "reference" in row.apart else fair
+                slots.setdefault(slot, []).append(row)
+                shorter |= is_shorter(section)
+    return Measured(table, _usual(fair), _usual(handicapped), shorter)
+
+
+def _sections(table: PaperTable, results: Results) -> Iterator[Section]:
+    """Own folders first, then those that stand in."""
+    for folder in table.experiments:
+        yield from results.own_sections(folder)
+    for other in dict.fromkeys(STAND_INS[f] for f in table.experiments if f in STAND_INS):
+        yield from results.own_sections(other)
+
+
+def _counts(row: Row, table: PaperTable) -> bool:
+    """On a CPU memory is that of the whole process, which is no such number."""
+    return table.unit != "MB" or row.first.environment.get("device") != "cpu"
+
+
+def _usual(slots: Mapping[Slot, list[Row]]) -> dict[Slot, Row]:
+    return {slot: min(rows, key=_n_unusual) for slot, rows in slots.items()}
+
+
+def _n_unusual(row: Row) -> int:
+    usual, own = defaults_of(row.method), row.settings["method"]
+    return sum(key in own and plain(usual[key]) != own[key] for key in usual)

@@ -1,0 +1,271 @@
+"""Claims of the paper hold, fail or wait, by what lies under results/."""
+
+import doctest
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from bitta.metrics import Reliability
+from bitta.report import claims
+from bitta.report.claims import NO_CAUSE, Finding, Statement, Verdict, judged
+from bitta.report.claims_cost import beats_at_equal_cost, most_at_equal_cost
+from bitta.report.claims_directions import (
+    above_all,
+    above_at_each,
+    agreement_is_best,
+    both_are_best,
+    dropout_is_calibrated,
+    loses_less,
+    rises,
+    robust,
+)
+from bitta.report.claims_results import Results
+from made_results import made_run
+
+AGREEING = {"agreement": "policy", "threshold": 0.9}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Write runs of a folder, and read all that was written."""
+
+    def write(folder, *runs):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for run in runs:
+            run.save(tmp_path / folder / f"{run.name}-seed{run.experiment['seed']}.json")
+        return Results(tmp_path)
+
+    return write
+
+
+def run(name, right, method="bitta", **changed):
+    """Ten times `right` percent in each of two domains."""
+    return made_run(name, method, [right, right], **changed)
+
+
+def swept(key, rights, method="bitta"):
+    """A run for each value of a setting of [feedback]."""
+    return [run(f"{method}-{key}{v}", r, method, **{key: v}) for v, r in rights.items()]
+
+
+def set_to(key, rights):
+    """A run for each value of a setting of [method]."""
+    return [run(f"bitta-{key}-{v}", r, settings={key: v}) for v, r in rights.items()]
+
+
+def statement(holds, *, whole=True, **changed):
+    """One whose check finds what it is told to."""
+    return Statement(
+        id="it",
+        place="somewhere",
+        gist="It is so.",
+        experiments=("beta", "skip"),
+        check=lambda results: Finding("ours", holds, whole),
+        **changed,
+    )
+
+
+def test_docstring_examples():
+    assert doctest.testmod(claims).attempted > 0
+    assert doctest.testmod(claims).failed == 0
+
+
+def test_a_claim_that_holds_needs_no_reason(tmp_path):
+    outcome = judged(statement(True), Results(tmp_path), {"it": "because"})
+    assert (outcome.verdict, outcome.ours, outcome.why) == (Verdict.HOLDS, "ours", "")
+
+
+def test_a_claim_that_fails_has_the_reason_on_file(tmp_path):
+    outcome = judged(statement(False), Results(tmp_path), {"it": "because", "other": "no"})
+    assert (outcome.verdict, outcome.why) == (Verdict.FAILS, "because")
+
+
+def test_a_claim_that_fails_without_a_reason_says_so(tmp_path):
+    outcome = judged(statement(False, whole=False), Results(tmp_path), {})
+    assert (outcome.verdict, outcome.why) == (Verdict.FAILS, NO_CAUSE)
+
+
+def test_a_claim_that_was_not_run_names_the_command(tmp_path):
+    waiting = replace(statement(True), check=lambda results: None)
+    outcome = judged(waiting, Results(tmp_path), {"it": "because"})
+    assert outcome.verdict is Verdict.NOT_RUN
+    assert outcome.why == (
+        "`bitta sweep experiments/beta --device cuda --out results/beta`, likewise `skip`"
+    )
+
+
+@pytest.mark.parametrize(("holds", "whole"), [(None, True), (True, False)])
+def test_what_was_run_in_part_names_what_is_missing(made, holds, whole):
+    results = made("beta", run("bitta", 5))
+    outcome = judged(statement(holds, whole=whole), results, {})
+    assert outcome.verdict is Verdict.PARTLY
+    assert outcome.why == "`bitta sweep experiments/skip --device cuda --out results/skip`"
+
+
+def test_a_folder_that_lacks_a_run_is_run_in_part(made):
+    results = made("beta", run("bitta", 5))
+    results.expected = {"beta": ["bitta-seed0", "other-seed0"]}
+    assert judged(statement(True), results, {}).verdict is Verdict.PARTLY
+    assert judged(statement(True, part="bitta-*"), results, {}).verdict is Verdict.HOLDS
+
+
+def test_nothing_to_measure_says_why(tmp_path):
+    outcome = judged(
+        replace(statement(True), check=None, nothing="A setting."), Results(tmp_path), {}
+    )
+    assert (outcome.verdict, outcome.why) == (Verdict.NOTHING, "A setting.")
+
+
+DIRECTIONS = [
+    partial(above_all, "f", "method.selection", "mc_confidence"),
+    partial(above_at_each, "f", "feedback.flip"),
+    partial(rises, "f", "feedback.n_queries", "bitta"),
+    partial(robust, "f", "method.beta", 1.0),
+    partial(loses_less, "f", "feedback.delay"),
+    both_are_best,
+    agreement_is_best,
+    dropout_is_calibrated,
+    beats_at_equal_cost,
+    partial(most_at_equal_cost, 32),
+]
+
+
+@pytest.mark.parametrize("check", DIRECTIONS)
+def test_no_direction_is_found_where_nothing_was_run(tmp_path, check):
+    assert check(Results(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("entropy", "holds"), [(8, True), (9, False)])
+def test_the_best_of_several_is_above_each(made, entropy, holds):
+    runs = set_to("selection", {"mc_confidence": 9, "random": 7, "entropy": entropy})
+    finding = above_all("selection", "method.selection", "mc_confidence", made("selection", *runs))
+    assert finding == Finding(
+        f"entropy: {10 * entropy}.00, mc_confidence: 90.00, random: 70.00 (1 seed)", holds
+    )
+
+
+@pytest.mark.parametrize(("second", "holds"), [(7, True), (8, False)])
+def test_bitta_is_above_simatta_at_every_value_that_both_have(made, second, holds):
+    results = made(
+        "feedback-errors",
+        *swept("flip", {0.0: 9, 0.1: 8, 0.2: 1}),
+        *swept("flip", {0.0: 7, 0.1: second}, "simatta"),
+    )
+    finding = above_at_each("feedback-errors", "feedback.flip", results)
+    lead = 80 - 10 * second
+    assert finding == Finding(f"BiTTA - SimATTA* at 0.0: +20.00, 0.1: {lead:+.2f} (1 seed)", holds)
+
+
+@pytest.mark.parametrize(
+    ("rights", "holds"),
+    [
+        ({1: 500, 2: 600, 8: 700, 16: 900}, True),
+        ({1: 500, 2: 600, 8: 595, 16: 900}, True),  # falls by .5 points
+        ({1: 500, 2: 600, 8: 594, 16: 900}, False),  # by .6
+        ({1: 500, 2: 500}, False),
+    ],
+)
+def test_more_is_better_but_for_half_a_point(made, rights, holds):
+    runs = [run(f"bitta-{k}", right, n=1000, n_queries=k) for k, right in rights.items()]
+    finding = rises("f", "feedback.n_queries", "bitta", made("f", *runs))
+    assert finding.holds is holds
+    assert finding.ours.startswith("1: 50.00, 2: ")
+
+
+def test_a_setting_matters_little_if_best_and_worst_are_near(made):
+    runs = [
+        run(f"bitta-{beta}", right, n=100, settings={"beta": beta, "alpha": alpha})
+        for beta, alpha, right in ((0.1, 1.0, 80), (1.0, 1.0, 82), (4.0, 1.0, 81), (2.0, 2.0, 1))
+    ]
+    results = made("f", *runs)
+    like = {"method__alpha": 1.0}
+    assert robust("f", "method.beta", 2.0, results, **like).holds
+    assert not robust("f", "method.beta", 1.9, results, **like).holds
+    assert robust("f", "method.beta", 1.0, results, **like, least=1.0).holds
+    assert not robust("f", "method.beta", 2.0, results).holds
+
+
+@pytest.mark.parametrize(("last", "holds"), [(8, True), (6, False)])
+def test_bitta_loses_less_from_first_to_last(made, last, holds):
+    """SimATTA* goes from 70 to 50; BiTTA from 90 to 80 or 60."""
+    results = made(
+        "skip",
+        *swept("answer_every", {1: 9, 5: last}),
+        *swept("answer_every", {1: 7, 5: 5}, "simatta"),
+    )
+    finding = loses_less("skip", "feedback.answer_every", results)
+    assert finding == Finding(f"BiTTA {10 * last - 90:+.2f}, SimATTA* -20.00 (1 seed)", holds)
+
+
+@pytest.mark.parametrize(
+    ("bfa", "aba", "both", "holds"),
+    [
+        ((2, 2), (6, 6), (8, 8), True),
+        ((7, 7), (6, 6), (8, 8), False),
+        ((2, 2), (6, 8), (9, 8), False),  # not better in the second domain
+    ],
+)
+def test_both_parts_together_are_best_everywhere(made, bfa, aba, both, holds):
+    runs = [
+        made_run(name, "bitta", list(rights), settings={"alpha": alpha, "beta": beta})
+        for name, alpha, beta, rights in (
+            ("bfa", 1.0, 0.0, bfa), ("aba", 0.0, 1.0, aba), ("both", 1.0, 1.0, both)
+        )
+    ]  # fmt: skip
+    assert both_are_best(made("components", *runs)).holds is holds
+
+
+@pytest.mark.parametrize(("fixed", "holds"), [(7, True), (8, False)])
+def test_agreement_is_above_every_threshold(made, fixed, holds):
+    runs = [
+        run("agreement", 8, settings=AGREEING, n_queries=0),
+        *(
+            run(f"fixed-{th}", right, settings={"agreement": "threshold", "threshold": th})
+            for th, right in ((0.8, 6), (0.99, fixed))
+        ),
+    ]
+    finding = agreement_is_best(made("thresholds", *runs))
+    assert finding.holds is holds
+    assert finding.ours.startswith("agreement: 80.00, 0.8: 60.00, 0.99: ")
+
+
+@pytest.mark.parametrize(("sure", "holds"), [(9.0, True), (6.5, False)])
+def test_the_calibration_of_two_policies_by_hand(made, sure, holds):
+    """Six of ten right at a mean confidence of .7: .1; at .9: .3; at .65: .05."""
+    runs = []
+    for policy, confidence in (("dropout", 7.0), ("softmax", sure)):
+        bins = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, confidence, 6.0)))
+        runs.append(run(policy, 6, settings={"policy": policy}, policy_reliability=bins))
+    finding = dropout_is_calibrated(made("calibration", *runs))
+    softmax = sure / 10 - 0.6
+    assert finding == Finding(f"dropout 0.100, softmax {softmax:.3f} (1 seed)", holds)
+
+
+def at_equal_cost(bitta, simatta, wrong):
+    full = {"labels": "full", "equal": "bits"}
+    return [
+        run("bitta", bitta, n_queries=10, equal="bits"),
+        run("simatta", simatta, "simatta", **full),
+        run("simatta-gpt-4o", wrong, "simatta", error=0.4, **full),
+    ]
+
+
+def test_a_lead_at_equal_cost_is_told_in_percent_and_points(made):
+    """80 after 50 is 60 % more, 30 points."""
+    results = made("equal-cost", *at_equal_cost(8, 5, 4))
+    told = "cifar10-c in bits: +60.0 % (+30.0 points) (1 seed)"
+    assert most_at_equal_cost(32, results) == Finding(told, True, False)
+    # Two sets are missing, which may have a larger lead.
+    assert most_at_equal_cost(61, results) == Finding(told, None, False)
+    assert beats_at_equal_cost(results) == Finding("cifar10-c +30.00 (1 seed)", True, False)
+
+
+def test_seeds_of_two_versions_of_the_code_are_one_row(made):
+    first, second = (run("bitta", right, seed=seed) for seed, right in ((0, 8), (1, 6)))
+    later = replace(second, environment={**second.environment, "code": "e" * 64})
+    [section] = made("f", first, later).own_sections("f")
+    [row] = section.rows
+    assert list(row.runs) == [0, 1]
+    assert row.accuracy.mean == 70.0
+    assert len(section.environment("code")) == 2

@@ -1,0 +1,210 @@
+"""Tables of the paper beside ours, and the page that shows all of it."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bitta.bench.expand import read_jobs
+from bitta.corruptions import CORRUPTIONS
+from bitta.methods import METHODS
+from bitta.metrics import Reliability
+from bitta.report.claims import Verdict, judged
+from bitta.report.claims_leads import STARS, streams
+from bitta.report.claims_list import statements
+from bitta.report.claims_orders import domains_led, printed_order, table_statements
+from bitta.report.claims_page import reproduction_page
+from bitta.report.claims_results import STAND_INS, Results
+from bitta.report.claims_tables import measured
+from bitta.report.paper import paper_claims, paper_table, paper_tables
+from made_results import made_run
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FOLDERS = sorted(path.name for path in EXPERIMENTS.iterdir() if path.is_dir())
+EVERY = [statement for group in statements().values() for statement in group]
+MAIN = "tab:tinyimagenetc/cifar10-c"
+BINS = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 6.0)))
+DOMAINS = {"pacs": ("art_painting", "cartoon", "sketch"), "domainnet126": ("clipart", "painting")}
+
+
+def job_run(experiment, right):
+    """A result of an experiment with `right` of ten in each batch, one batch per domain."""
+    table = experiment.as_table()
+    stream, kind = table["stream"], table["method"]["name"]
+    domains = CORRUPTIONS if stream["kind"].endswith("-c") else DOMAINS.get(stream["kind"], ("a",))
+    if stream["corruptions"]:
+        domains = (stream["corruptions"],)
+    if stream["order"] == "mixed":
+        domains = ("mixed",)
+    asked = table["feedback"]["n_queries"]
+    asked = METHODS[kind].n_queries if asked == -1 else asked
+    run = made_run(
+        table["name"], kind, [right] * len(domains), domains=tuple(domains), n_queries=asked,
+        reliability=BINS, policy_reliability=BINS,
+    )  # fmt: skip
+    protocol = f"{sorted(stream.items())}, seed {table['seed']}"
+    elsewhere = {
+        **run.environment, "device": "a GPU",
+        "stream": protocol, "source_weights": table["model"]["weights"],
+    }  # fmt: skip
+    return replace(run, experiment=table, protocol=protocol, environment=elsewhere)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """Every experiment with one seed: BiTTA 90 %, SimATTA 70, the others 80."""
+    root, expected = tmp_path_factory.mktemp("results"), {}
+    for folder in FOLDERS:
+        (root / folder).mkdir()
+        jobs = read_jobs([EXPERIMENTS / folder], seeds=[0])
+        expected[folder] = [job.label for job in jobs]
+        for job in jobs:
+            right = {"bitta": 9, "simatta": 7}.get(job.experiment.method, 8)
+            job_run(job.experiment, right).save(root / folder / f"{job.label}.json")
+    return Results(root, expected)
+
+
+def cifar10(tmp_path, accuracies, folder="cifar10-c"):
+    """Rows of CIFAR-10-C with verdicts, in percent, beside the unadapted model at 50."""
+    (tmp_path / folder).mkdir()
+    for method, right in {"source": 50, **accuracies}.items():
+        settings = {"policy": "dropout", "mecta": "off", "micro_batch": 0, "epochs": 3}
+        run = made_run(
+            method, method, [right] * 15, n=100, domains=tuple(CORRUPTIONS), settings=settings
+        )
+        run.save(tmp_path / folder / f"{method}-seed0.json")
+    return Results(tmp_path)
+
+
+ALL = {"tent": 60, "eata": 62, "sar": 64, "cotta": 76, "rotta": 66, "sotta": 68, "simatta": 60}
+
+
+def order_of(results, table_id=MAIN):
+    [statement] = [one for one in table_statements() if one.id == table_id]
+    return judged(statement, results, {})
+
+
+def test_every_claim_and_table_is_looked_at_once():
+    ids = [statement.id for statement in EVERY]
+    assert len(ids) == len(set(ids))
+    assert {claim.id for claim in paper_claims()} | set(paper_tables()) <= set(ids)
+
+
+def test_every_statement_is_checked_or_says_why_not():
+    for statement in EVERY:
+        assert (statement.check is None) == bool(statement.nothing)
+        assert (statement.check is None) == (not statement.experiments)
+        assert set(statement.experiments) <= set(FOLDERS)
+
+
+def test_reasons_are_kept_for_statements_that_there_are():
+    reasons = tomllib.loads((EXPERIMENTS.parent / "docs" / "reasons.toml").read_text())
+    assert set(reasons) <= {statement.id for statement in EVERY}
+
+
+def test_every_folder_of_experiments_is_looked_at():
+    used = {folder for statement in EVERY for folder in statement.experiments}
+    assert set(FOLDERS) == used | set(STAND_INS.values())
+
+
+@pytest.mark.parametrize("table_id", paper_tables())
+def test_the_order_that_is_looked_for_is_that_of_the_paper(table_id):
+    told, right = printed_order(paper_table(table_id))
+    assert told
+    assert right
+
+
+def test_once_all_is_run_nothing_waits(everything):
+    outcomes = [judged(statement, everything, {}) for statement in EVERY]
+    waiting = [
+        (one.statement.id, one.verdict, one.ours)
+        for one in outcomes
+        if one.verdict in (Verdict.NOT_RUN, Verdict.PARTLY)
+    ]
+    assert waiting == []
+
+
+def test_every_row_of_every_table_has_one_of_ours(everything):
+    for table in map(paper_table, paper_tables()):
+        of = measured(table, everything)
+        missing = [
+            (table.place, row.name, column)
+            for column in of.columns
+            for row in table.rows
+            if (row.name, column) not in of.fair
+        ]
+        assert missing == []
+
+
+def test_a_whole_page_shows_every_table(everything):
+    page = reproduction_page(everything, {}, "# Title")
+    assert page.startswith("# Title\n\n## What was run\n")
+    for table in map(paper_table, paper_tables()):
+        assert f"\n### {table.place}\n" in page
+    assert "Not run" not in page
+
+
+def test_an_empty_page_names_every_command(tmp_path):
+    page = reproduction_page(Results(tmp_path, dict.fromkeys(FOLDERS, ())), {}, "# Title")
+    assert "Nothing was run." in page
+    assert "holds 0, does not hold 0, partly run 0" in page
+    for folder in set(FOLDERS) - set(STAND_INS.values()):
+        assert f"experiments/{folder} " in page or f"`{folder}`" in page
+
+
+def test_bitta_is_best_and_in_how_many_domains(tmp_path):
+    results = cifar10(tmp_path, {**ALL, "bn_stats": 55, "bitta": 80})
+    outcome = order_of(results)
+    assert (outcome.verdict, outcome.ours) == (Verdict.HOLDS, "+4.00 over CoTTA* (1 seed)")
+    assert domains_led(measured(paper_table(MAIN), results)) == (14, 15)
+
+
+def test_bitta_is_not_best(tmp_path):
+    outcome = order_of(cifar10(tmp_path, {"bitta": 70, "cotta": 76}, "main-cifar10-c"))
+    assert (outcome.verdict, outcome.ours) == (Verdict.FAILS, "-6.00 over CoTTA* (1 seed)")
+
+
+def test_without_all_rows_being_best_is_not_enough(tmp_path):
+    outcome = order_of(cifar10(tmp_path, {"bitta": 80, "cotta": 76}))
+    assert outcome.verdict is Verdict.PARTLY
+
+
+def test_the_handicaps_are_another_row(everything):
+    of = measured(paper_table(MAIN), everything)
+    fair, handicapped = (slots["TENT*", "mean"] for slots in (of.fair, of.handicapped))
+    assert "reference" in handicapped.apart
+    assert "reference" not in fair.apart
+
+
+def test_leads_over_the_best_and_over_the_mean_by_hand(tmp_path):
+    """80 - 76; 80 less (60 + 62 + 64 + 76 + 66 + 68 + 60) / 7 = 65.14."""
+    [first, *others] = streams(cifar10(tmp_path, {**ALL, "bitta": 80}))
+    assert first.fair.over_best == pytest.approx(4)
+    assert first.fair.over_mean == pytest.approx(80 - 456 / 7)
+    assert first.fair.from_answers is None
+    assert first.handicapped is None
+    assert [stream.fair for stream in others] == [None] * 4
+    every = [stream.paper for stream in (first, *others)]
+    assert sum(paper.over_best for paper in every) / 5 == pytest.approx(4.1, abs=0.05)
+    assert sum(paper.over_mean for paper in every) / 5 == pytest.approx(14.6, abs=0.05)
+
+
+def test_what_answers_give_on_all_five_streams(everything):
+    """BiTTA 90, SimATTA* 70, six others 80 with and without answers: 90 - 550 / 7."""
+    for stream in streams(everything):
+        assert stream.fair.over_best == pytest.approx(10)
+        assert stream.fair.over_mean == pytest.approx(90 - 550 / 7)
+        assert stream.fair.from_answers == pytest.approx(0)
+    assert len(STARS) == 7
+
+
+def test_what_is_short_is_told_run_by_run(everything):
+    assert everything.is_shorter("beta", "cifar10-c-*")
+    assert not everything.is_shorter("beta", "pacs-*")
+
+
+def test_rows_of_short_streams_have_no_difference_to_the_paper(tmp_path):
+    page = reproduction_page(cifar10(tmp_path, {**ALL, "bitta": 80}), {}, "# Title")
+    assert "| BiTTA | 87.20 | 80.00 | – |" in page
+    assert page.count("+4.00 over CoTTA\\* (1 seed) †") == 2  # among the claims, and below Table 1a
