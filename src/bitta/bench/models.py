@@ -1,18 +1,13 @@
 """The source model an experiment asks for."""
 
-import importlib
-import inspect
-import os
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from bitta.bench.experiment import ModelConfig
-from bitta.errors import InputError, ModelError, SettingError
-from bitta.models import ModelCard, load_model, weights_at
+from bitta.errors import InputError, ModelError
+from bitta.models import ModelCard, from_factory, load_model, weights_at
 from bitta.nn import LogitsOf, Network
 
 
@@ -35,7 +30,7 @@ class Restricted(nn.Module):
 def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
     """Load weights with their card, or call the user's factory."""
     if config.factory:
-        return _from_factory(config.factory), None
+        return from_factory(config.factory, of="model.factory"), None
     with weights_at(config.weights) as path:
         return load_model(path)
 
@@ -91,25 +86,3 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
             f"labels go up to {n_labels - 1}, but the model knows {n_classes} classes "
             f"(0 to {n_classes - 1})."
         )
-
-
-def _from_factory(text: str) -> nn.Module:
-    module, _, function = text.partition(":")
-    if not module or not function or module.startswith("."):
-        raise SettingError(f'model.factory is {text!r}; "module:function" is needed.')
-    try:
-        # The console script, unlike `python -m`, does not look in the working directory.
-        sys.path.insert(0, os.getcwd())
-        factory = getattr(importlib.import_module(module), function)
-        with suppress(ValueError):  # builtins have no signature
-            inspect.signature(factory).bind()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise SettingError(f"model.factory {text!r} cannot be loaded ({error}).") from None
-    except TypeError as error:
-        raise SettingError(f"model.factory {text!r} cannot be called ({error}).") from None
-    finally:
-        sys.path.remove(os.getcwd())
-    model = factory()
-    if not isinstance(model, nn.Module):
-        raise SettingError(f"model.factory {text!r} returned a {type(model).__name__}.")
-    return model

@@ -4,6 +4,7 @@ from bitta.models.architectures import ARCHITECTURES, Architecture, build_model
 from bitta.models.card import ModelCard
 from bitta.models.catalogue import Entry, catalogue, embedded_names, entry_of, weights_at
 from bitta.models.checkpoints import Imported, import_checkpoint
+from bitta.models.factory import from_factory
 from bitta.models.initial import initialise
 from bitta.models.parts import check_target
 from bitta.models.weights import halved, load_model, read_card, save_model
@@ -19,6 +20,7 @@ __all__ = [
     "check_target",
     "embedded_names",
     "entry_of",
+    "from_factory",
     "halved",
     "import_checkpoint",
     "initialise",
