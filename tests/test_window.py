@@ -5,6 +5,7 @@ import torch
 
 from bitta import Session, Simulated
 from bitta.memory import Window
+from bitta.nn import batch_norms
 from bitta.nn.snapshot import tensors_of
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
@@ -146,3 +147,38 @@ def test_a_callers_memory_may_be_used_again():
         for part in stream.split(1):
             buffer.copy_(part)
             assert torch.equal(reused.predict(buffer).probs, plain.predict(part).probs)
+
+
+def test_statistics_may_move_once_per_window_only():
+    """Not amid its window a sample is served by what the last full window left behind."""
+    served = Session(toy_classifier(), n_queries=1, window=4, amid=False)
+    alone = Session(toy_classifier(), "source")
+    for number in range(3):
+        one = images(1, seed=number)
+        assert torch.equal(served.predict(one).probs, alone.predict(one).probs)
+    running = [norm.running_mean.clone() for norm in batch_norms(served.model)]
+    full = served.predict(images(1, seed=3))
+    assert not torch.equal(full.probs, alone.predict(images(1, seed=3)).probs)
+    assert any(
+        not torch.equal(before, norm.running_mean)
+        for before, norm in zip(running, batch_norms(served.model), strict=True)
+    )
+
+
+def test_a_method_that_serves_by_batch_statistics_needs_the_samples_around(tmp_path):
+    amid, apart = (
+        Session(toy_classifier(), "bn_stats", window=4, amid=choice) for choice in (True, False)
+    )
+    for number in range(6):
+        one = images(1, seed=number)
+        assert torch.equal(amid.predict(one).probs, apart.predict(one).probs)
+
+
+def test_how_it_is_served_is_part_of_the_state(tmp_path):
+    served = Session(toy_classifier(), window=4, amid=False)
+    served.predict(images(1, seed=0))
+    served.save(tmp_path / "s")
+    again = Session.load(tmp_path / "s", toy_classifier())
+    for number in range(1, 4):
+        one = images(1, seed=number)
+        assert torch.equal(served.predict(one).probs, again.predict(one).probs)

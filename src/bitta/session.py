@@ -22,7 +22,7 @@ from bitta.selection import Budget
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class Session:
@@ -45,7 +45,8 @@ class Session:
 
     With a `window`, requests may be as small as one sample: each is served at once, batch
     statistics coming from the newest `window` samples, and questions and learning are due once per
-    `window` samples.
+    `window` samples. With `amid=False` a method that serves by running statistics lets them move
+    once per window, which spares every request the samples around it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Session:
         price: float = 1.0,
         audits: int = 0,
         window: int = 0,
+        amid: bool = True,
         feedback: FeedbackSource | None = None,
         seed: int = 0,
         copy: bool = False,
@@ -91,6 +93,7 @@ class Session:
         window = whole("window", window)
         require(window >= 0, "window", window, "0 or more samples")
         self._window = Window(window) if window else None
+        self._amid = amid
         self._unlabelled: Tensor | None = None
         self._due = not window
         """Whether `learn` has a batch or a window to learn from."""
@@ -121,10 +124,14 @@ class Session:
         """Answer first; put the most useful predictions to the feedback source."""
         inputs = self._checked(inputs)
         window = self._window
-        around = inputs if window is None else window.around(inputs)
         full = window is None or window.fills(inputs)
+        alone = not (full or self._amid or self.adapter.statistics == "batch")
+        around = inputs if window is None or alone else window.around(inputs)
         with room(f"serving {len(inputs)} samples", "send smaller batches."):
-            served = self._serve(inputs, around, full=full)
+            if alone:
+                served = self.adapter.predict(inputs)
+            else:
+                served = self._serve(inputs, around, full=full)
         self.n_seen += len(inputs)
         if window is None:
             return self._with_questions(served, inputs, served)
@@ -237,6 +244,7 @@ class Session:
             method or state["method"],
             **state["budget"],
             window=state["window"]["size"] if state["window"] else 0,
+            amid=state["amid"],
             feedback=feedback,
             seed=state["seed"],
             copy=copy,
@@ -260,6 +268,7 @@ class Session:
             "settings": asdict(self.adapter.config),
             "budget": asdict(self.budget),
             "window": self._window and {"size": self._window.size, **self._window.state_dict()},
+            "amid": self._amid,
             "seed": self.adapter.seed,
             "logits": None if callable(self._logits) else self._logits,
             "step_number": self.step_number,
