@@ -23,8 +23,8 @@ LAYERS = [
 STRANGERS = LAYERS[3] | LAYERS[5]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
 SERVED_BY = {
-    "alembic", "fastapi", "prometheus_client", "pydantic", "pydantic_settings", "sqlalchemy",
-    "sse_starlette", "starlette", "structlog", "uvicorn",
+    "alembic", "fastapi", "prometheus_client", "psycopg", "pydantic", "pydantic_settings",
+    "sqlalchemy", "sse_starlette", "starlette", "structlog", "uvicorn",
 }  # fmt: skip
 EXTRAS = {
     "nn": {"triton"},
@@ -82,7 +82,7 @@ def test_importing_has_no_effect_and_needs_the_core_alone():
     code = (
         "import sys, torch; before = torch.get_rng_state(); import bitta, bitta.cli.main;"
         "assert torch.equal(before, torch.get_rng_state());"
-        "print(sorted({'matplotlib', 'rich', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'fastapi', 'httpx', 'matplotlib', 'rich', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ

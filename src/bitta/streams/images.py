@@ -119,7 +119,7 @@ class Files(Images):
     def _decode(self, entry: Entry) -> np.ndarray:
         try:
             with Image.open(io.BytesIO(entry.read())) as opened:
-                picture = _rgb(opened)
+                picture = as_rgb(opened)
         except FileNotFoundError:
             raise InputError(f"there is no picture {entry}; was the folder moved?") from None
         except (*_BROKEN, Image.DecompressionBombError) as error:
@@ -233,7 +233,8 @@ def as_images(array: np.ndarray, path: str | Path) -> Tensor:
     )
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """Any picture in three colours; transparency is dropped."""
     if picture.mode in ("I", "I;16", "I;16L", "I;16B", "I;16N"):
         # Pillow versions differ in whether they scale 16 bits or clip them; 8 high bits are kept.
         grey = np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8

@@ -1,0 +1,1 @@
+"""The feedback server: answers, asks, learns, and can go back."""

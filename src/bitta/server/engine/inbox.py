@@ -1,0 +1,117 @@
+"""Requests and orders on their way to the one thread that owns the model."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Samples to be served together."""
+
+    inputs: Tensor
+    request_id: str
+    came_at: float = field(default_factory=monotonic)
+    done: "Future[Any]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """Something the worker is to do between two batches."""
+
+    work: Callable[[], Any]
+    done: "Future[Any]" = field(default_factory=Future)
+
+
+class Inbox:
+    """Hands out requests in batches; the first waits no longer than `max_wait` for others."""
+
+    def __init__(self, *, max_batch: int, max_wait: float, capacity: int) -> None:
+        self.max_batch, self.max_wait, self.capacity = max_batch, max_wait, capacity
+        self._requests: deque[Request] = deque()
+        self._orders: deque[Order] = deque()
+        self._changed = Condition()
+        self._waiting = 0
+
+    @property
+    def depth(self) -> int:
+        """Samples that wait."""
+        return self._waiting
+
+    def put(self, request: Request) -> bool:
+        """Whether there was room for it."""
+        with self._changed:
+            if self._requests and self._waiting + len(request.inputs) > self.capacity:
+                return False
+            self._requests.append(request)
+            self._waiting += len(request.inputs)
+            self._changed.notify()
+            return True
+
+    def order(self, order: Order) -> None:
+        """Before the next batch."""
+        with self._changed:
+            self._orders.append(order)
+            self._changed.notify()
+
+    def orders(self) -> list[Order]:
+        """All there are."""
+        with self._changed:
+            orders, self._orders = list(self._orders), deque()
+            return orders
+
+    def batch(self, *, patience: float) -> list[Request]:
+        """The next requests, of one shape and at most `max_batch` samples unless one has more.
+
+        Waits up to `patience` seconds for the first; an order ends the waiting.
+        """
+        with self._changed:
+            if not self._requests and not self._orders and patience > 0:
+                self._changed.wait(patience)
+            if not self._requests:
+                return []
+            ready = self._requests[0].came_at + self.max_wait
+            while self._together() < self.max_batch and not self._orders:
+                left = ready - monotonic()
+                if left <= 0 or patience <= 0:
+                    break
+                self._changed.wait(left)
+            return self._taken()
+
+    def empty(self) -> list[Request | Order]:
+        """Everything that waits, given up."""
+        with self._changed:
+            left: list[Request | Order] = [*self._requests, *self._orders]
+            self._requests.clear()
+            self._orders.clear()
+            self._waiting = 0
+            return left
+
+    def _together(self) -> int:
+        first = self._requests[0].inputs.shape[1:]
+        total = 0
+        for request in self._requests:
+            if request.inputs.shape[1:] != first:
+                break
+            total += len(request.inputs)
+        return total
+
+    def _taken(self) -> list[Request]:
+        taken = [self._requests.popleft()]
+        total = len(taken[0].inputs)
+        while self._requests:
+            following = self._requests[0].inputs
+            if following.shape[1:] != taken[0].inputs.shape[1:]:
+                break
+            if total + len(following) > self.max_batch:
+                break
+            taken.append(self._requests.popleft())
+            total += len(following)
+        self._waiting -= total
+        return taken

@@ -1,0 +1,155 @@
+"""A log lived again: the same events in the same order give the same weights, bit for bit."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitta.errors import InputError
+from bitta.server.engine.learner import Learner, Lesson
+from bitta.server.store import Event, Prediction, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How it ended."""
+
+    n_served: int
+    n_steps: int
+    compared: int
+    """Snapshots whose weights were compared."""
+    differing: tuple[str, ...]
+    """Those whose weights came out otherwise."""
+    weights: str
+
+
+@dataclass(slots=True)
+class _Course:
+    n_served: int = 0
+    n_steps: int = 0
+    compared: int = 0
+    differing: list[str] = field(default_factory=list)
+    waiting: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    """What was served between the steps of the optimiser, by how many were done."""
+
+
+class Replay:
+    """Lives a log again with a learner; states on the way go into a folder."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        store: Store,
+        *,
+        folder: Path,
+        on_event: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        self._learner, self._store, self._folder = learner, store, folder
+        self._on_event = on_event
+        self._snapshots = {one.id: one for one in store.snapshots(dropped=True)}
+        self._course = _Course()
+
+    def run(self) -> Replayed:
+        """From the first event to the last."""
+        last = self._store.last_seq()
+        handlers = {
+            "served": self._served,
+            "learned": self._learned,
+            "snapshot": self._snapshot,
+            "rollback": self._rolled_back,
+            "recovered": self._recovered,
+        }
+        for event in self._events():
+            handle = handlers.get(event.kind)
+            if handle is not None:
+                handle(event.body)
+            self._on_event(event.seq, last)
+        course = self._course
+        return Replayed(
+            course.n_served,
+            course.n_steps,
+            course.compared,
+            tuple(course.differing),
+            self._learner.weights,
+        )
+
+    def _events(self) -> Iterator[Event]:
+        after = 0
+        while events := self._store.events(after=after):
+            yield from events
+            after = events[-1].seq
+
+    def _served(self, body: Mapping[str, Any]) -> None:
+        inputs = torch.stack([self._input(name) for name in body["prediction_ids"]])
+        self._course.n_served += len(inputs)
+        if body["during"] is None:
+            self._learner.serve(inputs)
+        else:
+            self._course.waiting[body["during"][1]].append(inputs)
+
+    def _learned(self, body: Mapping[str, Any]) -> None:
+        waiting, done = self._course.waiting, 0
+
+        def between() -> None:
+            nonlocal done
+            done += 1
+            for inputs in waiting.pop(done, []):
+                self._learner.serve(inputs)
+
+        self._learner.learn([self._lesson(name) for name in body["answers"]], between=between)
+        self._course.n_steps += 1
+        if waiting:
+            raise InputError(f"the log serves between steps that step {body['version']} has not.")
+
+    def _snapshot(self, body: Mapping[str, Any]) -> None:
+        name = body["snapshot_id"]
+        if name not in self._snapshots:
+            return
+        self._learner.save(self._path(name))
+        self._course.compared += 1
+        if self._learner.weights != self._snapshots[name].weights_hash:
+            self._course.differing.append(name)
+
+    def _rolled_back(self, body: Mapping[str, Any]) -> None:
+        self._course.waiting.clear()
+        lineage = int(body["version"].partition(".")[0])
+        self._learner.go_back(self._path(body["snapshot_id"]), lineage=lineage)
+
+    def _recovered(self, body: Mapping[str, Any]) -> None:
+        """A restart lost what was served and learned after its snapshot."""
+        self._course.waiting.clear()
+        self._learner.load(self._path(body["snapshot"]))
+
+    def _path(self, snapshot_id: str) -> Path:
+        return self._folder / f"{snapshot_id}.safetensors"
+
+    def _lesson(self, feedback_id: str) -> Lesson:
+        record = self._store.feedback(feedback_id)
+        assert record is not None, "an answer is stored before it is learned from"
+        return Lesson(
+            input=self._input(record.prediction_id),
+            label=record.predicted_class,
+            correct=record.verdict == "correct",
+            position=self._prediction(record.prediction_id).position,
+        )
+
+    def _prediction(self, prediction_id: str) -> Prediction:
+        found = self._store.prediction(prediction_id)
+        assert found is not None, "a prediction is stored with the event that serves it"
+        return found
+
+    def _input(self, prediction_id: str) -> Tensor:
+        name = self._prediction(prediction_id).input_sha256
+        record, content = self._store.image(name), self._store.images.read(name)
+        if record is None or content is None:
+            raise InputError(
+                f"the image of prediction {prediction_id} was not kept; only a log that was "
+                "written with --keep-images all can be replayed."
+            )
+        array = np.frombuffer(content, dtype=record.dtype).reshape(record.shape)
+        return torch.from_numpy(array.copy())

@@ -1,0 +1,108 @@
+"""What is known of how the model fares, and whether it has collapsed."""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from bitta.server.guard import (
+    Audited,
+    CollapseDetector,
+    GuardConfig,
+    History,
+    Latencies,
+    Point,
+    Verdict,
+    Window,
+)
+from bitta.server.guard.measures import variety
+from bitta.types import Prediction
+
+_FINE = Verdict("ok")
+_TEN = 10.0  # seconds
+
+
+class Watch:
+    """Collects what each window shows and asks the guard about it."""
+
+    def __init__(self, config: GuardConfig, *, n_classes: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        """Seconds since the epoch."""
+        self._detector = CollapseDetector(config)
+        self.history = History()
+        self.latencies = Latencies()
+        self.verdict = _FINE
+        self.agreement: float | None = None
+        self.confidence: float | None = None
+        self.n_answers = 0
+        """Since the last window."""
+        self._counts = torch.zeros(n_classes, dtype=torch.long)
+        self._sure: list[Tensor] = []
+        self._inputs: list[Tensor] = []
+        self._since = monotonic()
+        self._times: deque[tuple[float, int]] = deque(maxlen=512)
+
+    @property
+    def per_second(self) -> float:
+        """Samples served per second, over the last ten."""
+        now = monotonic()
+        return sum(n for at, n in list(self._times) if now - at <= _TEN) / _TEN
+
+    @property
+    def reference_confidence(self) -> float | None:
+        """What it was in the first windows."""
+        return self._detector.reference.confidence.value
+
+    def served(self, inputs: Tensor, prediction: Prediction) -> None:
+        """Take in a batch."""
+        self._times.append((monotonic(), len(inputs)))
+        labels = prediction.labels.cpu()
+        self._counts += torch.bincount(labels, minlength=len(self._counts))[: len(self._counts)]
+        self._sure.append(prediction.confidence.float().cpu())
+        self._inputs.append(inputs)
+        if prediction.agreement is not None:
+            self.agreement = float(prediction.agreement)
+
+    def window(self, distance: float, audited: Audited) -> Verdict:
+        """A window is full: judge it."""
+        self.confidence = float(torch.cat(self._sure).mean())
+        self.verdict = self._detector.observe(
+            Window(
+                counts=self._counts.tolist(),
+                confidence=self.confidence,
+                distance=distance,
+                agreement=self.agreement,
+                variety=variety(torch.cat(self._inputs)),
+                audits=audited,
+            )
+        )
+        minutes = max(monotonic() - self._since, 1e-3) / 60
+        low, high = audited.interval if audited.n else (None, None)
+        latency = self.latencies.as_status()
+        self.history.add(
+            Point(
+                at=self._clock(),
+                accuracy=audited.accuracy,
+                low=low,
+                high=high,
+                confidence=self.confidence,
+                agreement=self.agreement,
+                answers_per_minute=self.n_answers / minutes,
+                latency_ms=latency["p50"],
+                latency_p99_ms=latency["p99"],
+            )
+        )
+        self._start_over()
+        return self.verdict
+
+    def rolled_back(self, *, to_source: bool) -> None:
+        """Other weights serve from now on."""
+        self._detector.rolled_back(to_source=to_source)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._counts.zero_()
+        self._sure, self._inputs = [], []
+        self.n_answers, self._since = 0, monotonic()

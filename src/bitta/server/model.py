@@ -1,0 +1,83 @@
+"""The classifier that a server serves, with all it must know about it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bitta.errors import InputError, ModelError, SettingError
+from bitta.models import from_factory, load_model, weights_at
+from bitta.nn import Network
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedModel:
+    """A model, what its outputs are called, and what it reads."""
+
+    module: nn.Module
+    classes: tuple[str, ...]
+    input_shape: tuple[int, int, int]
+    name: str
+
+
+def served_model(
+    given: str, *, classes: Path | None = None, input_shape: tuple[int, int, int] | None = None
+) -> ServedModel:
+    """Weights with a card, or "module:function"; what neither tells has to be given."""
+    known: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    if _is_factory(given):
+        module = from_factory(given, of="model")
+        name = given.partition(":")[2]
+    else:
+        with weights_at(given) as path:
+            module, card = load_model(path)
+        known, shape = card.classes, card.input_shape
+        name = Path(given.partition(":")[2] or given).stem
+    names = _read_classes(classes) if classes else known
+    size = input_shape or shape
+    if size is None or len(size) != 3:
+        raise SettingError(
+            f"the model {given!r} does not tell what it reads; give --input-shape, such as "
+            "3x224x224."
+        )
+    if not names:
+        raise SettingError(
+            f"the model {given!r} does not name its classes; give --classes FILE, a name per line."
+        )
+    _check(module, names, size)
+    return ServedModel(module=module, classes=names, input_shape=(size[0], size[1], size[2]),
+                       name=name)  # fmt: skip
+
+
+def _is_factory(given: str) -> bool:
+    return ":" in given and not given.startswith("embedded:") and not Path(given).exists()
+
+
+def _read_classes(path: Path) -> tuple[str, ...]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the classes file {str(path)!r} cannot be read ({error}).") from None
+    names = tuple(line.strip() for line in lines if line.strip())
+    if len(set(names)) < len(names):
+        raise InputError(f"the classes file {str(path)!r} has a name twice.")
+    return names
+
+
+@torch.no_grad()
+def _check(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """One small forward before anybody depends on it."""
+    network = Network(module, eager=True)
+    try:
+        n = network(network.accepted(torch.zeros(2, *shape)), statistics="running").shape[-1]
+    except ModelError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"the model cannot read images of {shape} ({reason}).") from None
+    finally:
+        network.close()
+    if n != len(names):
+        raise InputError(f"the model has {n} outputs, but {len(names)} classes are named.")

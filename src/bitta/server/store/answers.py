@@ -1,0 +1,146 @@
+"""Changes to answers: given once, replaced, taken back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
+
+from bitta.server.store.errors import Conflict, Expired, UnknownFeedback, UnknownPrediction
+from bitta.server.store.log import append
+from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
+from bitta.server.store.records import FeedbackRecord, GivenAnswer, Undone
+from bitta.server.store.rows import as_feedback, feedback_records
+from bitta.server.store.strict import canonical
+from bitta.server.store.tables import feedback, predictions, questions
+
+PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.taken_at.is_(None)
+"""Nothing has learned from it, and no step that runs does."""
+
+
+def answer(
+    connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
+) -> FeedbackRecord:
+    """Store a verdict, unless it is stored already."""
+    body_hash = _hash(given)
+    stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
+    if stored is not None:
+        return _repeated(connection, stored, body_hash)
+    _known(connection, given.prediction_id)
+    question = _question(connection, given.prediction_id)
+    standing = _one(
+        connection,
+        (feedback.c.prediction_id == given.prediction_id)
+        & (feedback.c.annotator_id == given.annotator_id)
+        & feedback.c.standing,
+    )
+    if standing is None and question is not None:
+        _in_time(connection, question, given, at)
+    seq = append(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
+    if standing is not None:
+        _retire(connection, standing["id"])
+    asked = question or {"uncertainty": None, "reason": None}
+    connection.execute(
+        insert(feedback).values(
+            **_columns(given, at),
+            id=feedback_id,
+            seq=seq,
+            body_hash=body_hash,
+            uncertainty=asked["uncertainty"],
+            selection_reason=asked["reason"],
+            supersedes_id=None if standing is None else standing["id"],
+        )
+    )
+    end_lease(connection, given.prediction_id, given.annotator_id)
+    settle(connection, [given.prediction_id])
+    return _record(connection, feedback_id)
+
+
+def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> Undone:
+    """Take an answer back; once is enough."""
+    found = _one(connection, feedback.c.id == feedback_id)
+    if found is None:
+        raise UnknownFeedback(f"no feedback has the id {feedback_id!r}; it cannot be undone")
+    applied = found["status"] == "applied" or found["taken_at"] is not None
+    if found["undone_seq"] is not None:
+        return Undone(_record(connection, feedback_id), applied, repeated=True)
+    body = {"feedback_id": feedback_id, "undoes": found["seq"], "applied": applied, "by": by}
+    seq = append(connection, kind="undone", body=body, at=at)
+    connection.execute(update(feedback).where(feedback.c.id == feedback_id).values(undone_seq=seq))
+    _retire(connection, feedback_id)
+    settle(connection, [found["prediction_id"]])
+    return Undone(_record(connection, feedback_id), applied)
+
+
+def _retire(connection: Connection, feedback_id: str) -> None:
+    """Let an answer stand no longer; what was learned from it stays learned."""
+    connection.execute(
+        update(feedback)
+        .where(feedback.c.id == feedback_id)
+        .values(standing=False, status=case((PENDING, "superseded"), else_=feedback.c.status))
+    )
+
+
+def _repeated(connection: Connection, stored: RowMapping, body_hash: str) -> FeedbackRecord:
+    if stored["body_hash"] != body_hash:
+        raise Conflict(
+            f"the idempotency key {stored['idempotency_key']!r} was used for another answer; "
+            "give each answer a key of its own, and repeat one only as it was"
+        )
+    return _record(connection, stored["id"], repeated=True)
+
+
+def _known(connection: Connection, prediction_id: str) -> None:
+    found = select(predictions.c.id).where(predictions.c.id == prediction_id)
+    if connection.execute(found).first() is None:
+        raise UnknownPrediction(
+            f"no prediction has the id {prediction_id!r}; give the prediction_id that came with it"
+        )
+
+
+def _question(connection: Connection, prediction_id: str) -> RowMapping | None:
+    found = select(questions).where(questions.c.prediction_id == prediction_id)
+    return connection.execute(found).mappings().one_or_none()
+
+
+def _in_time(connection: Connection, question: RowMapping, given: GivenAnswer, at: int) -> None:
+    """Refuse a first answer that comes too late."""
+    late = question["status"] == "open" and question["expires_at"] <= at
+    if question["status"] == "expired" or late:
+        raise Expired("this question expired before the answer came; take the next one")
+    if given.lease is None or given.lease == holds(
+        connection, given.prediction_id, given.annotator_id, at
+    ):
+        return
+    others = taken_by_others(connection, given.prediction_id, given.annotator_id, at)
+    if others >= question["overlap"]:
+        raise Expired("the lease ran out and another annotator has the question; take the next one")
+
+
+def _one(connection: Connection, where: ColumnElement[bool]) -> RowMapping | None:
+    return connection.execute(select(feedback).where(where)).mappings().one_or_none()
+
+
+def _record(connection: Connection, feedback_id: str, *, repeated: bool = False) -> FeedbackRecord:
+    found = feedback_records().where(feedback.c.id == feedback_id)
+    return as_feedback(connection.execute(found).mappings().one(), repeated=repeated)
+
+
+def _columns(given: GivenAnswer, at: int) -> Mapping[str, Any]:
+    fields = asdict(given)
+    del fields["lease"]
+    written = None if given.metadata is None else canonical(given.metadata)
+    moment = at if given.answered_at is None else given.answered_at
+    return fields | {
+        "metadata": written,
+        "answered_at": moment,
+        "received_at": at,
+        "status": "pending",
+        "standing": True,
+    }
+
+
+def _hash(given: GivenAnswer) -> str:
+    """Of everything the client sent, and of who sent it."""
+    return sha256(canonical(asdict(given)).encode()).hexdigest()

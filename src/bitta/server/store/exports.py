@@ -1,0 +1,127 @@
+"""Stored answers as files of other tools, written piece by piece."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from bitta.errors import unknown
+from bitta.server.store.records import FeedbackRecord
+
+MEDIA_TYPES = {
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv; charset=utf-8",
+    "labelstudio": "application/json",
+}
+COLUMNS = tuple(field.name for field in fields(FeedbackRecord) if field.name != "repeated")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What makes a spreadsheet run a cell."""
+
+
+def export(form: str, records: Iterable[FeedbackRecord]) -> Iterator[str]:
+    """Write records as `jsonl`, `csv` or `labelstudio`; each piece ends a line."""
+    if form not in _WRITERS:
+        raise unknown("export format", form, _WRITERS)
+    return _WRITERS[form](records)
+
+
+def _jsonl(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+    for record in records:
+        yield json.dumps(_plain(record), ensure_ascii=False) + "\n"
+
+
+def _csv(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+    yield _line(COLUMNS)
+    for record in records:
+        yield _line([_cell(value) for value in _plain(record).values()])
+
+
+def _labelstudio(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+    """Tasks with a choice each; answers that were undone or replaced have no place there."""
+    standing = sorted((one for one in records if one.standing), key=attrgetter("prediction_id"))
+    mark = "[\n"
+    for _, group in groupby(standing, key=attrgetter("prediction_id")):
+        yield mark + json.dumps(_task(sorted(group, key=attrgetter("seq"))), ensure_ascii=False)
+        mark = ",\n"
+    yield "[]\n" if mark == "[\n" else "\n]\n"
+
+
+_WRITERS: Mapping[str, Callable[[Iterable[FeedbackRecord]], Iterator[str]]] = {
+    "jsonl": _jsonl,
+    "csv": _csv,
+    "labelstudio": _labelstudio,
+}
+
+
+def _plain(record: FeedbackRecord) -> dict[str, Any]:
+    values = asdict(record)
+    return {name: values[name] for name in COLUMNS}
+
+
+def _line(cells: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return "'" + value
+    return value
+
+
+def _task(group: list[FeedbackRecord]) -> dict[str, Any]:
+    about = group[0]
+    return {
+        "data": {
+            "image": f"/v1/predictions/{about.prediction_id}/image",
+            "prediction_id": about.prediction_id,
+            "input_sha256": about.input_sha256,
+            "predicted_label": about.predicted_label,
+        },
+        "annotations": [_annotation(record) for record in group],
+        "predictions": [
+            {
+                "model_version": about.model_version,
+                "score": about.confidence,
+                "result": [_choice("label", about.predicted_label)],
+            }
+        ],
+    }
+
+
+def _annotation(record: FeedbackRecord) -> dict[str, Any]:
+    skipped = record.verdict == "skip"
+    lead = record.lead_time_ms
+    annotation = {
+        "result": [] if skipped else [_choice("verdict", record.verdict)],
+        "was_cancelled": skipped,
+        "lead_time": None if lead is None else lead / 1000,
+        "unique_id": record.id,
+        "meta": {
+            "annotator_id": record.annotator_id,
+            "annotator_kind": record.annotator_kind,
+            "comment": record.comment,
+        },
+    }
+    # Label Studio refuses a file that names a person in any other way than by address.
+    if "@" in record.annotator_id:
+        annotation["completed_by"] = {"email": record.annotator_id}
+    return annotation
+
+
+def _choice(name: str, value: str) -> dict[str, Any]:
+    return {
+        "from_name": name,
+        "to_name": "image",
+        "type": "choices",
+        "value": {"choices": [value]},
+    }

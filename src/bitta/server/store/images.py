@@ -1,0 +1,99 @@
+"""Files of images, each under the name of its content's hash."""
+
+import os
+from collections.abc import Iterable, Sequence
+from errno import EDQUOT, EFBIG, ENOSPC
+from hashlib import sha256
+from pathlib import Path
+
+from bitta.errors import InputError
+from bitta.server.store.errors import Full, Unavailable
+from bitta.server.store.ids import new_token
+
+_NO_ROOM = {ENOSPC, EDQUOT, EFBIG}
+_HEX = frozenset("0123456789abcdef")
+
+
+class Images:
+    """A folder `ab/cd/abcd...`; a file that has its name is complete and durable."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._unfinished = folder / "unfinished"
+
+    def path(self, name: str) -> Path:
+        """Where an image lies, if it is kept."""
+        if len(name) != 64 or not _HEX.issuperset(name):
+            raise InputError(f"the image name is {name!r}; give the 64 hex digits of its SHA-256")
+        return self._folder / name[:2] / name[2:4] / name
+
+    def read(self, name: str) -> bytes | None:
+        """Content of an image; None where it is not kept."""
+        try:
+            return self.path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def keep(self, contents: Sequence[bytes]) -> list[str]:
+        """Write images durably, those that are there left as they are; their names."""
+        names = [sha256(content).hexdigest() for content in contents]
+        try:
+            self._unfinished.mkdir(parents=True, exist_ok=True)
+            changed: set[Path] = set()
+            for name, content in zip(names, contents, strict=True):
+                changed |= self._write(self.path(name), content)
+            for folder in changed:
+                _sync_folder(folder)
+        except OSError as error:
+            kind = Full if error.errno in _NO_ROOM else Unavailable
+            raise kind(f"an image cannot be kept ({error.strerror}); try again") from error
+        return names
+
+    def remove(self, name: str) -> None:
+        """Delete an image's file durably."""
+        path = self.path(name)
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            _sync_folder(path.parent)
+
+    def sweep(self, deleted: Iterable[str]) -> None:
+        """Finish what a process that ended had begun: half-written files, deletions."""
+        if self._unfinished.is_dir():
+            for path in self._unfinished.iterdir():
+                path.unlink()
+        for name in deleted:
+            if self.path(name).exists():
+                self.remove(name)
+
+    def _write(self, path: Path, content: bytes) -> set[Path]:
+        """Write one file; the folders that have changed, to be made durable together."""
+        if path.exists():
+            return set()
+        changed = {path.parent}
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            changed |= {path.parent.parent, self._folder}
+        unfinished = self._unfinished / new_token()
+        try:
+            _write_durably(unfinished, content)
+            unfinished.rename(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        return changed
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(file, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(file)
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

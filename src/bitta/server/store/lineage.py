@@ -1,0 +1,183 @@
+"""Changes to what was learned: claimed, applied, kept as a snapshot, gone back to."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, case, insert, select, update
+
+from bitta.errors import InputError
+from bitta.server.store.answers import PENDING
+from bitta.server.store.errors import UnknownSnapshot
+from bitta.server.store.log import append
+from bitta.server.store.questions import in_parts
+from bitta.server.store.records import LearnedStep, NewSnapshot, PendingAnswer, Recovered, Snapshot
+from bitta.server.store.rows import as_answer, as_snapshot, learnable
+from bitta.server.store.tables import feedback, snapshots
+
+_AGAIN: dict[str, Any] = {
+    "status": case((feedback.c.standing, "pending"), else_="superseded"),
+    "taken_at": None,
+    "applied_in_version": None,
+    "applied_lineage": None,
+    "applied_step": None,
+}
+"""An answer that has been learned from no longer; undone or replaced meanwhile, it stays so."""
+
+
+def take(connection: Connection, *, limit: int | None, at: int) -> list[PendingAnswer]:
+    """Claim pending answers, oldest first."""
+    found = connection.execute(learnable().where(PENDING).limit(limit)).mappings()
+    taken = [as_answer(row) for row in found]
+    for some in in_parts([answer.feedback_id for answer in taken]):
+        connection.execute(update(feedback).where(feedback.c.id.in_(some)).values(taken_at=at))
+    return taken
+
+
+def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
+    """Give claimed answers back."""
+    for some in in_parts(feedback_ids):
+        claimed = feedback.c.id.in_(some) & _claimed()
+        connection.execute(update(feedback).where(claimed).values(**_AGAIN))
+
+
+def forget_taken(connection: Connection) -> None:
+    """Give back whatever a process that ended had claimed."""
+    connection.execute(update(feedback).where(_claimed()).values(**_AGAIN))
+
+
+def learned(connection: Connection, *, step: LearnedStep, at: int) -> None:
+    """Log a step and mark its answers."""
+    lineage, number = parse_version(step.version)
+    body = {
+        "version": step.version,
+        "answers": list(step.answers),
+        "losses": {name: _finite(value) for name, value in step.losses.items()},
+        "seconds": step.seconds,
+        "weights": step.weights,
+    }
+    append(connection, kind="learned", body=body, at=at)
+    for some in in_parts(step.answers):
+        connection.execute(
+            update(feedback)
+            .where(feedback.c.id.in_(some))
+            .values(
+                status="applied",
+                taken_at=None,
+                applied_in_version=step.version,
+                applied_lineage=lineage,
+                applied_step=number,
+            )
+        )
+
+
+def unusable(connection: Connection, *, feedback_ids: Sequence[str], reason: str, at: int) -> None:
+    """Mark answers that nothing can be learned from."""
+    if not feedback_ids:
+        return
+    body = {"feedback_ids": list(feedback_ids), "reason": reason}
+    append(connection, kind="expired", body=body, at=at)
+    for some in in_parts(feedback_ids):
+        pending = feedback.c.id.in_(some) & (feedback.c.status == "pending")
+        connection.execute(update(feedback).where(pending).values(status="expired", taken_at=None))
+
+
+def snapshot(connection: Connection, *, new: NewSnapshot, at: int) -> Snapshot:
+    """Record a snapshot."""
+    body = {"snapshot_id": new.id, "version": new.model_version}
+    seq = append(connection, kind="snapshot", body=body, at=at)
+    return _insert(connection, new, seq, at)
+
+
+def drop_snapshots(connection: Connection, *, ids: Sequence[str], at: int) -> None:
+    """Mark snapshots whose files will go."""
+    for some in in_parts(ids):
+        kept = snapshots.c.id.in_(some) & snapshots.c.dropped_at.is_(None)
+        connection.execute(update(snapshots).where(kept).values(dropped_at=at))
+
+
+def rolled_back(
+    connection: Connection,
+    *,
+    to: str,
+    new: NewSnapshot,
+    from_version: str,
+    reason: str,
+    by: str,
+    at: int,
+) -> Snapshot:
+    """Log a rollback with the first snapshot of its lineage."""
+    find_snapshot(connection, to)
+    body = {
+        "snapshot_id": to,
+        "from_version": from_version,
+        "version": new.model_version,
+        "reason": reason,
+        "by": by,
+    }
+    append(connection, kind="rollback", body=body, at=at)
+    return snapshot(connection, new=new, at=at)
+
+
+def recovered(connection: Connection, *, snapshot_id: str, at: int) -> Recovered:
+    """Log a restart; what the snapshot does not hold is to be learned again."""
+    after = learned_after(find_snapshot(connection, snapshot_id))
+    claimed_or_after = _claimed() | after
+    standing = select(feedback.c.id).where(after, feedback.c.standing).order_by(feedback.c.seq)
+    ids = tuple(connection.execute(standing).scalars())
+    connection.execute(update(feedback).where(claimed_or_after).values(**_AGAIN))
+    body = {"snapshot": snapshot_id, "reentered": list(ids)}
+    return Recovered(append(connection, kind="recovered", body=body, at=at), ids)
+
+
+def learned_after(found: Snapshot) -> ColumnElement[bool]:
+    """Hold for answers that entered the memory in the snapshot's lineage, after it."""
+    return and_(
+        feedback.c.status == "applied",
+        feedback.c.applied_lineage == found.lineage,
+        feedback.c.applied_step > found.step,
+    )
+
+
+def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:
+    """Read one snapshot, dropped or not."""
+    found = select(snapshots).where(snapshots.c.id == snapshot_id)
+    row = connection.execute(found).mappings().one_or_none()
+    if row is None:
+        raise UnknownSnapshot(f"no snapshot has the id {snapshot_id!r}; see the list of snapshots")
+    return as_snapshot(row)
+
+
+def parse_version(version: str) -> tuple[int, int]:
+    """Read "L.S": lineage and step."""
+    lineage, dot, step = version.partition(".")
+    if not (dot and lineage.isdecimal() and step.isdecimal()):
+        raise InputError(f"the model version is {version!r}; give LINEAGE.STEP, as in '1.20'")
+    return int(lineage), int(step)
+
+
+def _insert(connection: Connection, new: NewSnapshot, seq: int, at: int) -> Snapshot:
+    lineage, step = parse_version(new.model_version)
+    connection.execute(
+        insert(snapshots).values(
+            id=new.id,
+            seq=seq,
+            model_version=new.model_version,
+            lineage=lineage,
+            step=step,
+            path=new.path,
+            sha256=new.sha256,
+            weights_hash=new.weights_hash,
+            reason=new.reason,
+            created_at=at,
+        )
+    )
+    return find_snapshot(connection, new.id)
+
+
+def _claimed() -> ColumnElement[bool]:
+    return and_(feedback.c.status == "pending", feedback.c.taken_at.is_not(None))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

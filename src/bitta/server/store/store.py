@@ -1,0 +1,235 @@
+"""The store: everything that must outlive the process, in one order."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection
+
+from bitta.server.store import answers, lineage, pictures, questions
+from bitta.server.store.connect import Clock, Place, now
+from bitta.server.store.ids import new_id, new_token
+from bitta.server.store.images import Images
+from bitta.server.store.keys import Keys
+from bitta.server.store.log import append
+from bitta.server.store.migrate import migrate
+from bitta.server.store.reads import Reads
+from bitta.server.store.records import (
+    FeedbackRecord,
+    GivenAnswer,
+    ImageRecord,
+    LearnedStep,
+    LeasedQuestion,
+    NewImage,
+    NewQuestion,
+    NewSnapshot,
+    PendingAnswer,
+    Recovered,
+    ServedBatch,
+    Snapshot,
+    Undone,
+)
+from bitta.server.store.writer import Writer
+
+T = TypeVar("T")
+
+
+class Store(Reads):
+    """One database and one folder of files, owned by one process.
+
+    Changes go through one writer thread and return futures; a future that is done is durable.
+    Reads (of `Reads`) run on connections of their own, in any thread.
+    """
+
+    images: Images
+    """Files of images; read here, written by `keep_images`."""
+    keys: Keys
+    """API keys: create, list, revoke, verify."""
+
+    def __init__(self, place: Place, clock: Clock) -> None:
+        super().__init__(place.reader)
+        self._place = place
+        self._clock = clock
+        self._writer = Writer(place.writer)
+        self.images = Images(place.folder / "images")
+        self.keys = Keys(place.reader, self.submit, clock)
+
+    @classmethod
+    def open(
+        cls,
+        url: str | None,
+        data_dir: Path,
+        *,
+        clock: Clock = now,
+        alone: bool = True,
+        busy_seconds: float = 5.0,
+    ) -> Self:
+        """Open or make the database, brought to this version's schema.
+
+        `url` None is a SQLite file in the data folder. `alone=False` is for commands beside a
+        server that runs (keys, exports): it owns nothing, and must not learn, serve or ask.
+        """
+        place = Place.take(url, data_dir, alone=alone, busy_seconds=busy_seconds)
+        try:
+            migrate(place, alone=alone)
+        except BaseException:
+            place.leave()
+            raise
+        store = cls(place, clock)
+        try:
+            if alone:
+                store._finish_what_was_begun()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Write what waits, then let go of the database and the folder."""
+        self._writer.close()
+        self._place.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        change: Callable[[Connection], T],
+        *,
+        must: bool = False,
+        after: Callable[[T], object] | None = None,
+    ) -> Future[T]:
+        """Run a change with the next group; its future is done once it is durable.
+
+        A change is run again when another of its group fails, so it changes nothing but the
+        database. `must`: it has already happened, so it waits, in order, until a full or locked
+        database can take it, rather than fail. `after` runs once it is durable, before its
+        future is done.
+        """
+        return self._writer.submit(change, must=must, after=after)
+
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
+        """Call `heard` (on the writer's thread, briefly) after each commit; returns the stop."""
+        return self._writer.listen(heard)
+
+    def served(self, batch: ServedBatch) -> Future[None]:
+        """Log what was served; written behind, never lost while the process lives."""
+        return self.submit(partial(questions.served, batch=batch, at=self._clock()), must=True)
+
+    def asked(self, asks: Sequence[NewQuestion]) -> Future[None]:
+        """Open questions; they can be leased from now on."""
+        return self.submit(partial(questions.asked, asks=asks, at=self._clock()), must=True)
+
+    def lease(
+        self, annotator_id: str, *, seconds: float, besides: Collection[str] = ()
+    ) -> Future[LeasedQuestion | None]:
+        """Give an annotator a question: a held one again, else of the newest window.
+
+        Within a window audits come first, since an order by uncertainty would bias what they
+        estimate, then the most uncertain. Never one that this annotator answered or skipped, nor
+        one that others hold or have answered `overlap` times, nor one in `besides`.
+        """
+        change = partial(
+            questions.lease,
+            annotator_id=annotator_id,
+            token=new_token(),
+            seconds=seconds,
+            besides=frozenset(besides),
+            clock=self._clock,
+        )
+        return self.submit(change)
+
+    def expire(self, at: int | None = None) -> Future[list[str]]:
+        """Mark open questions whose time is over; the ids of their predictions."""
+        return self.submit(partial(questions.expire, at=self._clock() if at is None else at))
+
+    def answer(self, given: GivenAnswer) -> Future[FeedbackRecord]:
+        """Store a verdict once; the same key and body again give the stored record.
+
+        Raises `Conflict` (same key, other body), `UnknownPrediction`, `Expired`.
+        """
+        at = self._clock()
+        return self.submit(partial(answers.answer, given=given, feedback_id=new_id(at), at=at))
+
+    def undo(self, feedback_id: str, by: str) -> Future[Undone]:
+        """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""
+        change = partial(answers.undo, feedback_id=feedback_id, by=by, at=self._clock())
+        return self.submit(change)
+
+    def take(self, limit: int | None = None) -> Future[list[PendingAnswer]]:
+        """Claim pending answers, oldest first, for the step about to be computed.
+
+        From here to `learned` or `release` an undo says that the answer is applied, so that
+        nobody is told otherwise while the step runs. A restart forgets the claim.
+        """
+        return self.submit(partial(lineage.take, limit=limit, at=self._clock()))
+
+    def release(self, feedback_ids: Sequence[str]) -> Future[None]:
+        """Give claimed answers back, as the step was not made; those undone meanwhile stay so."""
+        return self.submit(partial(lineage.release, feedback_ids=feedback_ids), must=True)
+
+    def learned(self, step: LearnedStep) -> Future[None]:
+        """Log a step and mark its answers as applied, in one transaction."""
+        return self.submit(partial(lineage.learned, step=step, at=self._clock()), must=True)
+
+    def unusable(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
+        """Mark pending answers as expired: their image is not there to learn from."""
+        change = partial(
+            lineage.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
+        )
+        return self.submit(change)
+
+    def snapshot(self, new: NewSnapshot) -> Future[Snapshot]:
+        """Record a snapshot whose file is already durable."""
+        return self.submit(partial(lineage.snapshot, new=new, at=self._clock()))
+
+    def drop_snapshots(self, ids: Sequence[str]) -> Future[None]:
+        """Mark snapshots as dropped; do this first, then remove their files."""
+        return self.submit(partial(lineage.drop_snapshots, ids=ids, at=self._clock()))
+
+    def rolled_back(
+        self, to: str, new: NewSnapshot, *, from_version: str, reason: str, by: str
+    ) -> Future[Snapshot]:
+        """Log a rollback to snapshot `to`, and the snapshot that begins the new lineage."""
+        change = partial(
+            lineage.rolled_back,
+            to=to,
+            new=new,
+            from_version=from_version,
+            reason=reason,
+            by=by,
+            at=self._clock(),
+        )
+        return self.submit(change)
+
+    def recovered(self, snapshot_id: str) -> Future[Recovered]:
+        """Log a restart from a snapshot: answers learned after it in its lineage pend again."""
+        change = partial(lineage.recovered, snapshot_id=snapshot_id, at=self._clock())
+        return self.submit(change)
+
+    def event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
+        """Log anything else (started, paused, resumed, ...); its seq."""
+        return self.submit(partial(append, kind=kind, body=dict(body), at=self._clock()))
+
+    def keep_images(self, images: Sequence[NewImage]) -> Future[list[ImageRecord]]:
+        """Write files here and now, in the calling thread, then their rows."""
+        contents = [image.content for image in images]
+        names = self.images.keep(contents)
+        change = partial(pictures.kept, images=images, names=names, at=self._clock())
+        # A deletion that came between file and row has taken the file.
+        return self.submit(change, must=True, after=lambda _: self.images.keep(contents))
+
+    def delete_image(self, sha256: str, by: str) -> Future[bool]:
+        """Remove a kept image for good; False where there was none."""
+        change = partial(pictures.deleted, sha256=sha256, by=by, at=self._clock())
+        return self.submit(change, after=lambda was: self.images.remove(sha256) if was else None)
+
+    def _finish_what_was_begun(self) -> None:
+        """By a process that ended: steps that were not made, deletions whose file still lies."""
+        self.submit(lineage.forget_taken).result()
+        self.images.sweep(self.deleted_images())

@@ -1,0 +1,92 @@
+"""Errors of a database that say nothing about what was written, only that it cannot be."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnection
+
+from bitta.server.store.errors import Busy, Full, Owned, Unavailable
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DOWN = {
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+}
+_KIND = 0xFF
+"""The low byte of an extended code of SQLite."""
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One transaction that reads; `Unavailable` where the database is not there."""
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        if (why := trouble(error)) is not None:
+            raise why from error
+        raise
+
+
+def trouble(error: BaseException) -> Unavailable | None:
+    """Say what is wrong with the database; None where the statement itself is at fault."""
+    if isinstance(error, Unavailable):
+        return error
+    if isinstance(error, Owned | NoConnection):
+        return Unavailable(str(error))
+    # Errors while a connection is prepared come as the driver's own.
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(origin, sqlite3.Error):
+        return _of_sqlite(origin)
+    if type(origin).__module__.partition(".")[0] == "psycopg":
+        return _of_postgres(origin)
+    return None
+
+
+def _of_sqlite(origin: sqlite3.Error) -> Unavailable | None:
+    # An error that Python's module itself raises carries no code.
+    code: int = getattr(origin, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _KIND
+    if code == sqlite3.SQLITE_FULL:
+        return _full(origin)
+    if code in _BUSY:
+        return _busy(origin)
+    return _down(origin) if code in _DOWN else None
+
+
+def _of_postgres(origin: BaseException | None) -> Unavailable | None:
+    state = str(getattr(origin, "sqlstate", None) or "")
+    if state in ("53100", "53200"):  # disk_full, out_of_memory
+        return _full(origin)
+    if state in ("55P03", "40P01", "40001", "57014"):  # locked, deadlock, serialization, cancelled
+        return _busy(origin)
+    # Classes of lost connections, too few resources, shutdown, system errors; a read-only server.
+    if state.startswith(("08", "53", "57P", "58")) or state == "25006":
+        return _down(origin)
+    lost = not state and type(origin).__name__ in ("OperationalError", "ConnectionTimeout")
+    return _down(origin) if lost else None
+
+
+def _full(origin: BaseException | None) -> Full:
+    return Full(f"the database has no room left ({_first(origin)}); free some space and try again")
+
+
+def _busy(origin: BaseException | None) -> Busy:
+    return Busy(f"another program holds the database ({_first(origin)}); try again")
+
+
+def _down(origin: BaseException | None) -> Unavailable:
+    return Unavailable(f"the database cannot be used ({_first(origin)}); try again")
+
+
+def _first(origin: BaseException | None) -> str:
+    lines = str(origin).strip().splitlines()
+    return lines[0] if lines else type(origin).__name__

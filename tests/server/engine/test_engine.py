@@ -1,0 +1,261 @@
+"""The model behind a server: served, asked about, learned from, kept, gone back to, lived again."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitta.errors import InputError
+from bitta.server.engine import Overloaded
+from bitta.server.engine.learner import Learner
+from bitta.server.engine.replay import Replay
+from bitta.server.guard import GuardConfig
+from bitta.server.store import Store
+from bitta.server.store.errors import UnknownSnapshot
+from bitta.testing import toy_classifier
+from small_engine import CLASSES, WINDOW, answer, config, images, running, serve
+
+
+def until(true, seconds=20.0):
+    """Wait for something that another thread does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def learned(store):
+    return store.events(kinds=["learned"])
+
+
+def steps(engine, n):
+    return lambda: engine.status().n_steps >= n
+
+
+def test_a_request_gets_a_row_per_image(tmp_path):
+    with running(tmp_path) as (engine, store):
+        served = serve(engine, 0, n=3)
+        assert len(set(served.prediction_ids)) == 3
+        assert served.labels == [CLASSES[index] for index in served.class_indices]
+        assert served.log_probs.shape == (3, 5)
+        assert served.log_probs.argmax(1).tolist() == served.class_indices
+        assert np.exp(served.log_probs).sum(1) == pytest.approx(np.ones(3), abs=1e-5)
+        assert served.model_version == "1.0"
+        until(lambda: store.counts().served == 3)
+        stored = store.prediction(served.prediction_ids[1])
+        assert (stored.position, stored.request_id, stored.label) == (1, "r0", served.labels[1])
+
+
+def test_a_full_window_raises_questions_one_of_them_an_audit(tmp_path):
+    with running(tmp_path) as (engine, store):
+        engine.pause("me", "to look")
+        engine.ping().result(10)
+        serve(engine, 0, n=WINDOW - 1)
+        served = serve(engine, 1, n=1)
+        until(lambda: store.open_questions() == 3)
+        questions = store.questions(status="open")
+        assert sorted(question.reason for question in questions) == ["audit"] + ["uncertain"] * 2
+        assert all(store.images.read(question.input_sha256) for question in questions)
+        assert engine.status().n_steps == 0
+        assert served.model_version == "1.0"
+
+
+def test_answers_enter_the_memory_once_with_the_step_that_is_logged_with_them(tmp_path):
+    with running(tmp_path) as (engine, store):
+        engine.pause("me", "").result(10)
+        first = serve(engine, 0)
+        records = [answer(store, name) for name in first.prediction_ids[:2]]
+        engine.resume("me").result(10)
+        until(steps(engine, 1))
+        until(lambda: len(learned(store)) == 1)
+        assert learned(store)[0].body["answers"] == [record.id for record in records]
+        assert store.feedback(records[0].id).status == "applied"
+        assert store.feedback(records[0].id).applied_in_version == "1.1"
+        serve(engine, 1)
+        until(steps(engine, 2))
+        until(lambda: len(learned(store)) == 2)
+        assert learned(store)[1].body["answers"] == []
+
+
+def test_a_snapshot_can_be_gone_back_to_and_another_lineage_begins(tmp_path):
+    with running(tmp_path) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))
+        kept = engine.snapshot().result(10)
+        assert kept.model_version == "1.1"
+        serve(engine, 1)
+        until(steps(engine, 2))
+        assert engine.rollback(kept.id, by="me", reason="worse").result(10) == "2.1"
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+        assert (newest.reason, newest.weights_hash) == ("rollback", kept.weights_hash)
+        assert serve(engine, 2, n=1).model_version == "2.1"
+        with pytest.raises(UnknownSnapshot, match="there is no snapshot"):
+            engine.rollback("nothing", by="me", reason="").result(10)
+
+
+def test_a_restart_goes_on_where_it_stopped(tmp_path):
+    with running(tmp_path) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))
+    weights = None
+    with Store.open(None, tmp_path) as store:
+        weights = max(store.snapshots(), key=lambda one: one.seq).weights_hash
+    with running(tmp_path) as (engine, store):
+        assert engine.status().model_version == "1.1"
+        assert engine.status().weights == weights
+        served = serve(engine, 1, n=2)
+        until(lambda: store.counts().served == WINDOW + 2)
+        assert store.prediction(served.prediction_ids[0]).position == WINDOW
+
+
+def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash(tmp_path):
+    """The newest snapshot is lost as if it had never been taken: the source's is the last."""
+    with running(tmp_path, snapshot_steps=1000, snapshot_seconds=1e6) as (engine, store):
+        served = serve(engine, 0)
+        record = answer(store, served.prediction_ids[3])
+        until(steps(engine, 1))
+        serve(engine, 1)
+        until(steps(engine, 2))
+        until(lambda: store.feedback(record.id).status == "applied")
+    with Store.open(None, tmp_path) as store:
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+        store.drop_snapshots([newest.id]).result()
+        Path(tmp_path, newest.path).unlink()
+    with running(tmp_path) as (engine, store):
+        assert engine.status().model_version == "1.0"
+        assert store.feedback(record.id).status == "pending"
+        serve(engine, 2)
+        until(steps(engine, 1))
+        until(lambda: store.feedback(record.id).status == "applied")
+        assert learned(store)[-1].body["answers"] == [record.id]
+
+
+def test_a_damaged_snapshot_is_passed_over(tmp_path):
+    with running(tmp_path) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))
+    with Store.open(None, tmp_path) as store:
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+    Path(tmp_path, newest.path).write_bytes(b"torn")
+    with running(tmp_path) as (engine, store):
+        assert engine.status().model_version == "1.0"
+
+
+def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
+    with running(tmp_path, keep_images="none", recent_bytes=1) as (engine, store):
+        served = serve(engine, 0, n=2)
+        until(lambda: store.counts().served == 2)
+        record = answer(store, served.prediction_ids[0])
+        serve(engine, 1)
+        until(steps(engine, 1))
+        until(lambda: store.feedback(record.id).status == "expired")
+
+
+def test_requests_are_served_while_it_learns(tmp_path):
+    with running(tmp_path, learner={"settings": (("epochs", 4),)}) as (engine, store):
+        for number in range(6):
+            engine.predict(images(number), request_id="w")
+        waiting = [engine.predict(images(90 + one, 1), request_id="s") for one in range(30)]
+        assert all(one.result(30).prediction_ids for one in waiting)
+        until(lambda: store.counts().served == 6 * WINDOW + 30)
+
+
+def test_too_many_waiting_requests_are_refused(tmp_path):
+    def flood(engine):
+        for number in range(500):
+            engine.predict(images(number, 4), request_id="r")
+
+    with (
+        running(tmp_path, max_waiting=4) as (engine, _),
+        pytest.raises(Overloaded, match="too many images wait"),
+    ):
+        flood(engine)
+
+
+def test_inputs_of_another_shape_fail_alone(tmp_path):
+    with running(tmp_path) as (engine, _):
+        serve(engine, 0, n=1)
+        wrong = engine.predict(np.zeros((1, 3, 4, 4), np.float32), request_id="x")
+        with pytest.raises(InputError, match="one session serves one shape"):
+            wrong.result(10)
+        assert serve(engine, 1, n=1).prediction_ids
+
+
+def test_weights_do_not_go_farther_than_they_may(tmp_path):
+    learner = {"max_distance": 0.01, "settings": (("lr", 0.5), ("epochs", 3))}
+    with running(tmp_path, learner=learner) as (engine, _):
+        for number in range(4):
+            serve(engine, number)
+            until(steps(engine, number + 1))
+        serve(engine, 9)
+        until(lambda: 0.009 < engine.status().distance["now"] <= 0.0101)
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed):
+    folder = tmp_path / "data"
+    with running(folder, snapshot_steps=2) as (engine, store):
+        for number in range(5):
+            served = serve(engine, number)
+            answer(store, served.prediction_ids[number], correct=number % 2 == 0)
+            for extra in range(3):
+                engine.predict(images(50 + extra, 1), request_id="e")
+        until(steps(engine, 2))
+        kept = max(store.snapshots(), key=lambda one: one.seq)
+        engine.rollback(kept.id, by="me", reason="for the test").result(10)
+        serve(engine, 7)
+        until(lambda: engine.status().n_steps > kept.step)
+    if crashed:
+        with Store.open(None, folder) as store:
+            newest = max(store.snapshots(), key=lambda one: one.seq)
+            store.drop_snapshots([newest.id]).result()
+    with running(folder) as (engine, store):
+        serve(engine, 8)
+        until(lambda: bool(store.events(kinds=["recovered"])))
+    with Store.open(None, folder) as store:
+        learner = Learner(toy_classifier(), config().learner)
+        (tmp_path / "again").mkdir()
+        replayed = Replay(learner, store, folder=tmp_path / "again").run()
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+        assert replayed.differing == ()
+        assert replayed.compared >= 2
+        assert replayed.weights == newest.weights_hash
+
+
+def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path):
+    guard = GuardConfig(max_distance=1e-9)
+    with running(tmp_path, guard=guard, snapshot_steps=1000) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))
+        serve(engine, 1)
+        until(lambda: bool(store.events(kinds=["rollback"])))
+        assert engine.status().model_version.startswith("2.")
+        (event,) = store.events(kinds=["rollback"])
+        assert event.body["by"] == "guard"
+        assert "distance from the source weights" in event.body["reason"]
+        assert engine.status().distance["limit"] == 1e-9
+
+
+def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
+    guard = GuardConfig(max_distance=1e-9)
+    with running(tmp_path, guard=guard, rollback=False) as (engine, store):
+        for number in range(3):
+            serve(engine, number)
+            until(steps(engine, number + 1))
+        assert engine.status().collapse["state"] == "collapsed"
+        assert not store.events(kinds=["rollback"])
+
+
+def test_answers_to_audits_tell_the_accuracy(tmp_path):
+    """Of three audits two are right: Wilson's interval of 2 in 3 is 20.8 to 93.9 %."""
+    with running(tmp_path) as (engine, store):
+        for number in range(3):
+            serve(engine, number)
+            until(lambda n=number: store.counts().asked == 3 * (n + 1))
+        audits = [one for one in store.questions() if one.reason == "audit"]
+        for place, audit in enumerate(audits):
+            answer(store, audit.prediction_id, correct=place > 0)
+        found = engine.status().audits
+        assert (found["n"], found["correct"]) == (3, 2)
+        assert (found["low"], found["high"]) == pytest.approx((0.2077, 0.9385), abs=1e-3)

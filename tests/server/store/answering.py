@@ -1,0 +1,33 @@
+"""A process that serves, answers and learns until it is killed."""
+
+import threading
+from pathlib import Path
+
+from bitta.server.store import LearnedStep, Store
+from server.store.made import given, served
+
+THREADS = 4
+
+
+def answer_until_killed(url, folder, first, told):
+    """Send the key of each answer once it is acknowledged."""
+    store = Store.open(url, Path(folder))
+    lock = threading.Lock()
+
+    def answer(start):
+        number = start
+        while True:
+            store.served(served([number]))
+            store.answer(given(number, key=f"k{number}")).result()
+            with lock:
+                told.send(number)
+            number += THREADS
+
+    for thread in range(THREADS):
+        threading.Thread(target=answer, args=(first + thread,), daemon=True).start()
+    step = 0
+    while True:
+        step += 1
+        taken = store.take(3).result()
+        names = [one.feedback_id for one in taken]
+        store.learned(LearnedStep(f"1.{first + step}", names, {}, 0.1)).result()

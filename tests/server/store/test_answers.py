@@ -1,0 +1,271 @@
+"""An answer is stored once, in one order, and what became of it is told."""
+
+import pytest
+
+from bitta.errors import InputError
+from bitta.server.store import (
+    Conflict,
+    Expired,
+    LearnedStep,
+    UnknownFeedback,
+    UnknownPrediction,
+)
+from server.store.made import START, given, name, question, served
+
+
+@pytest.fixture
+def asked(store):
+    """Predictions 0 to 3, of which 0 to 2 are asked about."""
+    store.served(served(range(4)))
+    store.asked([question(number) for number in range(3)]).result()
+    return store
+
+
+def learn(store, version, *records):
+    store.learned(LearnedStep(version, [one.id for one in records], {"loss": 0.5}, 0.1)).result()
+
+
+def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
+    watch.move(5)
+    record = asked.answer(
+        given(
+            2,
+            "incorrect",
+            key="k",
+            comment="a dog <b>",
+            metadata={"app": "x"},
+            shown_at=START,
+            lead_time_ms=1200,
+        )
+    ).result()
+    assert (record.idempotency_key, record.prediction_id, record.request_id) == ("k", name(2), "r2")
+    assert (record.predicted_class, record.predicted_label) == (2, "class 2")
+    assert (record.verdict, record.annotator_id, record.annotator_kind) == (
+        "incorrect",
+        "anna",
+        "HUMAN",
+    )
+    assert (record.comment, record.metadata) == ("a dog <b>", {"app": "x"})
+    assert (record.uncertainty, record.selection_reason) == (0.5, "uncertain")
+    assert record.received_at == record.answered_at == START + 5_000_000
+    assert (record.shown_at, record.lead_time_ms) == (START, 1200)
+    assert (record.status, record.supersedes_id, record.applied_in_version) == (
+        "pending",
+        None,
+        None,
+    )
+    assert asked.feedback(record.id) == record
+    event = asked.events()[-1]
+    assert (event.seq, event.kind, event.body) == (
+        record.seq,
+        "answered",
+        {"feedback_id": record.id},
+    )
+
+
+def test_the_same_key_and_body_give_the_stored_record(asked, watch):
+    first = asked.answer(given(0, key="k")).result()
+    watch.move(7200)
+    asked.expire().result()
+    again = asked.answer(given(0, key="k")).result()
+    assert again.repeated
+    assert not first.repeated
+    assert (again.id, again.received_at) == (first.id, first.received_at)
+    assert len(asked.history()) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        given(0, "incorrect", key="k"),
+        given(1, key="k"),
+        given(0, key="k", by="bert"),
+        given(0, key="k", comment="x"),
+    ],
+    ids=["verdict", "prediction", "annotator", "comment"],
+)
+def test_the_same_key_with_another_body_is_refused(asked, other):
+    asked.answer(given(0, key="k")).result()
+    with pytest.raises(Conflict, match="key 'k' was used for another answer"):
+        asked.answer(other).result()
+    assert [record.verdict for record in asked.history()] == ["correct"]
+
+
+def test_an_unknown_prediction_is_refused(store):
+    with pytest.raises(UnknownPrediction, match="no prediction has the id"):
+        store.answer(given(9)).result()
+
+
+def test_an_answer_finds_a_prediction_that_is_still_being_written(store):
+    written = store.served(served([7]))
+    answered = store.answer(given(7))
+    assert answered.result().prediction_id == name(7)
+    assert written.done()
+
+
+def test_nobody_needs_to_have_asked(asked):
+    record = asked.answer(given(3)).result()
+    assert (record.uncertainty, record.selection_reason, record.status) == (None, None, "pending")
+    (waiting,) = asked.pending()
+    assert (waiting.step, waiting.row, waiting.class_index, waiting.position) == (None, None, 3, 3)
+
+
+@pytest.mark.parametrize("verdict", ["yes", "Correct", "correct ", 1, True, None, ""])
+def test_a_verdict_is_one_of_three_words(verdict):
+    with pytest.raises(InputError, match=r"verdict is .*; allowed: 'correct', 'incorrect', 'skip'"):
+        given(0, verdict)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"comment": "nul \0"},
+        {"comment": "half \ud800"},
+        {"comment": "x" * 10_001},
+        {"comment": 3},
+        {"metadata": {"x": float("nan")}},
+        {"metadata": {"x": object()}},
+        {"metadata": ["x"]},
+        {"metadata": {"x": "y" * 20_000}},
+        {"shown_at": -1},
+        {"shown_at": 2**63},
+        {"lead_time_ms": True},
+        {"weight": float("inf")},
+        {"annotator_kind": "ROBOT"},
+        {"key": "x" * 201},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_a_database_could_not_hold_is_refused_before(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong)).removeprefix("idempotency_")):
+        given(0, **wrong)
+
+
+def test_text_of_any_script_comes_back_as_it_was(asked):
+    odd = "שלום 👩‍🔬 ' \" ; -- \\ \n"
+    record = asked.answer(given(0, comment=odd, metadata={odd: ["\ud800", "\0"]})).result()
+    assert asked.feedback(record.id).comment == odd
+    assert asked.feedback(record.id).metadata == {odd: ["\ud800", "\0"]}
+
+
+def test_a_change_of_mind_replaces_an_answer_not_yet_learned(asked):
+    first = asked.answer(given(0)).result()
+    second = asked.answer(given(0, "incorrect")).result()
+    assert second.supersedes_id == first.id
+    assert (asked.feedback(first.id).status, asked.feedback(first.id).standing) == (
+        "superseded",
+        False,
+    )
+    assert [one.feedback_id for one in asked.pending()] == [second.id]
+
+
+def test_a_change_of_mind_leaves_what_was_learned(asked):
+    first = asked.answer(given(0)).result()
+    learn(asked, "1.1", first)
+    second = asked.answer(given(0, "incorrect")).result()
+    stored = asked.feedback(first.id)
+    assert (stored.status, stored.applied_in_version, stored.standing) == ("applied", "1.1", False)
+    assert (second.status, second.supersedes_id) == ("pending", first.id)
+
+
+def test_two_annotators_replace_nothing_of_each_other(asked):
+    asked.answer(given(0)).result()
+    second = asked.answer(given(0, "incorrect", by="bert")).result()
+    assert second.supersedes_id is None
+    assert len(asked.pending()) == 2
+
+
+def test_a_skip_is_stored_and_never_learned(asked):
+    record = asked.answer(given(0, "skip")).result()
+    assert record.verdict == "skip"
+    assert asked.pending() == []
+    assert asked.take().result() == []
+    assert asked.counts().skipped == 1
+    assert asked.question(name(0)).status == "open"
+
+
+def test_undo_before_learning_takes_the_answer_out(asked):
+    record = asked.answer(given(0)).result()
+    assert asked.question(name(0)).status == "closed"
+    undone = asked.undo(record.id, by="anna").result()
+    assert not undone.applied
+    assert (undone.record.status, undone.record.undone) == ("superseded", True)
+    assert asked.pending() == []
+    assert asked.question(name(0)).status == "open"
+    event = asked.events()[-1]
+    assert (event.kind, event.body) == (
+        "undone",
+        {"feedback_id": record.id, "undoes": record.seq, "applied": False, "by": "anna"},
+    )
+
+
+def test_undo_after_learning_says_so_and_leaves_it(asked):
+    record = asked.answer(given(0)).result()
+    learn(asked, "1.1", record)
+    undone = asked.undo(record.id, by="anna").result()
+    assert undone.applied
+    assert (undone.record.status, undone.record.undone) == ("applied", True)
+
+
+def test_undo_while_the_step_runs_says_that_it_is_applied(asked):
+    record = asked.answer(given(0)).result()
+    asked.take().result()
+    undone = asked.undo(record.id, by="anna").result()
+    assert (undone.applied, undone.record.status) == (True, "pending")
+    learn(asked, "1.1", record)
+    assert asked.feedback(record.id).status == "applied"
+
+
+def test_undo_twice_is_undo_once(asked):
+    record = asked.answer(given(0)).result()
+    asked.undo(record.id, by="anna").result()
+    again = asked.undo(record.id, by="anna").result()
+    assert again.repeated
+    assert [event.kind for event in asked.events()].count("undone") == 1
+
+
+def test_undo_of_nothing_is_refused(store):
+    with pytest.raises(UnknownFeedback, match="no feedback has the id 'x'"):
+        store.undo("x", by="anna").result()
+
+
+def test_after_an_undo_the_next_answer_replaces_nothing(asked):
+    record = asked.answer(given(0)).result()
+    asked.undo(record.id, by="anna").result()
+    assert asked.answer(given(0)).result().supersedes_id is None
+
+
+def test_a_first_answer_to_an_expired_question_is_refused(asked, watch):
+    watch.move(3600)
+    with pytest.raises(Expired, match="expired before the answer came"):
+        asked.answer(given(0)).result()
+    asked.expire().result()
+    with pytest.raises(Expired, match="expired before the answer came"):
+        asked.answer(given(0)).result()
+    assert asked.history() == []
+
+
+def test_a_change_of_mind_is_never_too_late(asked, watch):
+    first = asked.answer(given(0)).result()
+    watch.move(7200)
+    assert asked.answer(given(0, "incorrect")).result().supersedes_id == first.id
+
+
+def test_history_is_newest_first_and_goes_on_before_a_seq(asked):
+    records = [asked.answer(given(number)).result() for number in range(3)]
+    asked.answer(given(0, by="bert")).result()
+    newest = asked.history("anna", limit=2)
+    assert [one.id for one in newest] == [records[2].id, records[1].id]
+    rest = asked.history("anna", before=newest[-1].seq)
+    assert [one.id for one in rest] == [records[0].id]
+    assert len(asked.history()) == 4
+
+
+def test_agreement_counts_pairs_on_the_same_prediction(asked):
+    for number, theirs in enumerate(["correct", "incorrect", "skip"]):
+        asked.answer(given(number)).result()
+        asked.answer(given(number, theirs, by="bert")).result()
+    anna, bert = asked.annotators()
+    assert (anna.annotator_id, anna.answered, anna.skipped) == ("anna", 3, 0)
+    assert (bert.annotator_id, bert.answered, bert.skipped) == ("bert", 2, 1)
+    assert (anna.compared, anna.agreed) == (bert.compared, bert.agreed) == (2, 1)

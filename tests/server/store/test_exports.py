@@ -1,0 +1,82 @@
+"""Exports hold every answer, in the form that other tools read."""
+
+import csv
+import io
+import json
+from dataclasses import fields
+
+import pytest
+
+from bitta.errors import SettingError
+from bitta.server.store import FeedbackRecord, reads
+from bitta.server.store.exports import COLUMNS, MEDIA_TYPES, export
+from server.store.made import given, name, question, served
+
+
+@pytest.fixture
+def answered(store):
+    store.served(served(range(3)))
+    store.asked([question(0, reason="audit")])
+    store.answer(given(0, by="anna@example.org", key="a", lead_time_ms=1500))
+    store.answer(given(0, "skip", by="bert", key="b", comment="=HYPERLINK(1)", metadata={"x": 1}))
+    store.answer(given(1, by="bert", key="c"))
+    store.answer(given(1, "incorrect", by="bert", key="d", comment='a "b",\nc')).result()
+    return store
+
+
+def written(store, form):
+    return "".join(export(form, store.all_feedback()))
+
+
+def test_jsonl_has_every_field_of_every_answer(answered):
+    rows = [json.loads(line) for line in written(answered, "jsonl").splitlines()]
+    assert [row["idempotency_key"] for row in rows] == ["a", "b", "c", "d"]
+    assert all(tuple(row) == COLUMNS for row in rows)
+    assert set(COLUMNS) == {field.name for field in fields(FeedbackRecord)} - {"repeated"}
+    assert rows[0]["selection_reason"] == "audit"
+    assert rows[1]["metadata"] == {"x": 1}
+    assert (rows[2]["status"], rows[2]["standing"]) == ("superseded", False)
+    assert rows[3]["supersedes_id"] == rows[2]["id"]
+
+
+def test_csv_is_read_back_and_no_cell_is_a_formula(answered):
+    rows = list(csv.DictReader(io.StringIO(written(answered, "csv"))))
+    assert [row["idempotency_key"] for row in rows] == ["a", "b", "c", "d"]
+    assert rows[1]["comment"] == "'=HYPERLINK(1)"
+    assert rows[1]["metadata"] == '{"x": 1}'
+    assert rows[3]["comment"] == 'a "b",\nc'
+    assert (rows[0]["comment"], rows[2]["standing"]) == ("", "false")
+
+
+def test_label_studio_gets_a_task_for_each_prediction_with_standing_answers(answered):
+    first, second = json.loads(written(answered, "labelstudio"))
+    assert first["data"]["prediction_id"] == name(0)
+    assert first["data"]["image"] == f"/v1/predictions/{name(0)}/image"
+    verdict, skip = first["annotations"]
+    assert verdict["result"][0]["value"] == {"choices": ["correct"]}
+    assert (verdict["was_cancelled"], verdict["lead_time"]) == (False, 1.5)
+    assert verdict["completed_by"] == {"email": "anna@example.org"}
+    assert (skip["was_cancelled"], skip["result"]) == (True, [])
+    assert "completed_by" not in skip
+    assert skip["meta"]["annotator_id"] == "bert"
+    assert first["predictions"][0]["score"] == 0.5
+    (only,) = second["annotations"]
+    assert only["result"][0]["value"] == {"choices": ["incorrect"]}
+
+
+@pytest.mark.parametrize(("form", "empty"), [("jsonl", ""), ("labelstudio", "[]\n")])
+def test_nothing_is_exported_as_nothing(store, form, empty):
+    assert written(store, form) == empty
+
+
+def test_pages_of_an_export_join_without_gap(answered, monkeypatch):
+    whole = written(answered, "jsonl")
+    for page in (1, 2, 3, 4):
+        monkeypatch.setattr(reads, "_PAGE", page)
+        assert written(answered, "jsonl") == whole
+
+
+def test_other_formats_are_refused():
+    assert set(MEDIA_TYPES) == {"jsonl", "csv", "labelstudio"}
+    with pytest.raises(SettingError, match="unknown export format 'jsn'; did you mean 'jsonl'"):
+        export("jsn", [])

@@ -1,0 +1,76 @@
+"""Images lie under the hash of what they hold, complete or not at all."""
+
+from hashlib import sha256
+
+import pytest
+
+from bitta.errors import InputError
+from bitta.server.store import NewImage
+from bitta.server.store.images import Images
+
+CAT = NewImage(b"cat" * 100, (10, 10, 3), "uint8")
+NAME = sha256(CAT.content).hexdigest()
+
+
+def test_a_kept_image_is_read_back(store, reopen, tmp_path):
+    (record,) = store.keep_images([CAT]).result()
+    assert (record.sha256, record.n_bytes, record.shape, record.dtype) == (
+        NAME,
+        300,
+        (10, 10, 3),
+        "uint8",
+    )
+    assert (tmp_path / "images" / NAME[:2] / NAME[2:4] / NAME).read_bytes() == CAT.content
+    store = reopen()
+    assert store.images.read(NAME) == CAT.content
+    assert store.image(NAME) == record
+
+
+def test_the_same_image_is_kept_once(store, watch):
+    (first,) = store.keep_images([CAT]).result()
+    watch.move(9)
+    assert store.keep_images([CAT, CAT]).result() == [first, first]
+
+
+def test_a_deleted_image_is_gone_and_logged(store, tmp_path):
+    store.keep_images([CAT]).result()
+    assert store.delete_image(NAME, by="olga").result() is True
+    assert store.images.read(NAME) is None
+    assert store.image(NAME).deleted_at is not None
+    assert store.events()[-1].body == {"sha256": NAME, "by": "olga"}
+    assert store.delete_image(NAME, by="olga").result() is False
+    assert [path for path in (tmp_path / "images").rglob("*") if path.is_file()] == []
+
+
+def test_an_image_that_comes_again_after_deletion_is_kept_again(store):
+    store.keep_images([CAT]).result()
+    store.delete_image(NAME, by="olga").result()
+    store.keep_images([CAT]).result()
+    assert store.images.read(NAME) == CAT.content
+    assert store.image(NAME).deleted_at is None
+
+
+def test_a_deletion_between_file_and_row_leaves_no_row_without_a_file(store):
+    store.keep_images([CAT]).result()
+    removed, kept = store.delete_image(NAME, by="olga"), store.keep_images([CAT])
+    assert removed.result()
+    kept.result()
+    assert store.image(NAME).deleted_at is None
+    assert store.images.read(NAME) == CAT.content
+
+
+def test_a_restart_finishes_deletions_and_half_written_files(store, reopen, tmp_path):
+    store.keep_images([CAT]).result()
+    store.delete_image(NAME, by="olga").result()
+    path = store.images.path(NAME)
+    path.write_bytes(CAT.content)
+    (tmp_path / "images" / "unfinished" / "half").write_bytes(b"ca")
+    reopen()
+    assert not path.exists()
+    assert list((tmp_path / "images" / "unfinished").iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", ["../../etc/passwd", "", "A" * 64, "a" * 63, "a" * 64 + "\n"])
+def test_a_name_is_a_hash_and_no_path(tmp_path, wrong):
+    with pytest.raises(InputError, match="give the 64 hex digits"):
+        Images(tmp_path).read(wrong)

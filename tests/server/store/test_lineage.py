@@ -1,0 +1,173 @@
+"""What was learned, from which answers, and what a restart has to learn again."""
+
+import pytest
+
+from bitta.errors import InputError
+from bitta.server.store import LearnedStep, UnknownSnapshot
+from server.store.made import given, served, snapshot
+
+
+@pytest.fixture
+def answered(store):
+    """Predictions 0 to 5, each answered once, in this order."""
+    store.served(served(range(6)))
+    for number in range(6):
+        store.answer(given(number, key=f"k{number}")).result()
+    return store
+
+
+def ids(answers):
+    return [int(one.prediction_id[1:]) for one in answers]
+
+
+def learn(store, version, answers):
+    store.learned(
+        LearnedStep(version, [one.feedback_id for one in answers], {"loss": 0.5}, 0.1, "w")
+    ).result()
+
+
+def test_a_step_and_the_answers_it_used_are_one_change(answered):
+    taken = answered.take(2).result()
+    assert ids(taken) == [0, 1]
+    learn(answered, "1.1", taken)
+    first = answered.feedback(taken[0].feedback_id)
+    assert (first.status, first.applied_in_version) == ("applied", "1.1")
+    assert ids(answered.pending()) == [2, 3, 4, 5]
+    event = answered.events()[-1]
+    assert event.kind == "learned"
+    assert event.body == {
+        "version": "1.1",
+        "answers": [one.feedback_id for one in taken],
+        "losses": {"loss": 0.5},
+        "seconds": 0.1,
+        "weights": "w",
+    }
+
+
+def test_a_loss_that_is_no_number_is_logged_as_none(store):
+    losses = {"a": float("nan"), "b": float("inf"), "c": None}
+    store.learned(LearnedStep("1.1", [], losses, 0.1)).result()
+    assert store.events()[-1].body["losses"] == {"a": None, "b": None, "c": None}
+
+
+def test_no_answer_is_taken_twice(answered):
+    assert ids(answered.take(4).result()) == [0, 1, 2, 3]
+    assert ids(answered.take().result()) == [4, 5]
+    assert answered.take().result() == []
+    assert answered.counts().pending == 6
+
+
+def test_released_answers_are_pending_again_but_not_those_undone(answered):
+    taken = answered.take().result()
+    answered.undo(taken[0].feedback_id, by="anna").result()
+    answered.answer(given(1, "incorrect")).result()
+    answered.release([one.feedback_id for one in taken]).result()
+    assert ids(answered.pending()) == [2, 3, 4, 5, 1]
+    assert answered.feedback(taken[0].feedback_id).status == "superseded"
+    assert answered.feedback(taken[1].feedback_id).status == "superseded"
+
+
+def test_a_restart_forgets_what_was_claimed(answered, reopen):
+    taken = answered.take(3).result()
+    answered.undo(taken[0].feedback_id, by="anna").result()
+    store = reopen()
+    assert ids(store.pending()) == [1, 2, 3, 4, 5]
+    assert store.feedback(taken[0].feedback_id).status == "superseded"
+
+
+def test_an_answer_that_cannot_be_used_is_said_to_be_expired(answered):
+    first = answered.pending()[0].feedback_id
+    answered.unusable([first], "its image was deleted").result()
+    assert answered.feedback(first).status == "expired"
+    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
+    assert answered.events()[-1].body == {
+        "feedback_ids": [first],
+        "reason": "its image was deleted",
+    }
+
+
+def test_snapshots_are_listed_until_dropped(store):
+    first = store.snapshot(snapshot(1, "1.0", "source")).result()
+    second = store.snapshot(snapshot(2, "1.40")).result()
+    assert (second.lineage, second.step, second.path) == (1, 40, "snapshots/2.safetensors")
+    assert store.last_snapshot() == second
+    assert store.snapshots() == [first, second]
+    store.drop_snapshots([second.id]).result()
+    assert store.snapshots() == [first]
+    assert store.last_snapshot() == first
+    assert store.snapshot_of(second.id).dropped_at is not None
+    assert len(store.snapshots(dropped=True)) == 2
+
+
+def test_recovery_learns_again_what_came_after_the_snapshot(answered):
+    """Of 0 to 5: 0 and 1 are in the snapshot, 2 and 3 were learned after it, 4 and 5 never."""
+    learn(answered, "1.1", answered.take(2).result())
+    kept = answered.snapshot(snapshot(1, "1.1")).result()
+    learn(answered, "1.2", answered.take(2).result())
+    assert ids(answered.applied_after(kept)) == [2, 3]
+    recovered = answered.recovered(kept.id).result()
+    assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k2", "k3"]
+    assert ids(answered.pending()) == [2, 3, 4, 5]
+    event = answered.events()[-1]
+    assert (event.seq, event.kind) == (recovered.seq, "recovered")
+    assert event.body == {"snapshot": kept.id, "reentered": list(recovered.reentered)}
+    again = answered.recovered(kept.id).result()
+    assert again.reentered == ()
+
+
+def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
+    kept = answered.snapshot(snapshot(1, "1.0")).result()
+    taken = answered.take(2).result()
+    learn(answered, "1.1", taken)
+    answered.undo(taken[0].feedback_id, by="anna").result()
+    assert answered.recovered(kept.id).result().reentered == (taken[1].feedback_id,)
+    assert answered.feedback(taken[0].feedback_id).status == "superseded"
+
+
+def test_a_snapshot_recorded_late_still_knows_what_it_holds(answered):
+    """Its file was written while a further step was made and logged."""
+    learn(answered, "1.1", answered.take(1).result())
+    learn(answered, "1.2", answered.take(1).result())
+    kept = answered.snapshot(snapshot(1, "1.1")).result()
+    assert ids(answered.applied_after(kept)) == [1]
+
+
+def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
+    source = answered.snapshot(snapshot(1, "1.0", "source")).result()
+    learn(answered, "1.1", answered.take(1).result())
+    back = answered.rolled_back(
+        source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="collapse", by="guard"
+    ).result()
+    assert (back.lineage, back.step, back.reason) == (2, 0, "rollback")
+    assert answered.last_snapshot() == back
+    rollback, taken = answered.events(after=back.seq - 2)
+    assert (rollback.kind, taken.kind) == ("rollback", "snapshot")
+    assert rollback.body == {
+        "snapshot_id": source.id,
+        "from_version": "1.1",
+        "version": "2.0",
+        "reason": "collapse",
+        "by": "guard",
+    }
+    assert answered.applied_after(back) == []
+    assert answered.counts().applied == 1
+
+
+def test_unknown_snapshots_and_versions_are_refused(store):
+    with pytest.raises(UnknownSnapshot, match="no snapshot has the id 'x'"):
+        store.recovered("x").result()
+    with pytest.raises(InputError, match=r"version is '1'; give LINEAGE\.STEP"):
+        store.snapshot(snapshot(1, "1")).result()
+
+
+def test_answers_after_an_event_are_listed_whatever_became_of_them(answered):
+    middle = answered.history()[3].seq
+    answered.undo(answered.history()[0].id, by="anna").result()
+    assert ids(answered.answers_after(middle)) == [3, 4, 5]
+
+
+def test_any_event_goes_into_the_same_order(store):
+    first = store.event("paused", {"by": "olga", "reason": "lunch"}).result()
+    second = store.event("resumed", {"by": "olga"}).result()
+    assert first < second == store.last_seq()
+    assert [event.kind for event in store.events(after=first)] == ["resumed"]

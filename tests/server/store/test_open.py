@@ -1,0 +1,161 @@
+"""Opening: who may, what is made, what is refused."""
+
+import sqlite3
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from bitta.errors import SettingError
+from bitta.server.store import NewerSchema, Owned, Store, StoreError, connect, lineage
+from bitta.server.store.migrate import VERSION_TABLE
+from bitta.server.store.tables import metadata
+from server.store.made import Watch
+
+
+def test_migrations_give_the_tables_that_the_code_means(store):
+    with store._place.reader.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_what_was_stored_is_there_after_opening_again(store, reopen):
+    seq = store.event("x", {"a": [1, None, "é"]}).result()
+    (event,) = reopen().events()
+    assert (event.seq, event.kind, event.body) == (seq, "x", {"a": [1, None, "é"]})
+
+
+def test_sqlite_writes_safely(tmp_path):
+    with Store.open(None, tmp_path) as store, store._place.writer.begin() as connection:
+        read = connection.exec_driver_sql
+        assert read("PRAGMA journal_mode").scalar() == "wal"
+        assert read("PRAGMA synchronous").scalar() == 2
+        assert read("PRAGMA foreign_keys").scalar() == 1
+        assert read("PRAGMA busy_timeout").scalar() == 5000
+
+
+def test_a_transaction_that_writes_is_alone_from_its_beginning(tmp_path):
+    other = sqlite3.connect(tmp_path / "bitta.db", timeout=0, isolation_level=None)
+    with Store.open(None, tmp_path) as store:
+        with store._place.writer.begin() as connection:
+            connection.exec_driver_sql("SELECT 1")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+        with store._place.reader.begin() as connection:
+            connection.exec_driver_sql("SELECT * FROM events")
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+    other.close()
+
+
+def test_reading_connections_cannot_write(store):
+    with (
+        pytest.raises(sa.exc.DBAPIError, match=r"readonly|read-only"),
+        store._place.reader.begin() as connection,
+    ):
+        connection.exec_driver_sql("DELETE FROM events")
+
+
+def test_a_folder_has_one_owner(store, url, tmp_path):
+    with pytest.raises(Owned, match=r"belongs to a bitta server that runs \(process \d+\)"):
+        Store.open(url, tmp_path)
+    store.event("x", {}).result()
+
+
+def test_a_database_has_one_owner_wherever_its_folder_is(kind, store, url, tmp_path, monkeypatch):
+    if kind == "sqlite":
+        pytest.skip("the file lies in the folder, which has one owner")
+    monkeypatch.setattr(connect, "_OWNER_WAITS", "100ms")
+    with pytest.raises(StoreError, match="the database belongs to a bitta server that runs"):
+        Store.open(url, tmp_path / "other")
+    store.event("x", {}).result()
+
+
+def test_a_visitor_reads_and_makes_keys_beside_the_owner(store, url, tmp_path, watch):
+    store.event("x", {}).result()
+    with Store.open(url, tmp_path, clock=watch, alone=False) as visitor:
+        token = visitor.keys.create("client", "made beside").token
+        assert len(visitor.events()) == 1
+    assert store.keys.verify(token).name == "made beside"
+    store.event("y", {}).result()
+
+
+def test_a_visitor_may_be_the_first(url, tmp_path):
+    with Store.open(url, tmp_path, alone=False) as visitor:
+        visitor.keys.create("operator", "first")
+    with Store.open(url, tmp_path) as store:
+        assert [key.name for key in store.keys.list()] == ["first"]
+
+
+def test_a_newer_schema_is_refused_in_a_sentence(store, url, tmp_path, reopen):
+    store.submit(
+        lambda connection: connection.exec_driver_sql(
+            f"UPDATE {VERSION_TABLE} SET version_num = '9999'"
+        )
+    ).result()
+    store.close()
+    with pytest.raises(NewerSchema, match=r"has the schema '9999', which bitta .* does not know"):
+        Store.open(url, tmp_path)
+    with pytest.raises(NewerSchema):  # the folder was let go
+        Store.open(url, tmp_path)
+
+
+def test_tables_of_another_program_are_left_alone(tmp_path):
+    with sqlite3.connect(tmp_path / "bitta.db") as other:
+        other.execute("CREATE TABLE events (mine TEXT)")
+    with pytest.raises(StoreError, match=r"holds tables of another program \(events\)"):
+        Store.open(None, tmp_path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "bitta.db").write_bytes(b"not a database, but long enough to look" * 100)
+    with pytest.raises(StoreError, match=r"cannot be opened: .*file is not a database"):
+        Store.open(None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("sqlite://", "would not outlive the process"),
+        ("sqlite:///:memory:", "would not outlive the process"),
+        ("mysql://root:hidden@host/x", "'mysql' are not supported"),
+        ("what is this hidden", "cannot be read"),
+    ],
+)
+def test_other_addresses_are_refused(tmp_path, address, says):
+    with pytest.raises(SettingError, match=says) as refused:
+        Store.open(address, tmp_path)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_database_that_is_not_there_is_said_so_without_its_password(tmp_path):
+    address = f"postgresql://me:hidden@/x?host={tmp_path}"
+    with pytest.raises(StoreError, match="cannot be") as refused:
+        Store.open(address, tmp_path)
+    assert "hidden" not in str(refused.value)
+
+
+def test_an_address_of_a_file_is_taken(tmp_path):
+    place = tmp_path / "elsewhere.db"
+    with Store.open(f"sqlite:///{place}", tmp_path / "folder", clock=Watch()) as store:
+        store.event("x", {}).result()
+    assert place.exists()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path, alone):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"the data folder .* cannot be used"):
+        Store.open(None, tmp_path / "file" / "data", alone=alone)
+
+
+def test_what_cannot_be_begun_is_let_go(url, tmp_path, monkeypatch):
+    def fail(_):
+        raise KeyError("mine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lineage, "forget_taken", fail)
+        with pytest.raises(KeyError, match="mine"):
+            Store.open(url, tmp_path)
+    Store.open(url, tmp_path).close()

@@ -1,0 +1,171 @@
+"""A database that is full, locked or away: clear errors, then everything goes on."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sqlite3
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from bitta.server.store import Busy, Closed, Full, NewImage, Store, Unavailable
+from server.store.made import given, name, question, served
+
+
+@pytest.fixture
+def opened(tmp_path, watch):
+    with Store.open(None, tmp_path, clock=watch, busy_seconds=0.2) as store:
+        store.served(served(range(10))).result()
+        yield store
+
+
+@contextmanager
+def locked(folder):
+    """Another program holds the database."""
+    other = sqlite3.connect(folder / "bitta.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+@contextmanager
+def full(store):
+    """The database may not grow by a single page."""
+
+    most = [1]
+
+    def limit(connection):
+        connection.exec_driver_sql(f"PRAGMA max_page_count={most[0]}")
+
+    sa.event.listen(store._place.writer, "begin", limit)
+    try:
+        yield
+    finally:
+        most[0] = 2**30
+
+
+def large(number, **more):
+    return given(number, metadata={"x": "y" * 19_000}, **more)
+
+
+def test_a_locked_database_refuses_in_a_sentence_and_then_goes_on(opened, tmp_path):
+    with locked(tmp_path):
+        refused = opened.answer(given(1, key="k"))
+        with pytest.raises(Busy, match="another program holds the database"):
+            refused.result(timeout=10)
+        assert opened.history() == []  # reads go on meanwhile
+    assert not opened.answer(given(1, key="k")).result().repeated
+
+
+def test_what_has_happened_waits_for_a_locked_database_in_its_order(opened, tmp_path):
+    with locked(tmp_path):
+        serving, asking = opened.served(served([20])), opened.asked([question(20)])
+        refused = opened.answer(given(20))
+        with pytest.raises(Busy):
+            refused.result(timeout=10)
+        time.sleep(0.5)
+        assert not serving.done()
+        assert not asking.done()
+    asking.result(timeout=10)
+    assert opened.prediction(name(20)) is not None
+    assert opened.answer(given(20)).result().selection_reason == "uncertain"
+
+
+def test_closing_while_locked_gives_up_and_says_so(opened, tmp_path):
+    with locked(tmp_path):
+        serving = opened.served(served([20]))
+        opened.close()
+        with pytest.raises(Closed, match="closed before the database could take this change"):
+            serving.result()
+
+
+def test_a_full_database_refuses_in_a_sentence_and_then_goes_on(opened):
+    with full(opened):
+        refused = [opened.answer(large(number, key=f"k{number}")) for number in range(3)]
+        for future in refused:
+            with pytest.raises(Full, match=r"has no room left .*; free some space"):
+                future.result(timeout=10)
+    stored = [opened.answer(large(number, key=f"k{number}")).result() for number in range(3)]
+    assert not any(record.repeated for record in stored)
+    assert [event.kind for event in opened.events()] == ["served", *["answered"] * 3]
+
+
+def test_what_fits_is_stored_beside_what_does_not(opened):
+    with full(opened):
+        opened.submit(lambda _: time.sleep(0.1))
+        first, second = opened.event("small", {}), opened.answer(large(1))
+        third = opened.event("small", {})
+        assert first.result() < third.result()
+        with pytest.raises(Full):
+            second.result()
+
+
+def test_what_has_happened_waits_for_room(opened):
+    with full(opened):
+        serving = opened.served(served(range(100, 1000)))
+        asking = opened.asked([question(100)])
+        time.sleep(0.5)
+        assert not serving.done()
+        assert not asking.done()
+    asking.result(timeout=10)
+    assert opened.counts().served == 910
+
+
+def no_large_files(folder, told):
+    """In a process of its own, as the limit is one of the process."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = Store.open(None, Path(folder))
+    store.served(served(range(200))).result()
+    size = sum(path.stat().st_size for path in Path(folder).glob("bitta.db*"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, resource.RLIM_INFINITY))
+    number = 0
+    while (error := store.answer(large(number, key=f"k{number}")).exception()) is None:
+        number += 1
+    told.send((number, type(error).__name__, str(error)))
+    try:
+        store.keep_images([NewImage(os.urandom(10**7), (1,), "uint8")])
+    except Full as refused:
+        told.send(str(refused))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    told.send(store.answer(large(number, key=f"k{number}")).result().repeated)
+    store.close()
+
+
+def test_a_disk_that_takes_no_more_loses_nothing_it_took(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=no_large_files, args=(str(tmp_path), there))
+    process.start()
+    there.close()
+    number, kind, sentence = here.recv()
+    assert kind in ("Full", "Unavailable")
+    assert sentence.startswith("the database")
+    assert "an image cannot be kept (File too large)" in here.recv()
+    assert here.recv() is False
+    process.join()
+    with Store.open(None, tmp_path) as store:
+        stored = [record.idempotency_key for record in store.all_feedback()]
+        assert stored == [f"k{one}" for one in range(number + 1)]
+        (check,) = store._rows(sa.text("PRAGMA integrity_check"))
+        assert check["integrity_check"] == "ok"
+    assert not list((tmp_path / "images" / "unfinished").iterdir())
+
+
+def test_a_lost_connection_is_made_anew(kind, store):
+    if kind == "sqlite":
+        pytest.skip("a file has no connection to lose")
+    store.served(served([1])).result()
+
+    def hang_up(connection):
+        connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(Unavailable, match="the database cannot be used"):
+        store.submit(hang_up).result(timeout=10)
+    assert store.answer(given(1)).result(timeout=10).status == "pending"

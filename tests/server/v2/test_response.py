@@ -1,0 +1,158 @@
+"""Responses: bytes worked out by hand, and what callers accept."""
+
+import gzip
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from bitta.server.v2 import InferRequest, RequestedOutput, V2Error, answer_outputs, encode
+from bitta.server.v2.compression import accepted
+
+OUTPUTS = answer_outputs(
+    logits=np.array([[0.5, 2.0, -1.0]]),
+    class_index=[1],
+    classes=["cat", "dög", "frog"],
+    confidence=[0.75],
+    prediction_ids=["01ABC"],
+    model_version="1.4",
+)
+
+
+def answered(*outputs, **options):
+    request = InferRequest(options.pop("id", ""), {}, outputs, options.pop("parameters", {}))
+    return encode(OUTPUTS, request, model_name="m", model_version="1.4", **options)
+
+
+def test_everything_comes_in_binary_when_nothing_is_asked_for():
+    body, headers = answered(id="r7")
+    length = int(headers["Inference-Header-Content-Length"])
+    fields = json.loads(body[:length])
+    assert headers["Content-Type"] == "application/octet-stream"
+    assert (fields["id"], fields["model_name"], fields["model_version"]) == ("r7", "m", "1.4")
+    described = [
+        (out["name"], out["datatype"], out["shape"], out["parameters"]["binary_data_size"])
+        for out in fields["outputs"]
+    ]
+    assert described == [
+        ("logits", "FP32", [1, 3], 12),
+        ("label", "BYTES", [1], 8),
+        ("class_index", "INT64", [1], 8),
+        ("confidence", "FP32", [1], 4),
+        ("prediction_id", "BYTES", [1], 9),
+        ("model_version", "BYTES", [1], 7),
+    ]
+    assert body[length:] == (
+        struct.pack("<3f", 0.5, 2.0, -1.0)
+        + b"\x04\0\0\0d\xc3\xb6g"
+        + b"\x01\0\0\0\0\0\0\0"
+        + struct.pack("<f", 0.75)
+        + b"\x05\0\0\x0001ABC"
+        + b"\x03\0\0\x001.4"
+    )
+
+
+def test_everything_comes_in_json_when_that_is_asked_for():
+    body, headers = answered(parameters={"binary_data_output": False})
+    assert headers == {"Content-Type": "application/json"}
+    fields = json.loads(body)
+    assert "id" not in fields
+    assert {out["name"]: out["data"] for out in fields["outputs"]} == {
+        "logits": [0.5, 2.0, -1.0],
+        "label": ["dög"],
+        "class_index": [1],
+        "confidence": [0.75],
+        "prediction_id": ["01ABC"],
+        "model_version": ["1.4"],
+    }
+
+
+def test_only_what_is_asked_for_comes_each_in_its_form():
+    body, headers = answered(
+        RequestedOutput("confidence", binary=True), RequestedOutput("label", binary=False)
+    )
+    length = int(headers["Inference-Header-Content-Length"])
+    assert json.loads(body[:length])["outputs"] == [
+        {
+            "name": "confidence",
+            "datatype": "FP32",
+            "shape": [1],
+            "parameters": {"binary_data_size": 4},
+        },
+        {"name": "label", "datatype": "BYTES", "shape": [1], "data": ["dög"]},
+    ]
+    assert body[length:] == struct.pack("<f", 0.75)
+
+
+def test_classification_gives_the_highest_values_with_index_and_label():
+    body, _ = answered(
+        RequestedOutput("logits", binary=False, classification=2), classes=["cat", "dög", "frog"]
+    )
+    assert json.loads(body)["outputs"] == [
+        {
+            "name": "logits",
+            "datatype": "BYTES",
+            "shape": [1, 2],
+            "data": ["2.000000:1:dög", "0.500000:0:cat"],
+        }
+    ]
+
+
+def test_classification_leaves_out_labels_it_does_not_know_and_gives_no_more_than_there_are():
+    body, _ = answered(RequestedOutput("logits", binary=False, classification=10**9))
+    (out,) = json.loads(body)["outputs"]
+    assert out["data"] == ["2.000000:1", "0.500000:0", "-1.000000:2"]
+
+
+def test_at_ties_the_lower_index_is_first_and_what_is_no_number_last():
+    request = InferRequest("", {}, (RequestedOutput("a", binary=False, classification=4),))
+    values = np.array([[1, np.nan, 3, 3]], np.float32)
+    body, _ = encode({"a": values}, request, model_name="m", model_version="1")
+    assert json.loads(body)["outputs"][0]["data"] == [
+        "3.000000:2", "3.000000:3", "1.000000:0", "nan:1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["label", "confidence"])
+def test_classification_of_anything_but_scores_is_refused(name):
+    with pytest.raises(V2Error, match=rf"classification of output '{name}' .* \[n, classes\]"):
+        answered(RequestedOutput(name, binary=True, classification=1))
+
+
+def test_an_output_that_is_not_there_is_refused_with_the_nearest_that_is():
+    with pytest.raises(V2Error, match="unknown output 'logit'; did you mean 'logits'"):
+        answered(RequestedOutput("logit", binary=True))
+
+
+def test_values_that_json_cannot_carry_are_refused_in_json_alone():
+    outputs = {"a": np.array([np.inf], np.float32)}
+    asked = InferRequest("", {}, (RequestedOutput("a", binary=False),))
+    with pytest.raises(V2Error, match="ask for it with binary_data true"):
+        encode(outputs, asked, model_name="m", model_version="1")
+    body, _ = encode(outputs, InferRequest("", {}), model_name="m", model_version="1")
+    assert body.endswith(b"\0\0\x80\x7f")
+
+
+@pytest.mark.parametrize(
+    ("header", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)]
+)
+def test_the_length_of_the_json_is_that_before_compression(header, unpack):
+    plain, before = answered()
+    body, headers = answered(accept_encoding=header)
+    assert headers == before | {"Content-Encoding": header}
+    assert unpack(body) == plain
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        (None, None), ("", None), ("identity", None), ("br", None), ("gzip", "gzip"),
+        ("deflate", "deflate"), ("deflate, GZIP", "gzip"), ("gzip;q=0.1, deflate;q=0.9", "deflate"),
+        ("gzip;q=0", None), ("*", "gzip"), ("gzip;q=0, *", "deflate"), ("*;q=0", None),
+        ("gzip;q=high", None), ("gzip;level=9", None), (";;,,=", None), ("gzip;q=nan", None),
+    ],
+)  # fmt: skip
+def test_what_is_accepted_is_chosen(header, chosen):
+    assert accepted(header) == chosen

@@ -1,0 +1,62 @@
+"""A small engine on a store of its own."""
+
+from contextlib import contextmanager
+from itertools import count
+
+import numpy as np
+import torch
+
+from bitta.seeding import generator
+from bitta.server.engine import Engine, EngineConfig, LearnerConfig
+from bitta.server.store import GivenAnswer, Store
+from bitta.testing import toy_classifier
+
+CLASSES = ("ant", "bee", "cat", "dog", "eel")
+WINDOW = 8
+
+
+def config(**changes):
+    learner = {"window": WINDOW, "n_queries": 3, "audits": 1, "settings": (("epochs", 2),)}
+    learner |= changes.pop("learner", {})
+    usual = {"max_wait": 0.0, "duty": 1.0, "keep_images": "all"}
+    return EngineConfig(learner=LearnerConfig(**learner), **(usual | changes))
+
+
+def clock():
+    ticks = count(1_700_000_000_000_000, 1000)
+    return lambda: next(ticks)
+
+
+@contextmanager
+def running(folder, **changes):
+    """An engine that serves, and its store."""
+    time = clock()
+    with Store.open(None, folder, clock=time) as store:
+        engine = Engine(
+            toy_classifier(), CLASSES, store, config(**changes),
+            data_dir=folder, clock=time, input_shape=(3, 8, 8), name="toy",
+        )  # fmt: skip
+        engine.start()
+        try:
+            yield engine, store
+        finally:
+            engine.stop()
+
+
+def images(number, n=WINDOW):
+    made = torch.rand(n, 3, 8, 8, generator=generator(9, number))
+    return made.numpy().astype(np.float32)
+
+
+def serve(engine, number, n=WINDOW):
+    return engine.predict(images(number, n), request_id=f"r{number}").result(20)
+
+
+def answer(store, prediction_id, *, correct=True, key=None):
+    given = GivenAnswer(
+        prediction_id=prediction_id,
+        verdict="correct" if correct else "incorrect",
+        annotator_id="ann",
+        idempotency_key=key or f"key-{prediction_id}",
+    )
+    return store.answer(given).result(10)
