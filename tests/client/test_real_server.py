@@ -1,0 +1,94 @@
+"""The client against the real app, engine and store, over a socket."""
+
+import socket
+import threading
+from contextlib import contextmanager
+from time import monotonic, sleep
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from bitta.client import AccessError, Client, NotFoundError
+from bitta.client.simulated import SimulatedAnnotator, Tally
+from bitta.server.api import create_app
+from bitta.server.settings import load_settings
+from small_engine import WINDOW, images, running
+
+
+@contextmanager
+def listening(engine, store, folder):
+    """The address of an app around these."""
+    settings = load_settings({"data_dir": folder, "port": 0}, environment={})
+    app = create_app(engine, store, settings)
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def clients(tmp_path):
+    """One for each role."""
+    with running(tmp_path) as (engine, store), listening(engine, store, tmp_path) as url:
+        roles = ("client", "annotator", "operator")
+        made = {role: Client(url, store.keys.create(role, role).token) for role in roles}
+        yield made
+        for client in made.values():
+            client.close()
+
+
+def test_a_day_of_an_application_and_its_annotator(clients):
+    app, annotator = clients["client"], clients["annotator"]
+    served = app.predict(images(0))
+    assert len({each.prediction_id for each in served}) == WINDOW
+    assert {each.model_version for each in served} == {"1.0"}
+    first = app.thumbs(served[0].prediction_id, up=True)
+    assert app.thumbs(served[0].prediction_id, up=True).id == first.id
+    down = app.thumbs(served[0].prediction_id, up=False)
+    assert down.record["supersedes_id"] == first.id
+    assert app.thumbs(served[0].prediction_id, up=True).record["standing"]
+
+    question = annotator.next_question(wait=10)
+    assert question.prediction_id in {each.prediction_id for each in served}
+    assert annotator.image(question).startswith(b"\x89PNG")
+    given = annotator.answer(question, correct=False, comment="no")
+    assert given.record["comment"] == "no"
+    assert annotator.undo(given.id).feedback_id == given.id
+    assert annotator.answer(question.prediction_id, verdict="correct").verdict == "correct"
+    assert clients["operator"].status()["questions"]["asked"] >= 3
+
+
+def test_pictures_and_pixels_are_served_alike(clients):
+    pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    [one] = clients["client"].predict(Image.fromarray(pixels))
+    [other] = clients["client"].predict(pixels.transpose(2, 0, 1))
+    assert one.class_index == other.class_index
+    assert one.confidence == pytest.approx(other.confidence, abs=1e-6)
+
+
+def test_refusals_come_as_errors(clients):
+    with pytest.raises(NotFoundError):
+        clients["client"].answer("01JCPQ8M3V5N7R9T1W3Y5Z7B9D", correct=True)
+    with pytest.raises(AccessError):
+        clients["client"].next_question()
+
+
+def test_the_simulated_annotator_teaches_the_engine(clients):
+    app, annotator = clients["client"], clients["annotator"]
+    for number in range(3):
+        app.predict(images(number))
+    tally = SimulatedAnnotator(annotator, lambda question: question.class_index).run(6)
+    assert tally == Tally(correct=6)
+    until = monotonic() + 20
+    while clients["operator"].status()["learning"]["steps"] == 0 and monotonic() < until:
+        app.predict(images(9, 1))
+        sleep(0.05)
+    assert app.predict(images(9, 1))[0].model_version != "1.0"
