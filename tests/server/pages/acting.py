@@ -1,0 +1,34 @@
+"""What a person does on the annotator's page."""
+
+from typing import Any
+
+
+def ready(page: Any) -> str:
+    """Wait for a question that can be answered, and give its prediction id."""
+    page.wait_for_selector("#stage:not([hidden]) #correct[aria-disabled=false]")
+    page.wait_for_timeout(230)  # A press sooner than anybody sees is ignored.
+    return str(page.get_attribute("#stage", "data-prediction"))
+
+
+def press(page: Any, key: str) -> str:
+    """Answer the question on the screen with a key; gives its prediction id."""
+    prediction = ready(page)
+    page.keyboard.press(key)
+    return prediction
+
+
+def saved(page: Any) -> None:
+    """Wait until the page says that everything is saved."""
+    page.wait_for_selector("#state[data-state=saved]")
+
+
+def verdicts(state: Any, annotator: str = "ada") -> dict[str, str]:
+    """Verdicts that stand, by prediction id."""
+    return {one["prediction_id"]: one["verdict"] for one in state.standing(annotator)}
+
+
+def says(page: Any, selector: str, text: str) -> None:
+    """Wait until an element has a text in it."""
+    from playwright.sync_api import expect  # noqa: PLC0415
+
+    expect(page.locator(selector)).to_contain_text(text, timeout=6000)

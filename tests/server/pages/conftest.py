@@ -1,0 +1,65 @@
+"""A browser, and the pages served by a stub of the API."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed; the pages are not tried"
+    )
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not there; the pages are not tried in a browser")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def site() -> Iterator[Any]:
+    """Give a state and the address where its stub answers."""
+    pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are not served")
+    from server.pages.serving import Site  # noqa: PLC0415
+
+    with Site() as running:
+        yield running
+
+
+@pytest.fixture
+def visit(browser: Any, site: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page in a browser of its own and sign in; no console error is left unseen."""
+    contexts = []
+    heard: list[str] = []
+
+    def open_page(
+        address: str = "/annotate", *, key: str | None = "key-ada", **options: Any
+    ) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(5000)
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("console", lambda line: heard.append(line.text) if line.type == "error" else None)
+        page.goto(site.url + address)
+        if key is not None:
+            page.fill("#sign-in-key", key)
+            page.click("#sign-in-button")
+        page.heard = heard
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    # The browser writes failed requests to the console; tests that cause one expect it.
+    assert [line for line in heard if "Failed to load resource" not in line] == []

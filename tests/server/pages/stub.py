@@ -1,0 +1,276 @@
+"""The server's own API in memory: enough of the contract to try the pages without a model."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from sse_starlette.sse import EventSourceResponse
+
+from bitta.server.pages import HEADERS, PAGES
+from server.pages import stub_figures as figures
+from server.pages.stub_state import CLASSES, KEYS, State, identity, micro
+
+
+def create(state: State) -> FastAPI:
+    """Build the app around a state."""
+    app = FastAPI(openapi_url=None)
+    _pages(app)
+    _sessions(app)
+    _queue(app, state)
+    _feedback(app, state)
+    _operation(app, state)
+    return app
+
+
+def _pages(app: FastAPI) -> None:
+    def give(address: str) -> Callable[[], Response]:
+        page = PAGES[address]
+        headers = {**HEADERS, "Content-Type": page.content_type}
+        return lambda: Response(page.body, headers=headers)
+
+    for address in PAGES:
+        app.get(address)(give(address))
+
+
+def _sessions(app: FastAPI) -> None:
+    @app.post("/v1/session")
+    async def sign_in(request: Request) -> Response:
+        me = KEYS.get((await request.json())["key"])
+        if me is None:
+            return problem(401, "unauthorized", "this key is not known")
+        response = JSONResponse(me)
+        response.set_cookie("bitta_session", me["id"], httponly=True, samesite="strict")
+        return response
+
+    @app.get("/v1/session")
+    def who(request: Request) -> Response:
+        me = caller(request)
+        return JSONResponse(me) if me else problem(401, "unauthorized", "sign in first")
+
+    @app.delete("/v1/session")
+    def sign_out() -> Response:
+        response = Response(status_code=204)
+        response.delete_cookie("bitta_session")
+        return response
+
+
+def caller(request: Request) -> dict[str, str] | None:
+    """Return who sent a request."""
+    name = request.cookies.get("bitta_session")
+    return next((me for me in KEYS.values() if me["id"] == name), None)
+
+
+def problem(status: int, code: str, sentence: str) -> JSONResponse:
+    """Return an error as the server words them."""
+    return JSONResponse({"error": sentence, "code": code}, status)
+
+
+def _queue(app: FastAPI, state: State) -> None:
+    @app.get("/v1/queue/next")
+    async def following(request: Request, wait: float = 0) -> Response:
+        me = caller(request)
+        if me is None:
+            return problem(401, "unauthorized", "sign in first")
+        besides = set(request.query_params.getlist("besides"))
+        end = time.monotonic() + min(wait, 25)
+        while True:
+            with state.lock:
+                question = _lease(state, me["id"], besides)
+            if question is not None:
+                return JSONResponse({"question": question, "left": len(state.open_places())})
+            if time.monotonic() > end or state.stopping or await request.is_disconnected():
+                return Response(status_code=204)
+            await asyncio.sleep(0.05)
+
+    @app.get("/v1/predictions/{name}/image")
+    def picture(name: str) -> Response:
+        body = figures.picture(int(name.removeprefix("PREDICTION")))
+        return Response(body, media_type="image/png", headers={"Cache-Control": "private"})
+
+
+def _lease(state: State, annotator: str, besides: set[str]) -> dict[str, Any] | None:
+    """Give what the annotator holds already, then the first question nobody holds."""
+    now = micro()
+    answered = {one["prediction_id"] for one in state.standing(annotator)}
+
+    def held_by(name: str) -> str | None:
+        lease = state.leases.get(name)
+        return lease["by"] if lease and lease["until"] > now else None
+
+    places = [
+        place
+        for place in state.open_places()
+        if identity(place) not in besides | answered
+        and held_by(identity(place)) in (None, annotator)
+    ]
+    if not places:
+        return None
+    place = min(places, key=lambda one: (held_by(identity(one)) is None, one))
+    name = identity(place)
+    until = now + round(state.lease_seconds * 1e6)
+    state.leases[name] = {"by": annotator, "token": f"lease-{name}-{annotator}", "until": until}
+    state.given_out.append((annotator, name))
+    return {
+        "prediction_id": name,
+        "label": state.label(place),
+        "class_index": place % len(CLASSES),
+        "confidence": 0.55,
+        "uncertainty": 0.9,
+        "reason_shown": None,
+        "image_url": f"/v1/predictions/{name}/image",
+        "asked_at": now,
+        "expires_at": now + 600_000_000,
+        "lease": {"token": state.leases[name]["token"], "until": until},
+        "model_version": state.version,
+    }
+
+
+def _feedback(app: FastAPI, state: State) -> None:
+    @app.post("/v1/feedback")
+    async def answer(request: Request) -> Response:
+        me = caller(request)
+        if me is None:
+            return problem(401, "unauthorized", "sign in first")
+        if request.headers.get("X-Bitta") != "1":
+            return problem(403, "forbidden", "X-Bitta is missing")
+        if state.down:
+            return problem(503, "unavailable", "the disk is full")
+        body = await request.json()
+        with state.lock:
+            response = _answer(state, me["id"], request.headers["Idempotency-Key"], body)
+        if state.failing:
+            return problem(state.failing.pop(0), "unavailable", "the answer to this was lost")
+        return response
+
+    @app.post("/v1/feedback/{name}/undo")
+    def undo(name: str, request: Request) -> Response:
+        found = next((one for one in state.feedback if one["id"] == name), None)
+        me = caller(request)
+        if found is None or me is None:
+            return problem(404, "not_found", "no such answer")
+        applied = name in state.applied
+        if not found["undone"]:
+            found.update(undone=True, standing=False)
+            state.record(
+                "undone", {"feedback_id": name, "undoes": found["seq"], "applied": applied}
+            )
+        note = "The model had already learned from it." if applied else "It was not learned from."
+        return JSONResponse({"undone": name, "applied": applied, "note": note})
+
+    @app.get("/v1/feedback")
+    def own(request: Request, limit: int = 50, before: int | None = None) -> Response:
+        me = caller(request)
+        if me is None:
+            return problem(401, "unauthorized", "sign in first")
+        mine = [one for one in reversed(state.feedback) if one["annotator_id"] == me["id"]]
+        rest = [one for one in mine if before is None or one["seq"] < before]
+        following = rest[limit - 1]["seq"] if len(rest) > limit else None
+        return JSONResponse({"feedback": rest[:limit], "next": following})
+
+
+def _answer(state: State, annotator: str, key: str, body: dict[str, Any]) -> Response:
+    state.posts.append((key, body["prediction_id"]))
+    stored = next((one for one in state.feedback if one["idempotency_key"] == key), None)
+    if stored is not None:
+        same = stored["body"] == body
+        return JSONResponse(stored) if same else problem(422, "conflict", "another answer")
+    if state.refuse:
+        return problem(422, "invalid", state.refuse)
+    name = body["prediction_id"]
+    before = next((one for one in state.standing(annotator) if one["prediction_id"] == name), None)
+    if name in state.expired and before is None:
+        return problem(410, "expired", "this question expired before the answer came")
+    if before:
+        before["standing"] = False
+    found = _stored(state, annotator, key, body)
+    found["supersedes_id"] = before["id"] if before else None
+    state.feedback.append(found)
+    state.leases.pop(name, None)
+    return JSONResponse(found, 201)
+
+
+def _stored(state: State, annotator: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    place = int(body["prediction_id"].removeprefix("PREDICTION"))
+    feedback_id = f"F{len(state.feedback)}"
+    return {
+        "id": feedback_id,
+        "idempotency_key": key,
+        "seq": state.record("answered", {"feedback_id": feedback_id}),
+        "prediction_id": body["prediction_id"],
+        "model_version": state.version,
+        "predicted_label": state.label(place),
+        "verdict": body["verdict"],
+        "annotator_id": annotator,
+        "comment": body.get("comment"),
+        "received_at": micro(),
+        "status": "pending",
+        "standing": True,
+        "undone": False,
+        "body": body,
+    }
+
+
+def _operation(app: FastAPI, state: State) -> None:
+    @app.get("/v1/status")
+    def status(request: Request) -> Response:
+        me = caller(request)
+        return (
+            JSONResponse(figures.status(state, me))
+            if me
+            else problem(401, "unauthorized", "sign in")
+        )
+
+    @app.get("/v1/events")
+    def events(request: Request) -> Response:
+        me = caller(request)
+        if me is None:
+            return problem(401, "unauthorized", "sign in first")
+        return EventSourceResponse(_stream(state, me))
+
+    @app.get("/v1/questions")
+    def questions() -> Response:
+        return JSONResponse({"questions": figures.questions(state)})
+
+    @app.get("/v1/snapshots")
+    def snapshots() -> Response:
+        return JSONResponse({"snapshots": state.snapshots})
+
+    @app.post("/v1/snapshots")
+    def snapshot() -> Response:
+        kept = {**state.snapshots[-1], "id": f"snap{len(state.snapshots)}", "reason": "asked"}
+        state.snapshots.append({**kept, "model_version": state.version, "created_at": micro()})
+        state.record("snapshot", {"snapshot_id": kept["id"], "version": state.version})
+        return JSONResponse(state.snapshots[-1], 201)
+
+    @app.post("/v1/rollback")
+    async def rollback(request: Request) -> Response:
+        body = await request.json()
+        chosen = next(one for one in state.snapshots if one["id"] == body["snapshot_id"])
+        was, state.version = state.version, f"2.{chosen['model_version'].partition('.')[2]}"
+        said = {"from_version": was, "by": "op", "reason": body.get("reason")}
+        state.record("rollback", {"snapshot_id": chosen["id"], **said})
+        return JSONResponse({"model_version": state.version})
+
+    @app.post("/v1/adaptation/{change}")
+    async def adaptation(change: str, request: Request) -> Response:
+        reason = (await request.json()).get("reason", "")
+        state.paused = reason if change == "pause" else None
+        state.record("paused" if change == "pause" else "resumed", {"by": "op", "reason": reason})
+        return JSONResponse({"state": "on" if state.paused is None else "paused"})
+
+
+async def _stream(state: State, me: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    sent = len(state.events)
+    told, streams = 0.0, state.streams
+    while not state.stopping and streams == state.streams:
+        if time.monotonic() - told > 1:
+            told = time.monotonic()
+            yield {"event": "status", "data": json.dumps(figures.status(state, me))}
+        for seq, kind, body in state.events[sent:]:
+            sent = seq
+            yield {"event": kind, "id": str(seq), "data": json.dumps(body)}
+        await asyncio.sleep(0.05)
