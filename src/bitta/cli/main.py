@@ -6,13 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from bitta.cli import (
+    annotate,
     data,
     demo,
+    feedback,
+    keys,
     methods,
     models,
     pretrain,
     report,
     run,
+    serve,
     speed,
     statistics,
     streams,
@@ -34,6 +38,10 @@ _COMMANDS = {
     "pretrain": pretrain,
     "statistics": statistics,
     "speed": speed,
+    "serve": serve,
+    "keys": keys,
+    "feedback": feedback,
+    "annotate": annotate,
 }
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import from_factory, load_model, weights_at
 from bitta.nn import Network
+from bitta.streams import Geometry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,6 +20,8 @@ class ServedModel:
     classes: tuple[str, ...]
     input_shape: tuple[int, int, int]
     name: str
+    geometry: Geometry | None = None
+    """How encoded pictures get to `input_shape`, where the model's card tells."""
 
 
 def served_model(
@@ -27,6 +30,7 @@ def served_model(
     """Weights with a card, or "module:function"; what neither tells has to be given."""
     known: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    geometry: Geometry | None = None
     if _is_factory(given):
         module = from_factory(given, of="model")
         name = given.partition(":")[2]
@@ -34,6 +38,7 @@ def served_model(
         with weights_at(given) as path:
             module, card = load_model(path)
         known, shape = card.classes, card.input_shape
+        geometry = Geometry(**card.preprocessing) if card.preprocessing else None
         name = Path(given.partition(":")[2] or given).stem
     names = _read_classes(classes) if classes else known
     size = input_shape or shape
@@ -47,8 +52,13 @@ def served_model(
             f"the model {given!r} does not name its classes; give --classes FILE, a name per line."
         )
     _check(module, names, size)
-    return ServedModel(module=module, classes=names, input_shape=(size[0], size[1], size[2]),
-                       name=name)  # fmt: skip
+    return ServedModel(
+        module=module,
+        classes=names,
+        input_shape=(size[0], size[1], size[2]),
+        name=name,
+        geometry=geometry,
+    )
 
 
 def _is_factory(given: str) -> bool:

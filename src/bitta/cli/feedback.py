@@ -1,0 +1,145 @@
+"""bitta feedback: export what people answered, take answers in, live a server's log again."""
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TextIO
+
+from bitta.cli.display import progress
+from bitta.errors import BittaError, InputError
+
+if TYPE_CHECKING:
+    from bitta.server.store import Store
+
+_EPILOG = """\
+examples:
+  bitta feedback export --format csv --out answers.csv
+  bitta feedback import answers.jsonl
+  bitta feedback replay --model weights.safetensors
+
+A replay serves and learns again what the log says, in the same order, and compares the weights with
+those of every snapshot: bit for bit the same on the same version of torch with as many threads. It
+needs a server that ran with --keep-images all.
+"""
+_FORMATS = ("jsonl", "csv", "labelstudio")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="export | import | replay"
+    )
+    export = actions.add_parser("export", help="write every answer, oldest first")
+    export.add_argument("--format", choices=_FORMATS, default="jsonl", help="(default: jsonl)")
+    export.add_argument("--out", metavar="FILE", help="(default: the terminal)")
+    taken = actions.add_parser("import", help="take in answers about predictions that are known")
+    taken.add_argument("file", metavar="FILE.jsonl", help="as exported, an answer per line")
+    replay = actions.add_parser("replay", help="serve and learn again what the log says")
+    replay.add_argument("--model", required=True, help="weights with a card, or module:function")
+    replay.add_argument("--classes", metavar="FILE", help="a class name per line")
+    for action in (export, taken, replay):
+        action.add_argument(
+            "--data-dir", default="bitta-data", metavar="DIR", help="the server's data folder"
+        )
+        action.add_argument(
+            "--database", metavar="URL", help="the server's database (default: in the data folder)"
+        )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Works beside a server that runs."""
+    try:
+        from bitta.server.store import Store  # noqa: PLC0415 (an extra that may not be there)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f'{error.name} is not installed; run "pip install bitta[serve]" first.'
+        ) from None
+    folder = Path(arguments.data_dir)
+    if arguments.database is None and not folder.is_dir():
+        raise InputError(f"there is no data folder {str(folder)!r}; give the server's --data-dir.")
+    with Store.open(arguments.database, folder, alone=False) as store:
+        if arguments.action == "export":
+            return _export(store, arguments.format, arguments.out)
+        if arguments.action == "import":
+            return _import(store, Path(arguments.file))
+        return _replay(store, arguments)
+
+
+def _export(store: "Store", form: str, out: str | None) -> int:
+    from bitta.server.store.exports import export  # noqa: PLC0415
+
+    with open(out, "w", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
+        _write(file, export(form, store.all_feedback()))
+    if out:
+        print(f"written: {out}")
+    return 0
+
+
+def _write(file: TextIO, lines: Any) -> None:
+    for line in lines:
+        file.write(line)
+
+
+def _import(store: "Store", path: Path) -> int:
+    """Line by line: what was stored before is stored once."""
+    from bitta.server.store import GivenAnswer  # noqa: PLC0415
+
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
+    new = known = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            given = json.loads(line)
+            answer = GivenAnswer(**{name: given[name] for name in _TAKEN if name in given})
+            record = store.answer(answer).result()
+        except (ValueError, TypeError, KeyError, BittaError) as error:
+            raise InputError(
+                f"line {number} of {str(path)!r} cannot be taken in ({error}); {new} answers "
+                f"before it were new, {known} were there."
+            ) from None
+        new, known = new + (not record.repeated), known + record.repeated
+    print(f"{new} answers taken in, {known} were there already")
+    return 0
+
+
+_TAKEN = (
+    "prediction_id", "verdict", "annotator_id", "idempotency_key", "annotator_kind", "comment",
+    "metadata", "shown_at", "answered_at", "lead_time_ms", "weight",
+)  # fmt: skip
+
+
+def _replay(store: "Store", arguments: argparse.Namespace) -> int:
+    from bitta.server.engine.learner import Learner, LearnerConfig  # noqa: PLC0415
+    from bitta.server.engine.replay import Replay  # noqa: PLC0415
+    from bitta.server.model import served_model  # noqa: PLC0415
+
+    started = store.events(kinds=["started"], limit=1)
+    if not started:
+        raise InputError("the log is empty; no server has run here.")
+    known = dict(started[0].body["learner"])
+    known["settings"] = tuple((name, value) for name, value in known["settings"])
+    model = served_model(arguments.model, classes=arguments.classes and Path(arguments.classes))
+    learner = Learner(model.module, LearnerConfig(**known))
+    if learner.weights != started[0].body["weights"]:
+        raise InputError(f"{arguments.model!r} is not the model that the log began with.")
+    with TemporaryDirectory() as folder, progress("event") as shown:
+
+        def on_event(seq: int, last: int) -> None:
+            shown.update("replay", seq, last, "")
+
+        done = Replay(learner, store, folder=Path(folder), on_event=on_event).run()
+    print(
+        f"{done.n_served} images served and {done.n_steps} steps learned again; weights compared "
+        f"with {done.compared} snapshots, {len(done.differing)} differ"
+    )
+    for name in done.differing:
+        print(f"  {name}")
+    print(f"weights: {done.weights}")
+    return 1 if done.differing else 0

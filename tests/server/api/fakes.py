@@ -1,0 +1,222 @@
+"""An engine without a model, and everything around an app that tests need."""
+
+import io
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+import numpy as np
+
+from bitta.errors import BittaError
+from bitta.server.api.run import bind, make_server
+from bitta.server.logs import make_log
+from bitta.server.store import (
+    LearnedStep,
+    NewImage,
+    NewPrediction,
+    NewQuestion,
+    NewSnapshot,
+    ServedBatch,
+    new_id,
+    now,
+)
+
+CLASSES = ("cat", "dog", "<b>bird</b>")
+SHAPE = (3, 4, 4)
+
+
+class Overloaded(BittaError):
+    """Too many wait."""
+
+
+@dataclass(frozen=True)
+class Served:
+    prediction_ids: list
+    class_indices: list
+    labels: list
+    confidence: list
+    log_probs: np.ndarray
+    model_version: str
+
+
+@dataclass(frozen=True)
+class Status:
+    model_version: str = "1.0"
+    weights: str | None = None
+    learning: str = "on"
+    reason: str | None = None
+    duty: float = 0.25
+    n_steps: int = 0
+    last_step_at: int | None = None
+    losses: dict = field(default_factory=lambda: {"correct": 0.5, "incorrect": None})
+    n_served: int = 0
+    per_second: float = 0.0
+    latency_ms: dict = field(default_factory=lambda: {"p50": 1.5, "p99": None})
+    audits: dict = field(
+        default_factory=lambda: {"n": 4, "correct": 3, "accuracy": 0.75, "low": 0.3, "high": 0.95}
+    )
+    agreement: float | None = None
+    confidence: dict = field(default_factory=lambda: {"recent": 0.9, "reference": None})
+    distance: dict = field(default_factory=lambda: {"now": 0.125, "limit": 1.0})
+    collapse: dict = field(default_factory=lambda: {"state": "ok", "reasons": []})
+    history: dict = field(default_factory=lambda: {"at": [10.5], "accuracy": [None]})
+    queue_depth: int = 0
+    last_snapshot_at: int | None = None
+
+
+class FakeEngine:
+    """The first class where the first pixel is low, the second where it is not."""
+
+    model_name = "toy"
+    classes = CLASSES
+    input_shape = SHAPE
+
+    def __init__(self, store):
+        self.store = store
+        self.alive = True
+        self.stuck = False
+        self.failing = None
+        self.forgotten = []
+        self.now = Status()
+        self.position = 0
+        self.requests = []
+
+    @property
+    def model_version(self):
+        return self.now.model_version
+
+    def ping(self):
+        return Future() if self.stuck else done(None)
+
+    def predict(self, inputs, *, request_id):
+        if self.failing is not None:
+            raise self.failing
+        if self.stuck:
+            return Future()
+        assert inputs.dtype == np.float32
+        assert inputs.shape[1:] == SHAPE
+        self.requests.append(request_id)
+        labels = [int(image.flat[0] >= 0.5) for image in inputs]
+        logits = np.full((len(inputs), 3), -3.0, np.float32)
+        logits[np.arange(len(inputs)), labels] = -0.1
+        served = Served(
+            prediction_ids=[new_id(now()) for _ in labels],
+            class_indices=labels,
+            labels=[CLASSES[label] for label in labels],
+            confidence=[0.9] * len(labels),
+            log_probs=logits,
+            model_version=self.model_version,
+        )
+        self._store(served, inputs, request_id)
+        return done(served)
+
+    def _store(self, served, inputs, request_id):
+        self.store.served(
+            ServedBatch(
+                self.model_name,
+                served.model_version,
+                [
+                    NewPrediction(
+                        id=name,
+                        position=self.position + row,
+                        request_id=request_id,
+                        input_sha256=sha256(inputs[row].tobytes()).hexdigest(),
+                        class_index=served.class_indices[row],
+                        label=served.labels[row],
+                        confidence=0.9,
+                        served_at=now(),
+                    )
+                    for row, name in enumerate(served.prediction_ids)
+                ],
+            )
+        )
+        self.position += len(inputs)
+        self.now = replace(self.now, n_served=self.position)
+
+    def ask(self, n=1, *, step=0, expires_in=60.0, keep=True, reason="uncertain"):
+        """Serve n samples and ask about each; their prediction ids."""
+        inputs = np.random.default_rng(self.position).random((n, *SHAPE), np.float32)
+        served = self.predict(inputs, request_id="ask").result()
+        if keep:
+            images = [NewImage(one.tobytes(), one.shape, "float32") for one in inputs]
+            self.store.keep_images(images).result()
+        self.store.asked(
+            [
+                NewQuestion(
+                    prediction_id=name,
+                    step=step,
+                    row=row,
+                    uncertainty=0.5,
+                    reason=reason,
+                    expires_at=now() + int(expires_in * 1e6),
+                )
+                for row, name in enumerate(served.prediction_ids)
+            ]
+        ).result()
+        return served.prediction_ids
+
+    def learn(self, *feedback_ids):
+        version = f"1.{self.now.n_steps + 1}"
+        self.store.learned(LearnedStep(version, feedback_ids, {"loss": 0.5}, 0.1)).result()
+        self.now = replace(self.now, n_steps=self.now.n_steps + 1, model_version=version)
+
+    def status(self):
+        return self.now
+
+    def snapshot(self, reason):
+        name = new_id(now())
+        return self.store.snapshot(
+            NewSnapshot(name, self.model_version, f"snapshots/{name}", "0" * 64, "1" * 64, reason)
+        )
+
+    def rollback(self, snapshot_id, *, by, reason):
+        name = new_id(now())
+        new = NewSnapshot(name, "2.0", f"snapshots/{name}", "0" * 64, "1" * 64, "rollback")
+        before, self.now = self.model_version, replace(self.now, model_version="2.0", n_steps=0)
+        self.store.rolled_back(snapshot_id, new, from_version=before, reason=reason, by=by).result()
+        return done("2.0")
+
+    def pause(self, by, reason):
+        self.now = replace(self.now, learning="paused", reason=reason)
+        self.store.event("paused", {"by": by, "reason": reason}).result()
+        return done(None)
+
+    def resume(self, by):
+        self.now = replace(self.now, learning="on", reason=None)
+        self.store.event("resumed", {"by": by}).result()
+        return done(None)
+
+    def forget(self, sha256):
+        self.forgotten.append(sha256)
+
+
+def done(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+def quiet():
+    return make_log("error", io.StringIO())
+
+
+@contextmanager
+def running(app, settings):
+    """A real server on a free port, in a thread; its port."""
+    bound = bind(settings)
+    server = make_server(app, settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    until = time.monotonic() + 10
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.started
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,258 @@
+"""Questions are leased, verdicts are stored once, and both can be looked at again."""
+
+import io
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bitta.server.store import NewImage
+
+
+def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer, engine):
+    (asked,) = engine.ask()
+    said = call("annotator", "GET", "/v1/queue/next").json()
+    question = said["question"]
+    assert said["left"] == 1
+    assert question["prediction_id"] == asked
+    assert question["label"] in ("cat", "dog")
+    assert question["reason_shown"] is None
+    assert question["image_url"] == f"/v1/predictions/{asked}/image"
+    assert question["asked_at"] < question["lease"]["until"] <= question["expires_at"]
+    record = answer("annotator", asked, "incorrect", key="a", lease=question["lease"]["token"])
+    assert record.status_code == 201
+    assert record.json()["verdict"] == "incorrect"
+    assert record.json()["selection_reason"] == "uncertain"
+    assert call("annotator", "GET", "/v1/queue/next").status_code == 204
+
+
+def test_two_annotators_never_get_the_same_question(call, engine, store, tokens):
+    engine.ask(2)
+    tokens["other"] = store.keys.create("annotator", "Other").token
+    first = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
+    second = call("other", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
+    assert first != second
+
+
+def test_the_next_question_leaves_those_in_hand(call, engine):
+    engine.ask(2)
+    first = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
+    again = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
+    other = call("annotator", "GET", f"/v1/queue/next?besides={first}").json()
+    assert again == first
+    assert other["question"]["prediction_id"] != first
+
+
+def test_a_wait_ends_with_the_first_question(call, engine):
+    threading.Timer(0.3, engine.ask).start()
+    began = time.monotonic()
+    said = call("annotator", "GET", "/v1/queue/next?wait=10")
+    assert said.status_code == 200
+    assert 0.2 < time.monotonic() - began < 5
+
+
+def test_a_wait_without_a_question_ends_in_time(call):
+    began = time.monotonic()
+    assert call("annotator", "GET", "/v1/queue/next?wait=0.3").status_code == 204
+    assert 0.3 <= time.monotonic() - began < 3
+
+
+def test_a_question_whose_image_was_not_kept_says_so(call, engine):
+    (asked,) = engine.ask(keep=False)
+    question = call("annotator", "GET", "/v1/queue/next").json()["question"]
+    assert question["image_url"] is None
+    assert call("annotator", "GET", f"/v1/predictions/{asked}/image").status_code == 404
+
+
+def test_the_same_key_and_body_give_the_stored_record(answer, engine, call):
+    (asked,) = engine.ask()
+    first = answer("annotator", asked, key="same")
+    again = answer("annotator", asked, key="same")
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    assert len(call("annotator", "GET", "/v1/feedback").json()["feedback"]) == 1
+
+
+def test_the_same_key_with_another_body_is_refused(answer, engine):
+    (asked,) = engine.ask()
+    answer("annotator", asked, "correct", key="same")
+    refused = answer("annotator", asked, "incorrect", key="same")
+    assert refused.status_code == 422
+    assert refused.json()["code"] == "conflict"
+
+
+@pytest.mark.parametrize("verdict", ["yes", 1, True, "on", "Correct", None, ["correct"], ""])
+def test_verdicts_are_strict(answer, engine, verdict):
+    (asked,) = engine.ask()
+    refused = answer("annotator", asked, verdict, key="a")
+    assert refused.status_code == 422
+    assert refused.json()["code"] == "invalid"
+    assert "'correct', 'incorrect' or 'skip'" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verdct": "correct"},
+        {"comment": 3},
+        {"comment": "a" * 2001},
+        {"comment": "nul \x00"},
+        {"metadata": []},
+        {"metadata": {"deep": [[[[[[[[[[1]]]]]]]]]]}},
+        {"shown_at": "today"},
+        {"shown_at": 1.5},
+        {"shown_at": -1},
+        {"lead_time_ms": 2**60},
+        {"annotator_kind": "human"},
+    ],
+)
+def test_fields_of_another_form_are_refused(answer, engine, fields):
+    (asked,) = engine.ask()
+    refused = answer("annotator", asked, key="a", **fields)
+    assert refused.status_code == 422
+    assert refused.json()["error"].endswith(".")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"NaN"])
+def test_bodies_that_are_no_object_are_refused(call, body):
+    headers = {"Idempotency-Key": "a", "Content-Type": "application/json"}
+    refused = call("annotator", "POST", "/v1/feedback", content=body, headers=headers)
+    assert refused.status_code in (400, 422)
+    assert set(refused.json()) == {"error", "code"}
+
+
+@pytest.mark.parametrize("body", [b'{"a": NaN}', b'{"a": Infinity}', b'{"a": "\\ud800"}'])
+def test_metadata_that_is_no_json_is_refused(call, engine, body):
+    (asked,) = engine.ask()
+    content = b'{"prediction_id": "%s", "verdict": "correct", "metadata": %s}' % (
+        asked.encode(),
+        body,
+    )
+    headers = {"Idempotency-Key": "a", "Content-Type": "application/json"}
+    refused = call("annotator", "POST", "/v1/feedback", content=content, headers=headers)
+    assert refused.status_code == 422
+
+
+@pytest.mark.parametrize("key", [None, "", "a" * 201, "with space", "ümlaut".encode()])
+def test_an_idempotency_key_is_needed(call, engine, key):
+    (asked,) = engine.ask()
+    headers = {} if key is None else {"Idempotency-Key": key}
+    body = {"prediction_id": asked, "verdict": "correct"}
+    refused = call("annotator", "POST", "/v1/feedback", json=body, headers=headers)
+    assert refused.status_code == 422
+    assert "dempotency" in refused.json()["error"]
+
+
+def test_html_in_a_comment_comes_back_as_text_of_json(answer, engine, call):
+    (asked,) = engine.ask()
+    script = "<script>alert(1)</script>"
+    record = answer("annotator", asked, key="a", comment=script, metadata={script: script})
+    assert record.json()["comment"] == script
+    listed = call("annotator", "GET", "/v1/feedback")
+    assert listed.headers["content-type"] == "application/json"
+    assert listed.headers["x-content-type-options"] == "nosniff"
+    assert listed.json()["feedback"][0]["metadata"] == {script: script}
+
+
+def test_an_unknown_prediction_is_not_found(answer):
+    refused = answer("annotator", "nothing", key="a")
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
+
+
+def test_an_answer_to_an_expired_question_is_told_so(answer, engine):
+    (asked,) = engine.ask(expires_in=0.05)
+    time.sleep(0.1)
+    refused = answer("annotator", asked, key="a")
+    assert (refused.status_code, refused.json()["code"]) == (410, "expired")
+
+
+def test_undo_says_whether_it_was_learned_from(answer, engine, call):
+    first, second = engine.ask(2)
+    kept = answer("annotator", first, key="a").json()["id"]
+    learned = answer("annotator", second, key="b").json()["id"]
+    engine.learn(learned)
+    undone = call("annotator", "POST", f"/v1/feedback/{kept}/undo").json()
+    assert undone == {"undone": kept, "applied": False, "note": "It was not learned from."}
+    late = call("annotator", "POST", f"/v1/feedback/{learned}/undo").json()
+    assert late["applied"] is True
+    assert "already learned" in late["note"]
+    assert call("annotator", "POST", f"/v1/feedback/{kept}/undo").status_code == 200
+
+
+def test_nobody_undoes_what_somebody_else_said_but_an_operator(answer, engine, call):
+    (asked,) = engine.ask()
+    record = answer("annotator", asked, key="a").json()["id"]
+    assert call("client", "POST", f"/v1/feedback/{record}/undo").status_code == 404
+    assert call("operator", "POST", f"/v1/feedback/{record}/undo").status_code == 200
+
+
+def test_a_change_of_mind_supersedes(answer, engine):
+    (asked,) = engine.ask()
+    first = answer("annotator", asked, "correct", key="a").json()
+    second = answer("annotator", asked, "incorrect", key="b").json()
+    assert second["supersedes_id"] == first["id"]
+
+
+def test_history_is_ones_own_and_comes_in_pages(answer, engine, call):
+    ids = engine.ask(3)
+    for number, asked in enumerate(ids):
+        answer("annotator", asked, key=f"a{number}")
+    page = call("annotator", "GET", "/v1/feedback?limit=2").json()
+    assert [each["prediction_id"] for each in page["feedback"]] == [ids[2], ids[1]]
+    rest = call("annotator", "GET", f"/v1/feedback?limit=2&before={page['next']}").json()
+    assert [each["prediction_id"] for each in rest["feedback"]] == [ids[0]]
+    assert rest["next"] is None
+    assert call("operator", "GET", "/v1/feedback?mine=true").json()["feedback"] == []
+    assert len(call("operator", "GET", "/v1/feedback?mine=false").json()["feedback"]) == 3
+    assert call("annotator", "GET", "/v1/feedback?mine=false").status_code == 403
+
+
+def test_an_application_answers_about_its_own_predictions(answer, engine, call):
+    image = np.zeros((1, 3, 4, 4), np.float32)
+    served = engine.predict(image, request_id="r").result()
+    record = answer("client", served.prediction_ids[0], "incorrect", key="a")
+    assert record.status_code == 201
+    assert record.json()["selection_reason"] is None
+
+
+def test_the_image_is_a_png_of_what_the_model_saw(call, engine, store):
+    (asked,) = engine.ask()
+    got = call("annotator", "GET", f"/v1/predictions/{asked}/image")
+    assert got.headers["content-type"] == "image/png"
+    assert got.headers["cache-control"] == "private, no-store"
+    pixels = np.asarray(Image.open(io.BytesIO(got.content)))
+    kept = store.images.read(store.prediction(asked).input_sha256)
+    expected = np.frombuffer(kept, np.float32).reshape(3, 4, 4).transpose(1, 2, 0)
+    np.testing.assert_array_equal(pixels, (expected * 255).round())
+
+
+def test_annotators_see_only_pictures_that_were_asked_about(call, engine, store):
+    image = np.full((1, 3, 4, 4), 0.25, np.float32)
+    served = engine.predict(image, request_id="r").result()
+    store.keep_images([NewImage(image[0].tobytes(), (3, 4, 4), "float32")]).result()
+    path = f"/v1/predictions/{served.prediction_ids[0]}/image"
+    assert call("annotator", "GET", path).status_code == 404
+    assert call("operator", "GET", path).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e", "a/b", "a%00b", "é", "a" * 101])
+def test_odd_names_of_predictions_are_refused(call, name):
+    got = call("operator", "GET", f"/v1/predictions/{name}/image")
+    assert got.status_code in (404, 422)
+
+
+def test_exports_are_streamed_in_three_forms(answer, engine, call):
+    first, second = engine.ask(2)
+    answer("annotator", first, "correct", key="a", comment="=1+1")
+    answer("annotator", second, "skip", key="b")
+    lines = call("operator", "GET", "/v1/feedback/export").text.splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == ["correct", "skip"]
+    table = call("operator", "GET", "/v1/feedback/export?format=csv")
+    assert table.headers["content-disposition"] == 'attachment; filename="feedback.csv"'
+    assert table.text.splitlines()[0].startswith("id,idempotency_key,seq")
+    tasks = call("operator", "GET", "/v1/feedback/export?format=labelstudio").json()
+    assert sorted(task["annotations"][0]["was_cancelled"] for task in tasks) == [False, True]
+    assert call("operator", "GET", "/v1/feedback/export?format=xml").status_code == 422

@@ -1,0 +1,143 @@
+"""How much, how often, how slowly."""
+
+import socket
+import time
+from contextlib import suppress
+from http.client import HTTPConnection
+
+import pytest
+
+from bitta.server.api.limits import RateLimit
+from server.api.fakes import running
+
+
+def test_tokens_come_back_with_time():
+    clock = [0.0]
+    limit = RateLimit(2.0, 3, clock=lambda: clock[0])
+    assert [limit.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert limit.take("b") == 0.0
+    clock[0] = 0.5
+    assert limit.take("a") == 0.0
+    assert limit.take("a") == 0.5
+    clock[0] = 100.0
+    assert [limit.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+
+
+def test_names_are_not_remembered_without_end():
+    limit = RateLimit(1.0, 1, clock=lambda: 0.0)
+    for number in range(20_050):
+        limit.take(str(number))
+    assert len(limit._buckets) <= 10_000
+
+
+@pytest.mark.parametrize("more", [{"limits": {"requests_per_second": 0.5, "burst": 3}}])
+def test_a_key_that_asks_too_often_is_told_when_to_come_back(call):
+    answers = [call("operator", "GET", "/v1/session") for _ in range(4)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert answers[-1].headers["retry-after"] == "2"
+    assert answers[-1].json()["code"] == "too_many"
+    assert call("annotator", "GET", "/v1/session").status_code == 200
+    assert set(call("operator", "GET", "/v2").json()) == {"error"}
+
+
+SMALL = {"limits": {"body_bytes": 2000, "read_seconds": 0.6}}
+
+
+@pytest.fixture
+def port(app, settings):
+    with running(app, settings) as free:
+        yield free
+
+
+def exchange(port, sent):
+    """What comes back for raw bytes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(sent)
+        got = b""
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(65536):
+                got += chunk
+        return got
+
+
+def head(tokens, path, *headers):
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {tokens['operator']}",
+             "Content-Type: application/json", "Connection: close", *headers]  # fmt: skip
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("path", ["/v1/rollback", "/v2/models/toy/infer"])
+def test_a_huge_content_length_is_refused_before_it_is_read(port, tokens, path):
+    began = time.monotonic()
+    got = exchange(port, head(tokens, path, "Content-Length: 99999999999999"))
+    assert got.startswith(b"HTTP/1.1 413")
+    assert b'"error"' in got
+    assert time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("path", ["/v1/rollback", "/v2/models/toy/infer"])
+def test_a_body_is_counted_as_it_comes(port, tokens, path):
+    chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
+    sent = head(tokens, path, "Transfer-Encoding: chunked") + 4 * chunk + b"0\r\n\r\n"
+    got = exchange(port, sent)
+    assert got.startswith(b"HTTP/1.1 413")
+    assert b"more than 2,000" in got
+
+
+@pytest.mark.parametrize("more", [SMALL])
+def test_a_body_that_comes_too_slowly_is_given_up(port, tokens):
+    began = time.monotonic()
+    got = exchange(port, head(tokens, "/v1/rollback", "Content-Length: 100") + b"{")
+    assert got.startswith(b"HTTP/1.1 408")
+    assert 0.5 < time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("sent", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost:"])
+def test_headers_that_come_too_slowly_are_given_up(port, sent):
+    began = time.monotonic()
+    assert exchange(port, sent) == b""
+    assert 0.5 < time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("more", [SMALL])
+def test_headers_that_drip_are_given_up_all_the_same(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        sent = 0
+        with suppress(ConnectionError):
+            for letter in "GET / HTTP/1.1\r\nX-Slow: " + "a" * 100:
+                connection.sendall(letter.encode())
+                sent += 1
+                time.sleep(0.05)
+        assert 5 < sent < 60
+
+
+@pytest.mark.parametrize("more", [SMALL])
+def test_a_connection_is_used_again(port, tokens):
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    for _ in range(3):
+        connection.request("GET", "/v2/health/live")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b'{"live":true}')
+        assert connection.sock is not None
+        time.sleep(0.3)
+    connection.close()
+
+
+@pytest.mark.parametrize("more", [{"limits": {"connections": 3}}])
+def test_connections_beyond_the_limit_are_closed(port):
+    held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3)]
+    time.sleep(0.2)
+    assert exchange(port, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n") == b""
+    for connection in held:
+        connection.close()
+    time.sleep(0.2)
+    closing = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert exchange(port, closing).startswith(b"HTTP/1.1 200")
+
+
+def test_a_head_without_end_is_refused(port):
+    got = exchange(port, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
+    assert got == b"" or got.startswith(b"HTTP/1.1 400")

@@ -1,0 +1,180 @@
+"""The process around the app: addresses, logs, keys beside a server that runs."""
+
+import argparse
+import io
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bitta.cli import keys
+from bitta.errors import InputError
+from bitta.server.api.run import addresses, bind, make_server
+from bitta.server.logs import make_log
+from bitta.server.settings import load_settings
+from server.api.fakes import running
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.fixture
+def log(stream):
+    return make_log("info", stream)
+
+
+def run_keys(*arguments):
+    parser = argparse.ArgumentParser()
+    keys.configure(parser)
+    return keys.main(parser.parse_args(arguments))
+
+
+def test_a_port_that_is_taken_is_one_sentence(settings):
+    with bind(settings) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        again = settings.model_copy(update={"port": port})
+        with pytest.raises(InputError, match=f"cannot listen at 127.0.0.1:{port}"):
+            bind(again)
+
+
+def test_the_addresses_are_told(settings):
+    with bind(settings) as bound:
+        port = bound.getsockname()[1]
+        assert f"annotate   http://127.0.0.1:{port}/annotate" in addresses(settings, bound)
+
+
+def test_tls_files_that_cannot_be_used_are_one_sentence(app, data_dir):
+    given = {"data_dir": data_dir, "tls_cert": data_dir / "none", "tls_key": data_dir / "none"}
+    with pytest.raises(InputError, match="cannot be used"):
+        make_server(app, load_settings(given, environment={}))
+
+
+def test_every_request_is_one_line_of_json(call, stream, tokens, store):
+    call("client", "GET", "/v2/models/toy", headers={"X-Request-Id": "r"})
+    call(None, "GET", "/nothing%0a{}")
+    call("operator", "GET", "/v1/feedback/abc/undo?key=secret")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = [line for line in lines if line["event"] == "request"]
+    key = next(key.id for key in store.keys.list() if key.role == "client")
+    assert told[0]["request_id"] == "r"
+    assert told[0]["key_id"] == key
+    assert (told[0]["route"], told[0]["status"]) == ("/v2/models/{model}", 200)
+    assert told[0]["ms"] > 0
+    assert (told[1]["route"], told[1]["status"]) == ("none", 404)
+    assert "secret" not in stream.getvalue()
+    assert not any(token in stream.getvalue() for token in tokens.values())
+
+
+def test_a_failure_is_logged_with_its_request(app, settings, stream, store, tokens, monkeypatch):
+    def broken():
+        raise RuntimeError("the inside")
+
+    monkeypatch.setattr(store, "snapshots", broken)
+    with running(app, settings) as port:
+        headers = {"Authorization": f"Bearer {tokens['operator']}", "X-Request-Id": "r-2"}
+        failed = httpx.get(f"http://127.0.0.1:{port}/v1/snapshots", headers=headers)
+    assert failed.status_code == 500
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    (told,) = [line for line in lines if line["event"] == "request"]
+    assert (told["request_id"], told["status"], told["level"]) == ("r-2", 500, "error")
+    assert "the inside" in json.dumps(told["exception"])
+
+
+def test_keys_are_made_listed_and_revoked_beside_a_running_server(http, store, data_dir, capsys):
+    place = ("--data-dir", str(data_dir))
+    run_keys("create", "--role", "annotator", "--name", "Ada", *place)
+    token = capsys.readouterr().out.splitlines()[0]
+    headers = {"Authorization": f"Bearer {token}"}
+    me = http.get("/v1/session", headers=headers).json()
+    assert (me["role"], me["name"]) == ("annotator", "Ada")
+    run_keys("list", *place)
+    listed = capsys.readouterr().out
+    assert me["id"] in listed
+    assert token not in listed
+    run_keys("revoke", me["id"], *place)
+    with pytest.raises(InputError, match="no valid key"):
+        run_keys("revoke", me["id"], *place)
+    time.sleep(2.1)
+    assert http.get("/v1/session", headers=headers).status_code == 401
+
+
+def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
+    certificate, key = tls_files
+    given = {"data_dir": data_dir, "port": 0, "tls_cert": certificate, "tls_key": key}
+    settings = load_settings(given, environment={})
+    context = ssl.create_default_context(cafile=str(certificate))
+    with running(app, settings) as port:
+        url = f"https://localhost:{port}/v1/session"
+        headers = {"Authorization": f"Bearer {tokens['client']}"}
+        assert httpx.get(url, headers=headers, verify=context).json()["role"] == "client"
+
+
+@pytest.fixture
+def tls_files(tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed; there is no certificate to try TLS with")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+         "-out", certificate, "-keyout", key],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from server.api.fakes import FakeEngine
+from bitta.server.api import create_app, serve
+from bitta.server.settings import load_settings
+from bitta.server.store import Store
+
+folder = Path(sys.argv[1])
+settings = load_settings({"data_dir": folder, "port": 0, "log_level": "error"}, environment={})
+with Store.open(None, folder) as store:
+    print(store.keys.create("operator", "o").token, flush=True)
+    serve(create_app(FakeEngine(store), store, settings), settings,
+          tell=lambda line: print(line, flush=True))
+    print("after", flush=True)
+"""
+
+
+def test_sigterm_ends_open_streams_and_what_comes_after_is_done(tmp_path):
+    tests = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": tests},
+    )  # fmt: skip
+    with process:
+        token = process.stdout.readline().strip()
+        root = process.stdout.readline().split()[1].removesuffix("/v2")
+        for _ in range(3):
+            process.stdout.readline()
+        headers = {"Authorization": f"Bearer {token}"}
+        transport = httpx.HTTPTransport(retries=5)
+        with (
+            httpx.Client(transport=transport, timeout=20) as client,
+            client.stream("GET", f"{root}/v1/events", headers=headers) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            for _ in lines:
+                pass
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert process.stdout.read().strip() == "after"

@@ -1,0 +1,94 @@
+"""Settings come from arguments, a file and the environment; what is wrong is one sentence."""
+
+import os
+import re
+
+import pytest
+
+from bitta.errors import SettingError
+from bitta.server.settings import Limits, ServeSettings, load_settings
+
+
+def test_arguments_are_stronger_than_the_file_and_the_file_than_the_environment(tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text('port = 2\nhost = "file"\n[limits]\nburst = 20\n')
+    environment = {
+        "BITTA_SERVE_PORT": "1",
+        "BITTA_SERVE_HOST": "environment",
+        "BITTA_SERVE_MODEL": "environment",
+        "BITTA_SERVE_LIMITS__BURST": "10",
+        "BITTA_SERVE_LIMITS__PIXELS": "11",
+        "bitta_serve_guard__patience": "7",
+    }
+    made = load_settings({"port": 3, "host": None}, config=file, environment=environment)
+    assert (made.port, made.host, made.model) == (3, "file", "environment")
+    assert (made.limits.burst, made.limits.pixels) == (20, 11)
+    assert made.guard.patience == 7
+
+
+def test_settings_of_the_method_are_numbers_where_they_read_as_such():
+    environment = {"BITTA_SERVE_SETTINGS__LR": "0.1", "BITTA_SERVE_SETTINGS__NAME": "x y"}
+    assert load_settings(environment=environment).settings == {"lr": 0.1, "name": "x y"}
+
+
+def test_the_environment_of_the_process_is_read(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("BITTA_SERVE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BITTA_SERVE_PORT", "81")
+    assert load_settings().port == 81
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"prot": 1}, "unknown setting 'prot'; did you mean 'port'?"),
+        ({"limits": {"brst": 1}}, "unknown setting 'brst' of limits; did you mean 'burst'?"),
+        ({"guard": {"patence": 1}}, "unknown setting 'patence' of guard; did you mean 'patience'?"),
+        ({"guard": {"patience": 0}}, "guard.patience is 0; allowed: 1 or more."),
+        ({"port": 70000}, "port is 70000; input should be less than or equal to 65535."),
+        ({"duty": "all"}, "duty is 'all'; input should be a valid number"),
+        ({"keep_images": "some"}, "keep_images is 'some'; input should be 'none', 'queried' or"),
+        ({"tls_cert": "x"}, "tls_cert and tls_key are given together or not at all."),
+        ({"audits": 9}, "audits is 9, more than the 3 questions of a window."),
+        ({"n_queries": 65}, "n_queries is 65, more than a window of 64."),
+        ({"limits": {"burst": 0}}, "limits.burst is 0; input should be greater than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(given, sentence):
+    with pytest.raises(SettingError, match=re.escape(sentence)) as caught:
+        load_settings(given, environment={})
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).rstrip("?").count("..") == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"BITTA_SERVE_PROT": "1"}, "did you mean 'BITTA_SERVE_PORT'?"),
+        ({"BITTA_SERVE_PORT": "x"}, "port is 'x'"),
+        ({"BITTA_SERVE_LIMITS": "{"}, "the environment (BITTA_SERVE_...) cannot be read"),
+    ],
+)
+def test_a_wrong_environment_is_one_sentence(environment, sentence):
+    with pytest.raises(SettingError, match=re.escape(sentence)):
+        load_settings(environment=environment)
+
+
+def test_a_wrong_file_is_one_sentence(tmp_path):
+    with pytest.raises(SettingError, match="cannot be read: No such file"):
+        load_settings(config=tmp_path / "none.toml", environment={})
+    (tmp_path / "bad.toml").write_text("port =")
+    with pytest.raises(SettingError, match="is not TOML"):
+        load_settings(config=tmp_path / "bad.toml", environment={})
+
+
+@pytest.mark.parametrize("kind", [ServeSettings, Limits])
+def test_every_setting_is_described(kind):
+    for name, field in kind.model_fields.items():
+        assert (field.description or "").endswith("."), name
+
+
+def test_limits_reach_the_reader_of_requests():
+    made = load_settings({"limits": {"pixels": 5, "images": 3}}, environment={})
+    limits = made.limits.of_inference()
+    assert (limits.picture_pixels, limits.rows) == (5, 3)

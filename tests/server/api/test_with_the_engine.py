@@ -1,0 +1,76 @@
+"""The app around the engine that is served: a model, windows, questions, learning."""
+
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+from bitta.server.api import create_app
+from bitta.server.engine import Overloaded
+from bitta.server.settings import load_settings
+from server.api.fakes import quiet
+from small_engine import CLASSES, WINDOW, images, running
+
+
+@pytest.fixture
+def client(tmp_path):
+    settings = load_settings({"data_dir": tmp_path}, environment={})
+    with running(tmp_path) as (engine, store):
+        app = create_app(
+            engine, store, settings, errors={Overloaded: (503, "unavailable")}, log=quiet()
+        )
+        token = store.keys.create("operator", "Ada").token
+        with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as made:
+            yield made
+
+
+def infer(client, number):
+    batch = images(number)
+    body = {
+        "inputs": [
+            {
+                "name": "image",
+                "datatype": "FP32",
+                "shape": list(batch.shape),
+                "data": batch.ravel().tolist(),
+            }
+        ],
+        "outputs": [{"name": "prediction_id"}, {"name": "label"}],
+    }
+    said = client.post("/v2/models/toy/infer", json=body)
+    assert said.status_code == 200, said.text
+    return {each["name"]: each["data"] for each in said.json()["outputs"]}
+
+
+def test_a_window_raises_questions_whose_answers_are_learned_from(client):
+    served = infer(client, 0)
+    assert len(served["prediction_id"]) == WINDOW
+    assert set(served["label"]) <= set(CLASSES)
+    question = client.get("/v1/queue/next?wait=10").json()["question"]
+    assert question["prediction_id"] in served["prediction_id"]
+    assert client.get(question["image_url"]).headers["content-type"] == "image/png"
+    body = {"prediction_id": question["prediction_id"], "verdict": "incorrect",
+            "lease": question["lease"]["token"]}  # fmt: skip
+    given = client.post("/v1/feedback", json=body, headers={"Idempotency-Key": "k"})
+    assert given.status_code == 201
+    deadline = time.monotonic() + 20
+    number = 1
+    while client.get("/v1/feedback").json()["feedback"][0]["status"] != "applied":
+        assert time.monotonic() < deadline
+        infer(client, number)
+        number += 1
+    undone = client.post(f"/v1/feedback/{given.json()['id']}/undo").json()
+    assert undone["applied"] is True
+
+
+def test_it_goes_back_and_pauses(client):
+    infer(client, 0)
+    snapshot = client.post("/v1/snapshots").json()
+    body = {"snapshot_id": snapshot["id"], "reason": "to see"}
+    assert client.post("/v1/rollback", json=body).json()["model_version"].startswith("2.")
+    assert client.get("/v1/status").json()["model"]["version"].startswith("2.")
+    client.post("/v1/adaptation/pause", json={"reason": "night"})
+    assert client.get("/v1/status").json()["learning"]["reason"] == "night"
+    assert client.post("/v1/adaptation/resume").json() == {"state": "on"}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert "bitta_model_distance" in client.get("/metrics").text
