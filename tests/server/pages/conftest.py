@@ -16,10 +16,10 @@ FLAGS = [
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed; the pages are not tried"
+        "playwright.sync_api", reason="playwright is not there; pip install playwright to try the pages"
     )
     if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not there; the pages are not tried in a browser")
+        pytest.skip(f"{CHROMIUM} is not there; apt install chromium to try the pages")
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield opened

@@ -160,7 +160,7 @@ def test_a_disk_that_takes_no_more_loses_nothing_it_took(tmp_path):
 
 def test_a_lost_connection_is_made_anew(kind, store):
     if kind == "sqlite":
-        pytest.skip("a file has no connection to lose")
+        pytest.skip("of a database behind a connection; set BITTA_TEST_POSTGRES")
     store.served(served([1])).result()
 
     def hang_up(connection):
