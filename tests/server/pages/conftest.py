@@ -16,7 +16,8 @@ FLAGS = [
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not there; pip install playwright to try the pages"
+        "playwright.sync_api",
+        reason="playwright is not there; pip install playwright to try the pages",
     )
     if not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is not there; apt install chromium to try the pages")
