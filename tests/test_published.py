@@ -139,6 +139,26 @@ def test_both_paths_served_and_asked_the_same():
         assert check["largest_weight_difference"] <= 1e-4
 
 
+def test_the_paths_agree_over_a_full_stream():
+    """Mean accuracy within .2 points of the plain path's in float32, within .3 in bfloat16."""
+    plain = RunResult.load(SPEED / "stream-float32-plain-seed0.json")
+    fast = RunResult.load(SPEED / "stream-float32-fast-seed0.json")
+    half = RunResult.load(ROOT / "results" / "cifar10-c" / "bitta-seed0.json")
+    rows = {"plain, float32, TF32 off": plain, "fast, float32, TF32 off": fast}
+    rows["fast, bfloat16"] = half
+    for path, result in rows.items():
+        assert result.total("n") == 15 * 9984
+        assert result.environment["stream"] == plain.environment["stream"]
+        assert result.environment["source_weights"] == plain.environment["source_weights"]
+        assert f"| {path} | {result.accuracy:.2f} |" in PERFORMANCE
+    assert [result.extra["execution"].split(",")[0] for result in rows.values()] == [
+        "eager", "CUDA graphs", "CUDA graphs",
+    ]  # fmt: skip
+    accuracy = plain.accuracy
+    assert abs(fast.accuracy - accuracy) <= 0.2
+    assert abs(half.accuracy - accuracy) <= 0.3
+
+
 def test_the_comparison_shows_what_the_results_hold():
     script = ROOT / "scripts" / "write_comparison.py"
     done = subprocess.run(
