@@ -2,6 +2,7 @@
 
 import re
 
+from bitta.bench.locks import alone
 from bitta.cli.main import main
 from bitta.metrics import Reliability
 from bitta.report.tables import agreement_line, collapse_line, summary_rows
@@ -80,3 +81,16 @@ def test_forgetting_is_shown(tmp_path, capsys):
     )
     out = ran(path, tmp_path, capsys)
     assert re.search(r"\nclean: ([\d.]+) % right before, \1 % after, of 20 images\n", out)
+
+
+def test_two_processes_do_not_write_the_same_result(tmp_path, capsys):
+    def give_up():
+        raise AssertionError("the lock was free")
+
+    path = write_experiment(tmp_path)
+    with alone(tmp_path / f"{path.stem}-seed0.json", wait=give_up):
+        assert main(["run", str(path), "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "another process is at work on" in told
+    assert "--out" in told
+    assert not list(tmp_path.glob("*-seed0.json"))

@@ -3,18 +3,22 @@
 import argparse
 import sys
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 from bitta.bench.experiment import Experiment
+from bitta.bench.locks import alone
 from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
 from bitta.bench.seconds import Seconds
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
 from bitta.cli.execution import add_execution
 from bitta.cli.signals import stop_on_signal
+from bitta.errors import InputError
 from bitta.report import summary_rows, text_table
 from bitta.report.tables import agreement_line, collapse_line
 from bitta.results import RunResult, StepRecord, percent_right
+from bitta.statefile import check_writable
 
 _SHOWN_SAMPLES = 64
 """How many of the newest samples the accuracy shown is of."""
@@ -39,6 +43,19 @@ def main(arguments: argparse.Namespace) -> int:
         table["seed"] = arguments.seed
     experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
     out = Path(arguments.out)
+    check_writable(out)
+    with alone(result_path(experiment, out), wait=partial(_refuse_second, experiment, out)):
+        return _run(arguments, experiment, out)
+
+
+def _refuse_second(experiment: Experiment, out: Path) -> None:
+    raise InputError(
+        f"another process is at work on {str(result_path(experiment, out))!r}; wait for it, or "
+        "give this run a name of its own (--set name=...) or another folder (--out)."
+    )
+
+
+def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> int:
     if not arguments.resume and checkpoint_path(experiment, out).exists():
         print("starting over; --resume would go on from the checkpoint that is there.")
     recent: deque[StepRecord] = deque(maxlen=max(1, _SHOWN_SAMPLES // experiment.stream.batch_size))
