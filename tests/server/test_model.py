@@ -3,11 +3,9 @@
 import sys
 
 import pytest
-import torch
 from torch import nn
 
 from bitta.errors import InputError, SettingError
-from bitta.server.camera import WEATHER, Camera
 from bitta.server.model import served_model
 
 FACTORY = """
@@ -21,10 +19,10 @@ def make():
 
 @pytest.fixture
 def factory(tmp_path, monkeypatch):
-    (tmp_path / "mymodels.py").write_text(FACTORY)
+    (tmp_path / "servedmodels.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
-    yield "mymodels:make"
-    sys.modules.pop("mymodels", None)
+    yield "servedmodels:make"
+    sys.modules.pop("servedmodels", None)
 
 
 def test_weights_tell_classes_shape_and_name():
@@ -59,18 +57,3 @@ def test_what_does_not_fit_is_told_in_a_sentence(factory, tmp_path, names, shape
         path.write_text(names)
     with pytest.raises((SettingError, InputError), match=said):
         served_model(factory, classes=path, input_shape=shape)
-
-
-def test_a_camera_sends_pictures_that_get_worse_with_their_truth():
-    sent = []
-    camera = Camera(lambda image, truth: sent.append((image, truth)), per_second=500, seed=1)
-    camera.start()
-    while len(sent) < 5:
-        assert camera.is_alive()
-    camera.stop()
-    assert camera.weather == WEATHER[0]
-    image, truth = sent[0]
-    assert (image.shape, image.dtype.name) == ((1, 3, 32, 32), "float32")
-    assert 0 <= image.min() < image.max() <= 1
-    assert 0 <= truth < 10
-    assert not torch.equal(torch.from_numpy(sent[0][0]), torch.from_numpy(sent[1][0]))

@@ -1,9 +1,11 @@
 """A server put together: store, model, engine and what is reached over HTTP."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from fastapi import FastAPI
 
 from bitta.server.api import create_app
@@ -30,7 +32,7 @@ class Host:
 def hosting(settings: ServeSettings) -> Iterator[Host]:
     """Open, recover and run; afterwards the state is kept and the data folder is free again."""
     model = model_of(settings)
-    with Store.open(settings.database, settings.data_dir) as store:
+    with _one_core_left(), Store.open(settings.database, settings.data_dir) as store:
         engine = Engine(
             model.module,
             model.classes,
@@ -53,6 +55,22 @@ def hosting(settings: ServeSettings) -> Iterator[Host]:
             yield Host(model, store, engine, app, begun_from)
         finally:
             engine.stop()
+
+
+@contextmanager
+def _one_core_left() -> Iterator[None]:
+    """Let the model compute on all cores but one, unless the user has said how many.
+
+    Requests are read and written on that one. Where they have to share, each parallel part of
+    the model waits for the thread that is held up.
+    """
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(before, len(os.sched_getaffinity(0)) - 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def model_of(settings: ServeSettings) -> ServedModel:
@@ -86,5 +104,6 @@ def engine_config(settings: ServeSettings) -> EngineConfig:
         snapshot_seconds=settings.snapshot_seconds,
         keep_snapshots=settings.keep_snapshots,
         question_seconds=settings.question_seconds,
+        max_open=settings.max_open,
         overlap=settings.overlap,
     )

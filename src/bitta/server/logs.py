@@ -2,9 +2,12 @@
 
 import logging
 import sys
-from typing import Any, Literal, TextIO
+from contextlib import suppress
+from typing import Any, Literal, TextIO, cast
 
 import structlog
+from structlog.processors import ExceptionRenderer
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import FilteringBoundLogger
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -13,16 +16,32 @@ Level = Literal["debug", "info", "warning", "error"]
 def make_log(level: Level = "info", stream: TextIO | None = None) -> FilteringBoundLogger:
     """A log of its own: nothing is set up for the whole process."""
     made: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(stream or sys.stderr),
+        structlog.WriteLogger(cast("TextIO", _Patient(stream or sys.stderr))),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
+            # Without local variables: they hold keys and pictures.
+            ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(default=str),
         ],
     ).bind()
     return made
+
+
+class _Patient:
+    """A stream on a disk that may be full: a line is lost then, not the request it is about."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class Forward(logging.Handler):

@@ -118,7 +118,8 @@ class ServeSettings(BaseSettings):
     max_wait_ms: float = Field(default=2.0, ge=0, le=10_000)
     """How long a request may wait for others to share its pass."""
     max_waiting: int = Field(default=4096, ge=1)
-    """Images that may wait to be served; a request beyond is refused."""
+    """Images that may wait to be served, and predictions to be stored; a request beyond is
+    refused."""
     window: int = Field(default=64, ge=2)
     """Served images after which questions and a learning step are due."""
     n_queries: int = Field(default=3, ge=0)
@@ -134,6 +135,8 @@ class ServeSettings(BaseSettings):
     """Whether the server goes back by itself when the model collapses; it is told in any case."""
     question_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """How long a question stays open."""
+    max_open: int = Field(default=30, ge=1)
+    """Questions of the last minute that may wait; while as many do, windows raise no more."""
     lease_seconds: float = Field(default=120.0, gt=0, le=86_400)
     """How long a question is kept for the annotator who was given it."""
     overlap: int = Field(default=1, ge=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bitta.errors import InputError
 from bitta.server.engine import Overloaded
@@ -223,14 +224,34 @@ def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed)
         assert replayed.weights == newest.weights_hash
 
 
+def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path):
+    now = torch.get_num_threads()
+    torch.set_num_threads(now + 1)
+    try:
+        with running(tmp_path / "data") as (engine, _):
+            serve(engine, 0)
+    finally:
+        torch.set_num_threads(now)
+    seen = []
+    with Store.open(None, tmp_path / "data") as store:
+        (tmp_path / "again").mkdir()
+        Replay(
+            Learner(toy_classifier(), config().learner),
+            store,
+            folder=tmp_path / "again",
+            on_event=lambda *_: seen.append(torch.get_num_threads()),
+        ).run()
+    assert set(seen) == {now + 1}
+    assert torch.get_num_threads() == now
+
+
 def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path):
     guard = GuardConfig(max_distance=1e-9)
     with running(tmp_path, guard=guard, snapshot_steps=1000) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
         serve(engine, 1)
-        until(lambda: bool(store.events(kinds=["rollback"])))
-        assert engine.status().model_version.startswith("2.")
+        until(lambda: engine.status().model_version.startswith("2."))
         (event,) = store.events(kinds=["rollback"])
         assert event.body["by"] == "guard"
         assert "distance from the source weights" in event.body["reason"]
@@ -245,6 +266,67 @@ def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
             until(steps(engine, number + 1))
         assert engine.status().collapse["state"] == "collapsed"
         assert not store.events(kinds=["rollback"])
+
+
+def test_a_server_that_does_not_learn_is_left_where_its_operator_has_put_it(tmp_path):
+    guard = GuardConfig(max_distance=1e-9)
+    with running(tmp_path, guard=guard) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))
+        engine.pause("me", "to look")
+        serve(engine, 1)
+        until(lambda: engine.status().collapse["state"] == "collapsed")
+        assert not store.events(kinds=["rollback"])
+
+
+def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
+    folder = tmp_path / "data"
+    with running(folder, max_open=3) as (engine, store):
+        for number, (asked, open_) in enumerate([(3, 3), (3, 3), (6, 5)]):
+            serve(engine, number)
+            until(steps(engine, number + 1))
+            until(lambda n=asked: store.counts().asked == n)
+            assert store.open_questions() == open_
+            if number == 1:
+                answer(store, store.questions(status="open")[0].prediction_id)
+        engine.snapshot().result(10)
+        silent = [bool(one.body.get("silent")) for one in store.events(kinds=["served"])]
+        assert silent == [False, True, False]
+    with Store.open(None, folder) as store:
+        (tmp_path / "again").mkdir()
+        learner = Learner(toy_classifier(), config().learner)
+        replayed = Replay(learner, store, folder=tmp_path / "again").run()
+        assert (replayed.differing, replayed.n_steps) == ((), 3)
+
+
+def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
+    """Before anything is learned they say what is served: they err where that was incorrect."""
+    with running(tmp_path) as (engine, store):
+        engine.pause("me", "to stay with the source")
+        for number in range(3):
+            serve(engine, number)
+            until(lambda n=number: store.counts().asked == 3 * (n + 1))
+        audits = [one for one in store.questions() if one.reason == "audit"]
+        for place, audit in enumerate(audits):
+            answer(store, audit.prediction_id, correct=place > 0)
+        audited = engine._worker.audited()
+        assert (audited.n, audited.correct) == (3, 2)
+        assert (audited.compared, audited.source_wrong, audited.total) == (3, 1, 3)
+
+
+def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
+    with running(tmp_path) as (engine, store):
+        engine.pause("me", "so that nothing is learned")
+        serve(engine, 0)
+        until(lambda: store.counts().asked == 3)
+        first, second, _ = store.questions(status="open")
+        answer(store, first.prediction_id)
+        answer(store, second.prediction_id, correct=False)
+        received = list(store.all_feedback())[-1].received_at
+        assert store.received(since=received) == 1
+        serve(engine, 1)
+        until(lambda: len(engine.status().history["at"]) == 2)
+        assert engine.status().history["answers_per_minute"] == [0.0, 2.0]
 
 
 def test_answers_to_audits_tell_the_accuracy(tmp_path):

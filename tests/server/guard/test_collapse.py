@@ -7,7 +7,7 @@ from math import inf, log, nan
 import pytest
 
 from bitta.errors import SettingError
-from bitta.server.guard import Audited, Audits, CollapseDetector, GuardConfig, Window, collapse
+from bitta.server.guard import Audited, CollapseDetector, GuardConfig, Window, collapse
 from bitta.server.guard.collapse import entropy
 
 VARIED = [16, 16, 16, 16]
@@ -15,29 +15,24 @@ SINGLE = [64, 0, 0, 0]
 
 
 class Life:
-    """A detector and its clock: one window a second."""
+    """A detector and the audits of its lineage."""
 
     def __init__(self, **settings):
         config = GuardConfig(**{"reference_windows": 2, **settings})
         self.detector = CollapseDetector(config)
-        self.audits = Audits(size=config.audit_window)
-        self.at = 0.0
+        self.size = config.audit_window
+        self.audits = []
 
     def see(self, n=1, **changes):
         for _ in range(n):
-            self.at += 1
             window = {"counts": VARIED, "confidence": 0.8, "distance": 0.1, "agreement": 0.9,
                       "variety": 1.0, **changes}  # fmt: skip
-            window["audits"] = self.audits.estimate(self.at)
+            window.setdefault("audits", Audited.of(self.audits, size=self.size))
             verdict = self.detector.observe(Window(**window))
         return verdict
 
     def audit(self, n_correct, n_wrong=0, *, same=None):
-        for row in range(n_correct + n_wrong):
-            self.at += 1
-            self.audits.add(
-                f"{self.at}", correct=row < n_correct, served_at=self.at, source_same=same
-            )
+        self.audits += [(True, same)] * n_correct + [(False, same)] * n_wrong
 
 
 def test_entropy_by_hand():
@@ -261,11 +256,25 @@ def test_going_back_that_helped_may_be_done_again():
         life.audit(40)
 
 
+def test_audits_before_a_change_of_inputs_do_not_matter_once_another_lineage_has_begun():
+    life = Life()
+    life.audit(90, same=True)
+    life.see()
+    life.audit(0, 90, same=True)
+    assert life.see().reasons[0].endswith("the inputs have changed")
+    life.see(3, counts=SINGLE)
+    life.detector.rolled_back(to_source=False)
+    life.audits.clear()
+    life.audit(40, same=False)
+    life.see()
+    life.audit(0, 90, same=False)
+    assert life.see(3).state == "collapsed"
+
+
 def test_audits_without_a_total_are_taken_as_they_are():
     life = Life()
     for audited in (Audited(40, 40), Audited(80, 40)):
-        life.audits.estimate = lambda _, of=audited: of
-        verdict = life.see(3)
+        verdict = life.see(3, audits=audited)
     assert verdict.state == "collapsed"
 
 
@@ -299,10 +308,8 @@ def test_a_saved_detector_goes_on_as_if_nothing_had_happened():
     life.audit(40, same=True)
     life.see(3)
     life.see(2, counts=SINGLE, agreement=0.1)
-    saved = json.loads(json.dumps([life.detector.state_dict(), life.audits.state_dict(), life.at]))
-    other.detector.load_state_dict(saved[0])
-    other.audits.load_state_dict(saved[1])
-    other.at = saved[2]
+    other.detector.load_state_dict(json.loads(json.dumps(life.detector.state_dict())))
+    other.audits += life.audits
     assert other.see(agreement=0.1) == life.see(agreement=0.1)
     assert other.detector.state_dict() == life.detector.state_dict()
 

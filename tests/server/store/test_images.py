@@ -1,11 +1,12 @@
 """Images lie under the hash of what they hold, complete or not at all."""
 
+import threading
 from hashlib import sha256
 
 import pytest
 
 from bitta.errors import InputError
-from bitta.server.store import NewImage
+from bitta.server.store import Full, NewImage
 from bitta.server.store.images import Images
 
 CAT = NewImage(b"cat" * 100, (10, 10, 3), "uint8")
@@ -74,3 +75,27 @@ def test_a_restart_finishes_deletions_and_half_written_files(store, reopen, tmp_
 def test_a_name_is_a_hash_and_no_path(tmp_path, wrong):
     with pytest.raises(InputError, match="give the 64 hex digits"):
         Images(tmp_path).read(wrong)
+
+
+def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(store, monkeypatch):
+    order, keep = [], store.images.keep
+
+    def watched(contents):
+        order.append(threading.current_thread().name)
+        keep(contents)
+
+    monkeypatch.setattr(store.images, "keep", watched)
+    store.keep_images([CAT])
+    store.submit(lambda _: order.append(store.images.read(NAME)), must=True).result()
+    assert order[:2] == ["bitta-store", CAT.content]
+
+
+def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
+    def full(_):
+        raise Full("no room")
+
+    monkeypatch.setattr(store.images, "keep", full)
+    kept, event = store.keep_images([CAT]), store.event("x", {})
+    assert isinstance(kept.exception(), Full)
+    assert event.result()
+    assert store.image(NAME) is None

@@ -44,6 +44,21 @@ def test_a_step_and_the_answers_it_used_are_one_change(answered):
     }
 
 
+def test_a_step_whose_commit_was_not_heard_of_is_logged_once(answered):
+    taken = answered.take(2).result()
+    learn(answered, "1.1", taken)
+    learn(answered, "1.1", taken)
+    assert len(answered.events(kinds=["learned"])) == 1
+
+
+def test_a_step_made_again_after_a_restart_is_logged_again(answered):
+    answered.snapshot(snapshot(0, "1.0")).result()
+    learn(answered, "1.1", answered.take(2).result())
+    assert len(answered.recovered(f"S{0:025d}").result().reentered) == 2
+    learn(answered, "1.1", answered.take().result())
+    assert [len(event.body["answers"]) for event in answered.events(kinds=["learned"])] == [2, 6]
+
+
 def test_a_loss_that_is_no_number_is_logged_as_none(store):
     losses = {"a": float("nan"), "b": float("inf"), "c": None}
     store.learned(LearnedStep("1.1", [], losses, 0.1)).result()
@@ -65,6 +80,12 @@ def test_released_answers_are_pending_again_but_not_those_undone(answered):
     assert ids(answered.pending()) == [2, 3, 4, 5, 1]
     assert answered.feedback(taken[0].feedback_id).status == "superseded"
     assert answered.feedback(taken[1].feedback_id).status == "superseded"
+
+
+def test_all_that_is_claimed_can_be_given_back(answered):
+    answered.take(4).result()
+    answered.release_all().result()
+    assert ids(answered.pending()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_restart_forgets_what_was_claimed(answered, reopen):

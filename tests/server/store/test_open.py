@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 
 from bitta.errors import SettingError
 from bitta.server.store import NewerSchema, Owned, Store, StoreError, connect, lineage
-from bitta.server.store.migrate import VERSION_TABLE
+from bitta.server.store.migrate import HEAD, VERSION_TABLE
 from bitta.server.store.tables import metadata
 from server.store.made import Watch
 
@@ -18,6 +18,7 @@ def test_migrations_give_the_tables_that_the_code_means(store):
     with store._place.reader.begin() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == HEAD
 
 
 def test_what_was_stored_is_there_after_opening_again(store, reopen):

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sqlite3
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,35 @@ def test_what_has_happened_waits_for_a_locked_database_in_its_order(opened, tmp_
     assert opened.answer(given(20)).result().selection_reason == "uncertain"
 
 
+def test_the_store_says_why_it_takes_nothing_until_it_does(opened, tmp_path):
+    assert opened.trouble is None
+    with locked(tmp_path), pytest.raises(Busy):
+        opened.answer(given(1)).result(timeout=10)
+    assert "another program holds the database" in str(opened.trouble)
+    opened.answer(given(1)).result(timeout=10)
+    assert opened.trouble is None
+
+
+def test_of_much_that_waits_only_the_first_is_tried_until_it_is_taken(opened):
+    room, runs = threading.Event(), []
+
+    def change(number):
+        def run(_):
+            runs.append(number)
+            if not room.is_set():
+                raise Full("no room left")
+
+        return run
+
+    waiting = [opened.submit(change(number), must=True) for number in range(50)]
+    while runs.count(0) < 4:
+        time.sleep(0.01)
+    room.set()
+    for future in waiting:
+        future.result(timeout=10)
+    assert runs.count(49) == 1
+
+
 def test_closing_while_locked_gives_up_and_says_so(opened, tmp_path):
     with locked(tmp_path):
         serving = opened.served(served([20]))
@@ -130,7 +160,7 @@ def no_large_files(folder, told):
         number += 1
     told.send((number, type(error).__name__, str(error)))
     try:
-        store.keep_images([NewImage(os.urandom(10**7), (1,), "uint8")])
+        store.keep_images([NewImage(os.urandom(10**7), (1,), "uint8")]).result()
     except Full as refused:
         told.send(str(refused))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

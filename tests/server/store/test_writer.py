@@ -137,3 +137,14 @@ def test_reads_do_not_wait_for_the_writer(store, held):
     held.set()
     answered.result()
     assert len(store.history()) == 1
+
+
+def test_what_has_happened_already_gathers_until_somebody_waits_for_a_change(store, monkeypatch):
+    monkeypatch.setattr(writing, "_SECONDS_BEHIND", 1000.0)
+    store.event("x", {}).result(10)
+    commits = []
+    sa.event.listen(store._place.writer, "commit", commits.append)
+    behind = [store.submit(lambda _: None, must=True) for _ in range(3)]
+    store.event("y", {}).result(10)
+    assert all(future.done() for future in behind)
+    assert len(commits) <= 2

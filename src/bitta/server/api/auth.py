@@ -168,20 +168,29 @@ class Sessions:
 def session_secret(data_dir: Path) -> bytes:
     """What cookies are signed with; made on first use, readable by the owner alone."""
     path = data_dir / "session.secret"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        secret = path.read_bytes()
-        if len(secret) < 32:
-            raise InputError(
-                f"{str(path)!r} holds {len(secret)} bytes; 32 are needed. Remove it: everybody "
-                "signs in again."
-            ) from None
-        return secret
+    if not path.exists():
+        try:
+            _write_whole(path, secrets.token_bytes(32))
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be written ({error.strerror}).") from None
+    secret = path.read_bytes()
+    if len(secret) < 32:
+        raise InputError(
+            f"{str(path)!r} holds {len(secret)} bytes; 32 are needed. Remove it: everybody "
+            "signs in again."
+        )
+    return secret
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Under another name first, so that a process that is killed leaves all of it or nothing."""
+    draft = path.with_name(f".{path.name}.draft")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
-        secret = secrets.token_bytes(32)
-        file.write(secret)
-        return secret
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+    draft.rename(path)
 
 
 def too_many(sentence: str, wait: float) -> Refused:

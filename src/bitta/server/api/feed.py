@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from bitta.server.store import Event, Store
+from bitta.server.store import Event, Store, StoreError
 
 TOLD = (
     "started", "recovered", "asked", "answered", "undone", "learned", "snapshot", "rollback",
@@ -15,6 +15,8 @@ _WITH_QUESTIONS = frozenset(("asked", "undone", "expired"))
 """Kinds after which there may be a question for somebody who had none."""
 _CALM = 0.1
 """Seconds between two looks at the log, however much is written."""
+_TROUBLED = 1.0
+"""Seconds before a database that could not be read is read again."""
 _AT_ONCE = 500
 
 
@@ -83,11 +85,18 @@ class Feed:
         return events, events[-1].seq if len(events) == _AT_ONCE else max(after, top)
 
     async def _watch(self) -> None:
-        place = await asyncio.to_thread(self._store.last_seq)
+        place = 0
+        with suppress(StoreError):
+            place = await asyncio.to_thread(self._store.last_seq)
         while True:
             await self._grown.wait()
             self._grown.clear()
-            events, place = await asyncio.to_thread(self.read, place)
+            try:
+                events, place = await asyncio.to_thread(self.read, place)
+            except StoreError:  # read again once the database is back
+                self._grown.set()
+                await asyncio.sleep(_TROUBLED)
+                continue
             if events:
                 self.news.ring()
             if any(event.kind in _WITH_QUESTIONS for event in events):

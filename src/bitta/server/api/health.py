@@ -7,6 +7,7 @@ from time import monotonic
 from bitta.errors import BittaError
 from bitta.server.api.feed import Feed
 from bitta.server.api.ports import Engine
+from bitta.server.api.waiting import outcome
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store
 
@@ -40,8 +41,7 @@ class Health:
 
     async def _answering(self) -> str:
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await asyncio.shield(asyncio.wrap_future(self._engine.ping()))
+            await outcome(self._engine.ping(), _PATIENCE)
         except TimeoutError:
             return f"the worker has not come round for {_PATIENCE:g} seconds."
         except BittaError as error:
@@ -54,9 +54,8 @@ class Health:
             free = (await asyncio.to_thread(shutil.disk_usage, data_dir)).free
             if free < _ROOM:
                 return f"the disk of the data folder has {free:,} bytes left."
-            async with asyncio.timeout(_PATIENCE):
-                # A change that changes nothing takes the writer's way all the same.
-                await asyncio.shield(asyncio.wrap_future(self._store.expire(0)))
+            # A change that changes nothing takes the writer's way all the same.
+            await outcome(self._store.expire(0), _PATIENCE)
         except TimeoutError:
             return f"the store has not written for {_PATIENCE:g} seconds."
         except (OSError, BittaError) as error:

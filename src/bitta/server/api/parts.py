@@ -1,6 +1,5 @@
 """What every route works with, in one place per app."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from bitta.server.api.metrics import Metrics
 from bitta.server.api.ports import Engine
 from bitta.server.api.status import Reader
 from bitta.server.api.tally import Tally
+from bitta.server.api.waiting import outcome
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store
 from bitta.server.store.records import Role
@@ -48,8 +48,7 @@ class Parts:
     async def wait(self, future: "Future[T]") -> T:
         """The result of work of another thread, within bounds; the work itself goes on."""
         try:
-            async with asyncio.timeout(self.settings.limits.answer_seconds):
-                return await asyncio.shield(asyncio.wrap_future(future))
+            return await outcome(future, self.settings.limits.answer_seconds)
         except TimeoutError:
             if future.done():
                 raise

@@ -1,6 +1,7 @@
 """The server process: uvicorn, told to stop in time and to wait for nobody."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -31,8 +32,10 @@ def serve(app: FastAPI, settings: ServeSettings, *, tell: Tell = print) -> None:
     sockets = [bind(settings)]
     for line in addresses(settings, sockets[0]):
         tell(line)
+    server = make_server(app, settings)
+    gc.freeze()  # what the server is made of is never garbage, and looking it through takes long
     with _obeyed():
-        make_server(app, settings).run(sockets=sockets)
+        server.run(sockets=sockets)
 
 
 @contextmanager
@@ -54,9 +57,10 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "Server":
     """A server that has not begun, for `serve` and for tests."""
     parts: Parts = app.state.parts
     limits = settings.limits
-    logger = logging.getLogger("uvicorn.error")
-    logger.handlers, logger.propagate = [Forward(parts.log)], False
-    logger.setLevel(logging.INFO if settings.log_level == "debug" else logging.WARNING)
+    for name in ("uvicorn.error", "bitta.server"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [Forward(parts.log)], False
+        logger.setLevel(logging.INFO if settings.log_level == "debug" else logging.WARNING)
     config = uvicorn.Config(
         app,
         http=_protocol(limits.read_seconds, limits.connections),

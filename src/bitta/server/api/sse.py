@@ -12,7 +12,7 @@ from bitta.server.api.auth import Caller, too_many
 from bitta.server.api.feed import rung
 from bitta.server.api.parts import Parts
 from bitta.server.api.status import status_body
-from bitta.server.store import Event
+from bitta.server.store import Event, StoreError
 
 _PING = 15
 _LAST = 2**63 - 1
@@ -43,15 +43,21 @@ async def _messages(
     parts: Parts, caller: Caller, after: int | None
 ) -> AsyncIterator[ServerSentEvent]:
     feed, every = parts.feed, parts.settings.status_seconds
-    place = await asyncio.to_thread(parts.store.last_seq) if after is None else after
-    told = 0.0
+    place, told = after, 0.0
     with feed.listening(), feed.streaming():
         while not feed.closing:
-            if monotonic() - told >= every:
-                told = monotonic()
-                yield ServerSentEvent(await _status(parts, caller), event="status")
             mark = feed.news.mark()
-            events, place = await asyncio.to_thread(feed.read, place)
+            try:
+                if place is None:
+                    place = await asyncio.to_thread(parts.store.last_seq)
+                if monotonic() - told >= every:
+                    status = await _status(parts, caller)
+                    told = monotonic()
+                    yield ServerSentEvent(status, event="status")
+                events, place = await asyncio.to_thread(feed.read, place)
+            except StoreError:  # the stream goes on when the database is back
+                await rung(mark, every)
+                continue
             for event in events:
                 body = json.dumps(_shown(event, caller))
                 yield ServerSentEvent(body, event=event.kind, id=str(event.seq))

@@ -21,7 +21,8 @@ class EngineConfig:
     max_wait: float = 0.002
     """Seconds that a request waits for others to be served with."""
     max_waiting: int = 4096
-    """Samples that may wait; a request beyond is refused."""
+    """Samples that may wait to be served, and predictions to be stored; a request beyond is
+    refused."""
     duty: float = 0.5
     """Share of the worker's time that learning may take."""
     rollback: bool = True
@@ -39,11 +40,20 @@ class EngineConfig:
     """Snapshots that are kept beside the source."""
     question_seconds: float = 3600.0
     """Age at which a question nobody answered expires."""
+    max_open: int = 30
+    """Questions of the last minute that may wait; while as many do, windows raise no more."""
     overlap: int = 1
     """Annotators who are given the same question."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_waiting", "snapshot_steps", "keep_snapshots", "overlap"):
+        for name in (
+            "max_batch",
+            "max_waiting",
+            "snapshot_steps",
+            "keep_snapshots",
+            "max_open",
+            "overlap",
+        ):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         require(self.max_wait >= 0, "max_wait", self.max_wait, "0 seconds or more")
         require(0 < self.duty <= 1, "duty", self.duty, "above 0, at most 1")

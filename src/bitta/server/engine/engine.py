@@ -15,8 +15,9 @@ from bitta.errors import BittaError
 from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.inbox import Order, Request
 from bitta.server.engine.learner import Learner
-from bitta.server.engine.worker import Served, Worker
-from bitta.server.store import Snapshot, Store
+from bitta.server.engine.ledger import Served
+from bitta.server.engine.worker import Worker
+from bitta.server.store import Snapshot, Store, Unavailable
 
 _STUCK = 30.0  # seconds without a round
 
@@ -122,8 +123,11 @@ class Engine:
     ) -> "Future[Served]":
         """Serve some samples, (n, ...), together."""
         request = Request(torch.from_numpy(np.array(inputs, dtype=np.float32)), request_id)
-        if not self._worker.inbox.put(request):
-            raise Overloaded("too many images wait to be served; try again in a moment.")
+        behind = self._worker.ledger.unwritten >= self.config.max_waiting
+        if behind and (why := self._worker.store.trouble) is not None:
+            raise Unavailable(f"predictions cannot be stored: {why}.")
+        if behind or not self._worker.inbox.put(request):
+            raise Overloaded("too many images wait to be served or stored; try again in a moment.")
         return request.done
 
     def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[Snapshot]":
@@ -154,7 +158,7 @@ class Engine:
 
     def forget(self, sha256: str) -> None:
         """Let go of every copy of an image that is only in memory, before the next batch."""
-        self._ordered(lambda: self._worker.recent.forget(sha256))
+        self._ordered(lambda: self._worker.ledger.recent.forget(sha256))
 
     def status(self) -> Status:
         """Read without waiting for the worker."""

@@ -51,7 +51,8 @@ class Inbox:
                 return False
             self._requests.append(request)
             self._waiting += len(request.inputs)
-            self._changed.notify()
+            if len(self._requests) == 1 or self._waiting >= self.max_batch:
+                self._changed.notify()  # between the two nobody needs to wake up
             return True
 
     def order(self, order: Order) -> None:
@@ -82,7 +83,15 @@ class Inbox:
                 if left <= 0 or patience <= 0:
                     break
                 self._changed.wait(left)
-            return self._taken()
+            return self._taken(max(self.max_batch, len(self._requests[0].inputs)))
+
+    def overdue(self, *, most: int) -> list[Request]:
+        """The next requests, at most so many samples, if the first has waited for others enough."""
+        with self._changed:
+            if not self._requests:
+                return []
+            late = monotonic() >= self._requests[0].came_at + self.max_wait
+            return self._taken(most) if late or self._together() >= most else []
 
     def empty(self) -> list[Request | Order]:
         """Everything that waits, given up."""
@@ -102,14 +111,13 @@ class Inbox:
             total += len(request.inputs)
         return total
 
-    def _taken(self) -> list[Request]:
-        taken = [self._requests.popleft()]
-        total = len(taken[0].inputs)
+    def _taken(self, most: int) -> list[Request]:
+        shape = self._requests[0].inputs.shape[1:]
+        taken: list[Request] = []
+        total = 0
         while self._requests:
             following = self._requests[0].inputs
-            if following.shape[1:] != taken[0].inputs.shape[1:]:
-                break
-            if total + len(following) > self.max_batch:
+            if following.shape[1:] != shape or total + len(following) > most:
                 break
             taken.append(self._requests.popleft())
             total += len(following)

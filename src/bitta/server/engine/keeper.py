@@ -1,6 +1,8 @@
 """Snapshots: taken, dropped, gone back to, and begun from."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -10,12 +12,15 @@ import torch
 
 from bitta.errors import InputError
 from bitta.server.engine.config import EngineConfig
-from bitta.server.engine.learner import Learner
+from bitta.server.engine.learner import Learner, copy_into_lineage
 from bitta.server.store import NewSnapshot, Snapshot, SnapshotReason, Store, new_id
-from bitta.server.store.errors import UnknownSnapshot
+from bitta.server.store.errors import StoreError, UnknownSnapshot
+from bitta.server.store.trouble import of_disk
 from bitta.version import __version__
 
 FOLDER = "snapshots"
+_PATIENCE = 5.0  # seconds before a snapshot that could not be kept is tried again
+_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -36,9 +41,11 @@ class Keeper:
         """The newest that was taken or begun from."""
         self._steps = 0
         self._since = monotonic()
+        self._not_before = 0.0
 
     def begin(self) -> str:
         """Go on from the newest state that can be read, or begin; tells which in a sentence."""
+        self._sweep()
         for snapshot in reversed(self._kept()):
             path = self._path(snapshot)
             if _intact(path, snapshot.sha256):
@@ -78,7 +85,7 @@ class Keeper:
     @property
     def due(self) -> bool:
         """Whether enough has been learned since the last one."""
-        if not self._steps:
+        if not self._steps or monotonic() < self._not_before:
             return False
         seconds = monotonic() - self._since
         return (
@@ -87,7 +94,12 @@ class Keeper:
 
     def take(self, reason: SnapshotReason) -> Snapshot:
         """Write the state, then the row; drop what is too old."""
-        snapshot = self.last = self._store.snapshot(self._written(reason)).result()
+        name, version = new_id(self._clock()), self._learner.version
+        path = self._data_dir / FOLDER / f"{name}.safetensors"
+        with self._kept_whole(path):
+            self._learner.save(path)
+            new = _described(path, name, version, self._learner.weights, reason)
+            snapshot = self.last = self._store.snapshot(new).result()
         self._steps, self._since = 0, monotonic()
         self._drop_old()
         return snapshot
@@ -110,27 +122,42 @@ class Keeper:
         path = self._path(kept[snapshot_id])
         if not _intact(path, kept[snapshot_id].sha256):
             raise InputError(f"the file of snapshot {snapshot_id} is missing or damaged.")
-        lineage = max(snapshot.lineage for snapshot in kept.values()) + 1
-        before = self._learner.version
-        self._learner.go_back(path, lineage=lineage)
-        snapshot = self.last = self._store.rolled_back(
-            snapshot_id, self._written("rollback"), from_version=before, reason=reason, by=by
-        ).result()
+        return self._begun_anew(kept[snapshot_id], by=by, reason=reason)
+
+    def _begun_anew(self, target: Snapshot, *, by: str, reason: str) -> Snapshot:
+        """The model goes back last: where the disk or the database fails, nothing has changed."""
+        lineage = max(snapshot.lineage for snapshot in self._kept()) + 1
+        name = new_id(self._clock())
+        path = self._data_dir / FOLDER / f"{name}.safetensors"
+        with self._kept_whole(path):
+            copy_into_lineage(self._path(target), path, lineage=lineage)
+            version = f"{lineage}.{target.step}"
+            new = _described(path, name, version, target.weights_hash, "rollback")
+            snapshot = self._store.rolled_back(
+                target.id, new, from_version=self._learner.version, reason=reason, by=by
+            ).result()
+        self._learner.load(path)
+        self.last = snapshot
         self._steps, self._since = 0, monotonic()
         return snapshot
 
-    def _written(self, reason: SnapshotReason) -> NewSnapshot:
-        name = new_id(self._clock())
-        path = self._data_dir / FOLDER / f"{name}.safetensors"
-        self._learner.save(path)
-        return NewSnapshot(
-            id=name,
-            model_version=self._learner.version,
-            path=f"{FOLDER}/{path.name}",
-            sha256=sha256(path.read_bytes()).hexdigest(),
-            weights_hash=self._learner.weights,
-            reason=reason,
-        )
+    @contextmanager
+    def _kept_whole(self, path: Path) -> Iterator[None]:
+        """Let no file lie around that is half written or that no row names."""
+        try:
+            yield
+        except (OSError, StoreError) as error:
+            self._not_before = monotonic() + _PATIENCE
+            for left in (path, *path.parent.glob(f".{path.name}*")):
+                left.unlink(missing_ok=True)
+            why = of_disk(error, "a snapshot") if isinstance(error, OSError) else error
+            _log.warning("no snapshot was kept: %s", why)
+            raise why from error
+
+    def _sweep(self) -> None:
+        """What a process that was killed had begun to write."""
+        for left in (self._data_dir / FOLDER).glob(".*.draft"):
+            left.unlink()
 
     def _drop_old(self) -> None:
         """All but the source, the newest, and those that began a lineage."""
@@ -148,6 +175,19 @@ class Keeper:
 
     def _path(self, snapshot: Snapshot) -> Path:
         return self._data_dir / snapshot.path
+
+
+def _described(
+    path: Path, name: str, version: str, weights: str, reason: SnapshotReason
+) -> NewSnapshot:
+    return NewSnapshot(
+        id=name,
+        model_version=version,
+        path=f"{FOLDER}/{path.name}",
+        sha256=sha256(path.read_bytes()).hexdigest(),
+        weights_hash=weights,
+        reason=reason,
+    )
 
 
 def _intact(path: Path, digest: str) -> bool:

@@ -4,6 +4,7 @@ No threads and no database here, so that a log can be replayed by the very code 
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bitta.errors import SettingError
-from bitta.nn import Precision, weight_hash
+from bitta.nn import Network, Precision, weight_hash
+from bitta.server.engine.attentive import AttentiveSession, Turn
+from bitta.server.engine.compiler import without_compiler
 from bitta.server.guard.measures import distance
-from bitta.session import Session
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
 
@@ -68,20 +70,22 @@ class Learner:
         """How often it has gone back, and one."""
         self._model = model
         self._desk = Desk()
-        self._session = Session(
-            model,
-            config.method,
-            preset=config.preset,
-            n_queries=config.n_queries,
-            audits=config.audits,
-            window=config.window,
-            amid=False,
-            feedback=self._desk,
-            seed=config.seed,
-            eager=config.eager,
-            precision=config.precision,
-            **dict(config.settings),
-        )
+        self._source = _copied(model)
+        with without_compiler():
+            self._session = AttentiveSession(
+                model,
+                config.method,
+                preset=config.preset,
+                n_queries=config.n_queries,
+                audits=config.audits,
+                window=config.window,
+                amid=False,
+                feedback=self._desk,
+                seed=config.seed,
+                eager=config.eager,
+                precision=config.precision,
+                **dict(config.settings),
+            )
 
     @property
     def version(self) -> str:
@@ -125,14 +129,58 @@ class Learner:
         """A hash of the weights as they are."""
         return weight_hash(self._session.model)
 
-    def serve(self, inputs: Tensor) -> Prediction:
-        """Predict; a window that is full with these samples raises questions."""
-        return self._session.predict(inputs)
+    @torch.no_grad()
+    def source_label(self, given: Tensor) -> int | None:
+        """What the weights that it began with say of one sample; None if they are not at hand."""
+        if self._source is None:
+            return None
+        inputs = self._source.accepted(given[None])
+        return int(self._source(inputs, statistics="running").argmax())
+
+    def serve(
+        self,
+        inputs: Tensor,
+        *,
+        answered: Callable[[Prediction], None] | None = None,
+        turn: Turn | None = None,
+        silent: bool = False,
+    ) -> Prediction:
+        """Predict; a window that is full with these samples raises questions, unless `silent`.
+
+        `answered` is called once, before the questions; `turn` while they are chosen.
+        """
+        session, asked = self._session, self.n_windows
+        session.answered, session.silent = answered or _nobody, silent
+        with session.giving(turn):
+            prediction = session.predict(inputs)
+        if self.n_windows == asked:
+            session.answered(prediction)
+        return prediction
+
+    def fills(self, n_samples: int) -> bool:
+        """Whether so many more make the window full."""
+        return self._session.fills(n_samples)
+
+    @property
+    def room(self) -> int:
+        """Samples that could be served now, where a turn is given."""
+        return self._session.room
+
+    def serve_within(self, inputs: Tensor) -> Prediction:
+        """Predict in a turn, at most `room` samples; no window is full with them."""
+        return self._session.predict_within(inputs)
 
     def learn(
-        self, lessons: Sequence[Lesson], *, between: Callable[[], None] | None = None
+        self,
+        lessons: Sequence[Lesson],
+        *,
+        between: Callable[[], None] | None = None,
+        turn: Turn | None = None,
     ) -> Losses:
-        """One round on the last full window and on these answers."""
+        """One round on the last full window and on these answers.
+
+        `between` is called between two steps of the optimiser, `turn` inside them too.
+        """
         window = self.config.window
         self._desk.answers = [
             Answer(
@@ -150,26 +198,30 @@ class Learner:
             )
             for place, lesson in enumerate(lessons)
         ]
-        losses = self._session.learn(between=between)
+        with self._session.giving(turn):
+            losses = self._session.learn(between=between)
         self._draw_back()
         return losses
 
     def save(self, path: Path) -> None:
         """Everything that the next event depends on, in one file."""
-        save_state(path, {"lineage": self.lineage, "session": self._session.state_dict()})
+        with without_compiler():
+            state = self._session.state_dict()
+        save_state(path, {"lineage": self.lineage, "session": state})
 
     def load(self, path: Path) -> None:
         """Go on from a file, in its lineage."""
         state = load_state(path)
         self.lineage = state["lineage"]
         config = self.config
-        self._session = Session.from_state(
-            state["session"],
-            self._model,
-            feedback=self._desk,
-            eager=config.eager,
-            precision=config.precision,
-        )
+        with without_compiler():
+            self._session = AttentiveSession.from_state(
+                state["session"],
+                self._model,
+                feedback=self._desk,
+                eager=config.eager,
+                precision=config.precision,
+            )
 
     def go_back(self, path: Path, *, lineage: int) -> None:
         """Roll back to a file: another lineage begins."""
@@ -189,6 +241,23 @@ class Learner:
         source = self._session.adapter.source.tensors
         for name, parameter in self._session.model.named_parameters():
             parameter.lerp_(source[name].to(parameter), 1 - limit / gone)
+
+
+def copy_into_lineage(path: Path, to: Path, *, lineage: int) -> None:
+    """The file of a learner that has just gone back to another's."""
+    save_state(to, {**load_state(path), "lineage": lineage})
+
+
+def _copied(model: nn.Module) -> Network | None:
+    """The model as it is now, or None of one that cannot be copied."""
+    try:
+        return Network(deepcopy(model), eager=True)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _nobody(_: Prediction) -> None:
+    """Waits for the answer."""
 
 
 class Desk:

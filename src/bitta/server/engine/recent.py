@@ -1,8 +1,8 @@
 """What was served lately, by prediction: answers come late, and about any of it."""
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -17,27 +17,34 @@ class Sample:
 
 
 class Recent:
-    """The newest samples, as many as fit into so many bytes."""
+    """The newest samples, as many as fit into so many bytes.
+
+    Their inputs lie in one block. Apart, they would come to lie between what learning takes and
+    frees, which then could not be used again as a whole: the process would grow to several times
+    of what it needs.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._samples: OrderedDict[str, Sample] = OrderedDict()
+        self._samples: dict[str, Sample] = {}
         self._by_position: dict[int, str] = {}
-        self._bytes = 0
+        self._block: Tensor | None = None
+        self._names: list[str] = []
+        """Whose input lies, or lay, in each place of the block."""
+        self._next = 0
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def add(self, sample: Sample) -> None:
-        """Let the oldest go."""
-        self._samples[sample.prediction_id] = sample
+        """Copy it to the place of the oldest."""
+        place = self._place_for(sample.prediction_id, sample.input)
+        place.copy_(sample.input)
+        self._samples[sample.prediction_id] = replace(sample, input=place)
         self._by_position[sample.position] = sample.prediction_id
-        self._bytes += _size(sample)
-        while self._bytes > self.capacity and len(self._samples) > 1:
-            self._drop(next(iter(self._samples)))
 
     def find(self, prediction_id: str) -> Sample | None:
-        """By its prediction."""
+        """By its prediction; its input is overwritten when it is the oldest."""
         return self._samples.get(prediction_id)
 
     def at(self, position: int) -> Sample | None:
@@ -46,14 +53,23 @@ class Recent:
 
     def forget(self, sha256: str) -> None:
         """Let go of every copy of one image."""
-        for name in [s.prediction_id for s in self._samples.values() if s.sha256 == sha256]:
-            self._drop(name)
+        for sample in [s for s in self._samples.values() if s.sha256 == sha256]:
+            sample.input.zero_()
+            self._drop(sample.prediction_id)
+
+    def _place_for(self, name: str, like: Tensor) -> Tensor:
+        if self._block is None:
+            n = max(1, self.capacity // (like.numel() * like.element_size()))
+            self._block = torch.empty((n, *like.shape), dtype=like.dtype)
+        place = self._next
+        self._next = (place + 1) % len(self._block)
+        if place == len(self._names):
+            self._names.append("")
+        self._drop(self._names[place])
+        self._names[place] = name
+        return self._block[place]
 
     def _drop(self, prediction_id: str) -> None:
-        sample = self._samples.pop(prediction_id)
-        self._by_position.pop(sample.position, None)
-        self._bytes -= _size(sample)
-
-
-def _size(sample: Sample) -> int:
-    return sample.input.numel() * sample.input.element_size()
+        sample = self._samples.pop(prediction_id, None)
+        if sample is not None:
+            self._by_position.pop(sample.position, None)

@@ -34,8 +34,9 @@ class _Course:
     n_steps: int = 0
     compared: int = 0
     differing: list[str] = field(default_factory=list)
-    waiting: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
-    """What was served between the steps of the optimiser, by how many were done."""
+    waiting: dict[int, list[tuple[Tensor, bool]]] = field(default_factory=lambda: defaultdict(list))
+    """What was served between the steps of the optimiser, by how many were done, and whether it
+    raised no questions."""
 
 
 class Replay:
@@ -55,9 +56,25 @@ class Replay:
         self._course = _Course()
 
     def run(self) -> Replayed:
-        """From the first event to the last."""
+        """From the first event to the last, on as many threads as the log was written with."""
+        threads = torch.get_num_threads()
+        try:
+            self._live()
+        finally:
+            torch.set_num_threads(threads)
+        course = self._course
+        return Replayed(
+            course.n_served,
+            course.n_steps,
+            course.compared,
+            tuple(course.differing),
+            self._learner.weights,
+        )
+
+    def _live(self) -> None:
         last = self._store.last_seq()
         handlers = {
+            "started": self._started,
             "served": self._served,
             "learned": self._learned,
             "snapshot": self._snapshot,
@@ -69,14 +86,6 @@ class Replay:
             if handle is not None:
                 handle(event.body)
             self._on_event(event.seq, last)
-        course = self._course
-        return Replayed(
-            course.n_served,
-            course.n_steps,
-            course.compared,
-            tuple(course.differing),
-            self._learner.weights,
-        )
 
     def _events(self) -> Iterator[Event]:
         after = 0
@@ -84,13 +93,17 @@ class Replay:
             yield from events
             after = events[-1].seq
 
+    def _started(self, body: Mapping[str, Any]) -> None:
+        torch.set_num_threads(body["environment"]["threads"])
+
     def _served(self, body: Mapping[str, Any]) -> None:
         inputs = torch.stack([self._input(name) for name in body["prediction_ids"]])
+        silent = bool(body.get("silent", False))
         self._course.n_served += len(inputs)
         if body["during"] is None:
-            self._learner.serve(inputs)
+            self._learner.serve(inputs, silent=silent)
         else:
-            self._course.waiting[body["during"][1]].append(inputs)
+            self._course.waiting[body["during"][1]].append((inputs, silent))
 
     def _learned(self, body: Mapping[str, Any]) -> None:
         waiting, done = self._course.waiting, 0
@@ -98,8 +111,8 @@ class Replay:
         def between() -> None:
             nonlocal done
             done += 1
-            for inputs in waiting.pop(done, []):
-                self._learner.serve(inputs)
+            for inputs, silent in waiting.pop(done, []):
+                self._learner.serve(inputs, silent=silent)
 
         self._learner.learn([self._lesson(name) for name in body["answers"]], between=between)
         self._course.n_steps += 1

@@ -36,12 +36,9 @@ class Watch:
         self.verdict = _FINE
         self.agreement: float | None = None
         self.confidence: float | None = None
-        self.n_answers = 0
-        """Since the last window."""
         self._counts = torch.zeros(n_classes, dtype=torch.long)
         self._sure: list[Tensor] = []
         self._inputs: list[Tensor] = []
-        self._since = monotonic()
         self._times: deque[tuple[float, int]] = deque(maxlen=512)
 
     @property
@@ -62,23 +59,23 @@ class Watch:
         self._counts += torch.bincount(labels, minlength=len(self._counts))[: len(self._counts)]
         self._sure.append(prediction.confidence.float().cpu())
         self._inputs.append(inputs)
-        if prediction.agreement is not None:
-            self.agreement = float(prediction.agreement)
 
-    def window(self, distance: float, audited: Audited) -> Verdict:
-        """A window is full: judge it."""
+    def window(
+        self, distance: float, audited: Audited, agreement: float | None, answers: int
+    ) -> Verdict:
+        """A window is full: judge it. `answers` are those of the last minute."""
+        self.agreement = self.agreement if agreement is None else agreement
         self.confidence = float(torch.cat(self._sure).mean())
         self.verdict = self._detector.observe(
             Window(
                 counts=self._counts.tolist(),
                 confidence=self.confidence,
                 distance=distance,
-                agreement=self.agreement,
+                agreement=agreement,
                 variety=variety(torch.cat(self._inputs)),
                 audits=audited,
             )
         )
-        minutes = max(monotonic() - self._since, 1e-3) / 60
         low, high = audited.interval if audited.n else (None, None)
         latency = self.latencies.as_status()
         self.history.add(
@@ -89,7 +86,7 @@ class Watch:
                 high=high,
                 confidence=self.confidence,
                 agreement=self.agreement,
-                answers_per_minute=self.n_answers / minutes,
+                answers_per_minute=float(answers),
                 latency_ms=latency["p50"],
                 latency_p99_ms=latency["p99"],
             )
@@ -105,4 +102,3 @@ class Watch:
     def _start_over(self) -> None:
         self._counts.zero_()
         self._sure, self._inputs = [], []
-        self.n_answers, self._since = 0, monotonic()

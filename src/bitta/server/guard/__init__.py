@@ -1,6 +1,6 @@
 """What watches the model while it learns: estimates, verdicts, time; nothing here does I/O."""
 
-from bitta.server.guard.audits import Audited, Audits
+from bitta.server.guard.audits import Audited, SameAsSource
 from bitta.server.guard.collapse import CollapseDetector, Verdict, Window
 from bitta.server.guard.drift import History, Point
 from bitta.server.guard.duty import DutyCycle
@@ -10,7 +10,6 @@ from bitta.server.guard.wilson import Interval, wilson
 
 __all__ = [
     "Audited",
-    "Audits",
     "CollapseDetector",
     "DutyCycle",
     "GuardConfig",
@@ -18,6 +17,7 @@ __all__ = [
     "Interval",
     "Latencies",
     "Point",
+    "SameAsSource",
     "Verdict",
     "Window",
     "wilson",

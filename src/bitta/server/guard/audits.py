@@ -1,10 +1,9 @@
 """Accuracy on questions drawn by chance, which nothing biases."""
 
-from bisect import insort
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Self
 
 from bitta.config import require, whole
 from bitta.server.guard.wilson import Interval, wilson
@@ -22,7 +21,26 @@ class Audited:
     """Of those, where the source weights are known to err: the same class, and incorrect; or
     another class, and the one served was correct."""
     total: int | None = None
-    """Audits ever taken in, of which n are looked at; needed where `compared` is not 0."""
+    """Audits of the lineage so far, of which n are looked at; needed where `compared` is not 0."""
+
+    @classmethod
+    def of(
+        cls, verdicts: Sequence[tuple[bool, bool | None]], *, size: int, total: int | None = None
+    ) -> Self:
+        """The last `size` verdicts, oldest first.
+
+        Of each, whether it was correct, and whether the source weights give the class that was
+        judged. `total` where some have been left out already.
+        """
+        recent = verdicts[-size:]
+        compared = [(correct, same) for correct, same in recent if same is not None]
+        return cls(
+            n=len(recent),
+            correct=sum(correct for correct, _ in recent),
+            compared=len(compared),
+            source_wrong=sum(correct != same for correct, same in compared),
+            total=len(verdicts) if total is None else total,
+        )
 
     @property
     def accuracy(self) -> float | None:
@@ -46,70 +64,23 @@ class Audited:
                 "low": low, "high": high}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Answer:
-    at: float
-    id: str
-    correct: bool
-    source_same: bool | None
+class SameAsSource:
+    """Whether the source weights give the class that was served, for the newest predictions.
 
-
-class Audits:
-    """The last answers to audits, at most `size` and none whose prediction is older than `seconds`.
-
-    An answer counts for the time its prediction was served, since it judges the model of that
-    time. Skips are not answers. The same id again replaces (change of mind).
+    To be told when an audit is asked for; what has been forgotten, as after a restart, is None.
     """
 
-    def __init__(self, *, size: int = 100, seconds: float | None = None) -> None:
+    def __init__(self, size: int = 1000) -> None:
         self.size = whole("size", size)
-        require(self.size >= 1, "size", size, "1 or more answers")
-        require(seconds is None or seconds > 0, "seconds", seconds, "more than 0, or None")
-        self.seconds = seconds
-        self._answers: list[_Answer] = []  # by time
-        self._total = 0
+        require(self.size >= 1, "size", size, "1 or more predictions")
+        self._same: OrderedDict[str, bool] = OrderedDict()
 
-    def add(
-        self, id_: str, *, correct: bool, served_at: float, source_same: bool | None = None
-    ) -> None:
-        """Take one in; `source_same` says whether the source weights give the same class."""
-        known = len(self._answers)
-        self.remove(id_)
-        self._total += len(self._answers) == known
-        insort(self._answers, _Answer(served_at, id_, correct, source_same))
-        del self._answers[: -self.size]
+    def add(self, prediction_id: str, *, same: bool) -> None:
+        """Take one in, in place of the oldest if there is no room."""
+        self._same[prediction_id] = same
+        if len(self._same) > self.size:
+            self._same.popitem(last=False)
 
-    def remove(self, id_: str) -> None:
-        """Forget one that was undone; unknown ids are no error, they have been pushed out."""
-        self._answers = [answer for answer in self._answers if answer.id != id_]
-
-    def clear(self) -> None:
-        """Forget all: they judged weights that no longer serve."""
-        self._answers = []
-
-    def estimate(self, now: float) -> Audited:
-        """What the answers in the window say at this time."""
-        oldest = now - (inf if self.seconds is None else self.seconds)
-        recent = [answer for answer in tuple(self._answers) if answer.at >= oldest]
-        compared = [answer for answer in recent if answer.source_same is not None]
-        return Audited(
-            n=len(recent),
-            correct=sum(answer.correct for answer in recent),
-            compared=len(compared),
-            source_wrong=sum(answer.correct != answer.source_same for answer in compared),
-            total=self._total,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain lists."""
-        return {
-            "total": self._total,
-            "answers": [[answer.at, answer.id, answer.correct, answer.source_same]
-                        for answer in self._answers]
-        }  # fmt: skip
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, within the size of now."""
-        answers = sorted(_Answer(*answer) for answer in state["answers"])
-        self._answers = answers[-self.size :]
-        self._total = state["total"]
+    def of(self, prediction_id: str) -> bool | None:
+        """None where it is not known."""
+        return self._same.get(prediction_id)

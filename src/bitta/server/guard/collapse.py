@@ -114,9 +114,10 @@ class CollapseDetector:
         """Count again from here; what the source weights do with today's inputs is the new normal.
 
         After going back to learned weights the reference stays, so that a snapshot that had
-        already collapsed is found out and an older one can be taken. Audits of the weights that
-        were left are to be cleared by whoever keeps them.
+        already collapsed is found out and an older one can be taken. Audits are those of the new
+        lineage from here on.
         """
+        self._stale = 0
         self._streaks = {}
         self._calm = self.config.patience
         self._troubled = 0

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from errno import EDQUOT, EFBIG, ENOSPC
 from hashlib import sha256
 from pathlib import Path
 
 from bitta.errors import InputError
-from bitta.server.store.errors import Full, Unavailable
 from bitta.server.store.ids import new_token
+from bitta.server.store.trouble import of_disk
 
-_NO_ROOM = {ENOSPC, EDQUOT, EFBIG}
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -34,20 +32,17 @@ class Images:
         except FileNotFoundError:
             return None
 
-    def keep(self, contents: Sequence[bytes]) -> list[str]:
-        """Write images durably, those that are there left as they are; their names."""
-        names = [sha256(content).hexdigest() for content in contents]
+    def keep(self, contents: Sequence[bytes]) -> None:
+        """Write images durably; those that are there are left as they are."""
         try:
             self._unfinished.mkdir(parents=True, exist_ok=True)
             changed: set[Path] = set()
-            for name, content in zip(names, contents, strict=True):
-                changed |= self._write(self.path(name), content)
+            for content in contents:
+                changed |= self._write(self.path(name_of(content)), content)
             for folder in changed:
                 _sync_folder(folder)
         except OSError as error:
-            kind = Full if error.errno in _NO_ROOM else Unavailable
-            raise kind(f"an image cannot be kept ({error.strerror}); try again") from error
-        return names
+            raise of_disk(error, "an image") from error
 
     def remove(self, name: str) -> None:
         """Delete an image's file durably."""
@@ -81,6 +76,11 @@ class Images:
             unfinished.unlink(missing_ok=True)
             raise
         return changed
+
+
+def name_of(content: bytes) -> str:
+    """What an image is called."""
+    return sha256(content).hexdigest()
 
 
 def _write_durably(path: Path, content: bytes) -> None:

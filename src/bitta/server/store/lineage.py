@@ -1,5 +1,6 @@
 """Changes to what was learned: claimed, applied, kept as a snapshot, gone back to."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from bitta.server.store.log import append
 from bitta.server.store.questions import in_parts
 from bitta.server.store.records import LearnedStep, NewSnapshot, PendingAnswer, Recovered, Snapshot
 from bitta.server.store.rows import as_answer, as_snapshot, learnable
-from bitta.server.store.tables import feedback, snapshots
+from bitta.server.store.tables import events, feedback, snapshots
 
 _AGAIN: dict[str, Any] = {
     "status": case((feedback.c.standing, "pending"), else_="superseded"),
@@ -47,7 +48,9 @@ def forget_taken(connection: Connection) -> None:
 
 
 def learned(connection: Connection, *, step: LearnedStep, at: int) -> None:
-    """Log a step and mark its answers."""
+    """Log a step and mark its answers, unless that was done already."""
+    if _last_step(connection) == step.version:
+        return  # a connection was lost after the commit, before it was heard of
     lineage, number = parse_version(step.version)
     body = {
         "version": step.version,
@@ -173,6 +176,14 @@ def _insert(connection: Connection, new: NewSnapshot, seq: int, at: int) -> Snap
         )
     )
     return find_snapshot(connection, new.id)
+
+
+def _last_step(connection: Connection) -> str | None:
+    """Version that the last step led to, unless a restart came after it."""
+    kinds = events.c.kind.in_(("learned", "recovered"))
+    last = select(events.c.body).where(kinds).order_by(events.c.seq.desc()).limit(1)
+    body = connection.execute(last).scalar_one_or_none()
+    return None if body is None else json.loads(body).get("version")
 
 
 def _claimed() -> ColumnElement[bool]:

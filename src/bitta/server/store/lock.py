@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from bitta.server.store.errors import Owned, Unavailable
@@ -31,8 +32,9 @@ def own(folder: Path) -> int:
             f"the data folder {folder} belongs to a bitta server that runs"
             f"{f' (process {owner})' if owner else ''}; stop it, or give another folder"
         ) from None
-    os.truncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # a full disk; who owns it is only good to know
+        os.truncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     return file
 
 

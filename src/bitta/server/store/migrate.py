@@ -1,19 +1,26 @@
-"""Bring a database to the schema of this version of bitta."""
+"""Bring a database to the schema of this version of bitta.
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect
+Alembic is imported only where something is to be migrated: a server that restarts after a crash
+has no time for it.
+"""
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from bitta.server.store.connect import Place
 from bitta.server.store.errors import NewerSchema, StoreError, Unavailable
 from bitta.server.store.lock import disown, own
 from bitta.server.store.tables import metadata
-from bitta.server.store.trouble import trouble
+from bitta.server.store.trouble import reason
 from bitta.version import __version__
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+HEAD = "0001"
+"""The newest of `migrations`."""
 VERSION_TABLE = "bitta_schema"
 """Not alembic's own name for it: another program in the same database may use that."""
 
@@ -34,8 +41,7 @@ def migrate(place: Place, *, alone: bool) -> None:
             if lock is not None:
                 disown(lock)
     except DBAPIError as error:
-        why = trouble(error) or error.orig
-        raise Unavailable(f"the database {place.name} cannot be opened: {why}") from error
+        raise Unavailable(f"the database {place.name} cannot be opened: {reason(error)}") from error
 
 
 def _is_current(place: Place) -> bool:
@@ -43,11 +49,9 @@ def _is_current(place: Place) -> bool:
         schema = _schema(connection)
         if schema is None:
             return False
-        script = ScriptDirectory.from_config(_config())
-        if schema == script.get_current_head():
+        if schema == HEAD:
             return True
-        known = {step.revision for step in script.walk_revisions()}
-        if schema in known:
+        if schema in _known():
             return False
     raise NewerSchema(
         f"the database {place.name} has the schema {schema!r}, which bitta {__version__} does not "
@@ -63,15 +67,28 @@ def _upgrade(connection: Connection, name: str) -> None:
                 f"the database {name} holds tables of another program "
                 f"({', '.join(sorted(foreign))}); give another database"
             )
+    from alembic import command  # noqa: PLC0415
+
     command.upgrade(_config(connection), "head")
 
 
 def _schema(connection: Connection) -> str | None:
-    found = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return found.get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    table = Table(VERSION_TABLE, MetaData(), Column("version_num", String))
+    found: str | None = connection.execute(select(table.c.version_num)).scalar_one_or_none()
+    return found
 
 
-def _config(connection: Connection | None = None) -> Config:
+def _known() -> set[str]:
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    return {step.revision for step in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
+def _config(connection: Connection | None = None) -> "Config":
+    from alembic.config import Config  # noqa: PLC0415
+
     config = Config()
     config.set_main_option("script_location", "bitta.server.store:migrations")
     config.set_main_option("path_separator", "os")

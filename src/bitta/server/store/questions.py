@@ -38,6 +38,8 @@ def served(connection: Connection, *, batch: ServedBatch, at: int) -> None:
         "model_version": batch.model_version,
         "during": None if batch.during is None else list(batch.during),
     }
+    if batch.silent:
+        body["silent"] = True
     shared: dict[str, Any] = {
         "event_seq": append(connection, kind="served", body=body, at=at),
         "model_name": batch.model_name,

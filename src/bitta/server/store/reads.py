@@ -42,6 +42,8 @@ class Reads:
 
     def __init__(self, reader: Engine) -> None:
         self._reader = reader
+        self._counted = (0, -1)
+        """Predictions counted so far, and the highest of their positions."""
 
     def pending(self) -> list[PendingAnswer]:
         """Answers that no step has used or is using, by seq."""
@@ -112,9 +114,10 @@ class Reads:
         found = _questions() if status is None else _questions().where(questions.c.status == status)
         return [as_question(row) for row in self._rows(found.limit(limit))]
 
-    def open_questions(self) -> int:
-        """How many wait for an answer."""
-        found = select(func.count().label("n")).where(questions.c.status == "open")
+    def open_questions(self, *, since: int = 0) -> int:
+        """How many that were asked since a moment wait for an answer."""
+        waiting = and_(questions.c.status == "open", questions.c.asked_at >= since)
+        found = select(func.count().label("n")).where(waiting)
         return int(self._rows(found)[0]["n"])
 
     def feedback(self, feedback_id: str) -> FeedbackRecord | None:
@@ -147,16 +150,34 @@ class Reads:
         """How much of everything there is."""
         status = _count_by(select(questions.c.status.label("key")), questions.c.status)
         asked = {row["key"]: row["n"] for row in self._rows(status)}
-        served = self._rows(select(func.count(predictions.c.id).label("n")))[0]["n"]
         given = self._rows(select(*_feedback_counts()))[0]
         return Counts(
-            served=served,
+            served=self._served(),
             asked=sum(asked.values()),
             open=asked.get("open", 0),
             closed=asked.get("closed", 0),
             expired=asked.get("expired", 0),
             **{name: int(n or 0) for name, n in given.items()},
         )
+
+    def _served(self) -> int:
+        """Only what has come since the last call is counted: positions go up."""
+        n, top = self._counted
+        position = predictions.c.position
+        found = select(func.count(position).label("n"), func.max(position).label("top"))
+        (new,) = self._rows(found.where(position > top))
+        if new["n"]:
+            self._counted = (n + int(new["n"]), int(new["top"]))
+        return self._counted[0]
+
+    def received(self, *, since: int) -> int:
+        """Verdicts that came since a moment and stand, skips left out; of the newest thousand."""
+        columns = (feedback.c.received_at, feedback.c.standing, feedback.c.verdict)
+        newest = select(*columns).order_by(feedback.c.seq.desc()).limit(1000).subquery().c
+        found = select(func.count().label("n")).where(
+            newest.received_at >= since, newest.standing, newest.verdict != "skip"
+        )
+        return int(self._rows(found)[0]["n"])
 
     def annotators(self, *, since: int = 0) -> list[AnnotatorCount]:
         """What each annotator answered since a moment, and how far they agree with one another."""

@@ -40,6 +40,8 @@ class ServedBatch:
     predictions: Sequence[NewPrediction]
     during: tuple[int, int] | None = None
     """Step and epoch between whose optimiser steps it was served; None between learning steps."""
+    silent: bool = False
+    """Whether no questions were to be asked, if a window was full with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from bitta.server.store import answers, lineage, pictures, questions
 from bitta.server.store.connect import Clock, Place, now
+from bitta.server.store.errors import Unavailable
 from bitta.server.store.ids import new_id, new_token
-from bitta.server.store.images import Images
+from bitta.server.store.images import Images, name_of
 from bitta.server.store.keys import Keys
 from bitta.server.store.log import append
 from bitta.server.store.migrate import migrate
@@ -102,16 +103,23 @@ class Store(Reads):
         change: Callable[[Connection], T],
         *,
         must: bool = False,
+        before: Callable[[], object] | None = None,
         after: Callable[[T], object] | None = None,
     ) -> Future[T]:
         """Run a change with the next group; its future is done once it is durable.
 
         A change is run again when another of its group fails, so it changes nothing but the
         database. `must`: it has already happened, so it waits, in order, until a full or locked
-        database can take it, rather than fail. `after` runs once it is durable, before its
-        future is done.
+        database can take it, rather than fail. `before` runs on the writer's thread ahead of the
+        transaction, maybe more than once; where it raises, there is no change. `after` runs once
+        it is durable, before its future is done.
         """
-        return self._writer.submit(change, must=must, after=after)
+        return self._writer.submit(change, must=must, before=before, after=after)
+
+    @property
+    def trouble(self) -> Unavailable | None:
+        """Why the database has taken nothing lately; None where it has, or nothing was tried."""
+        return self._writer.trouble
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
         """Call `heard` (on the writer's thread, briefly) after each commit; returns the stop."""
@@ -173,6 +181,10 @@ class Store(Reads):
         """Give claimed answers back, as the step was not made; those undone meanwhile stay so."""
         return self.submit(partial(lineage.release, feedback_ids=feedback_ids), must=True)
 
+    def release_all(self) -> Future[None]:
+        """Give back whatever is claimed, by a `take` whose outcome is not known too."""
+        return self.submit(lineage.forget_taken, must=True)
+
     def learned(self, step: LearnedStep) -> Future[None]:
         """Log a step and mark its answers as applied, in one transaction."""
         return self.submit(partial(lineage.learned, step=step, at=self._clock()), must=True)
@@ -217,12 +229,16 @@ class Store(Reads):
         return self.submit(partial(append, kind=kind, body=dict(body), at=self._clock()))
 
     def keep_images(self, images: Sequence[NewImage]) -> Future[list[ImageRecord]]:
-        """Write files here and now, in the calling thread, then their rows."""
+        """Write files, then their rows; what is submitted after this is not stored before it."""
         contents = [image.content for image in images]
-        names = self.images.keep(contents)
+        names = [name_of(content) for content in contents]
+
+        def write() -> None:
+            self.images.keep(contents)
+
         change = partial(pictures.kept, images=images, names=names, at=self._clock())
-        # A deletion that came between file and row has taken the file.
-        return self.submit(change, must=True, after=lambda _: self.images.keep(contents))
+        # Afterwards again: a deletion that came between file and row has taken the file.
+        return self.submit(change, must=True, before=write, after=lambda _: write())
 
     def delete_image(self, sha256: str, by: str) -> Future[bool]:
         """Remove a kept image for good; False where there was none."""

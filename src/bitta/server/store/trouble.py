@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -21,6 +22,7 @@ _DOWN = {
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
 }
+_NO_ROOM = {ENOSPC, EDQUOT, EFBIG}
 _KIND = 0xFF
 """The low byte of an extended code of SQLite."""
 
@@ -31,7 +33,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
     try:
         with engine.begin() as connection:
             yield connection
-    except DBAPIError as error:
+    except (DBAPIError, NoConnection) as error:
         if (why := trouble(error)) is not None:
             raise why from error
         raise
@@ -50,6 +52,17 @@ def trouble(error: BaseException) -> Unavailable | None:
     if type(origin).__module__.partition(".")[0] == "psycopg":
         return _of_postgres(origin)
     return None
+
+
+def reason(error: BaseException) -> str:
+    """What the driver itself says, in a line; for logs and terminals, not for callers."""
+    return _first(error.orig if isinstance(error, DBAPIError) else error)
+
+
+def of_disk(error: OSError, what: str) -> Unavailable:
+    """Say that a file could not be written, and whether that is for want of room."""
+    kind = Full if error.errno in _NO_ROOM else Unavailable
+    return kind(f"{what} cannot be kept ({error.strerror}); try again")
 
 
 def _of_sqlite(origin: sqlite3.Error) -> Unavailable | None:
@@ -72,7 +85,8 @@ def _of_postgres(origin: BaseException | None) -> Unavailable | None:
     if state.startswith(("08", "53", "57P", "58")) or state == "25006":
         return _down(origin)
     lost = not state and type(origin).__name__ in ("OperationalError", "ConnectionTimeout")
-    return _down(origin) if lost else None
+    # The driver's words would tell callers where the database is, and who uses it.
+    return Unavailable("the database cannot be reached; try again") if lost else None
 
 
 def _full(origin: BaseException | None) -> Full:

@@ -19,7 +19,7 @@ class Work {
   #me; #keys = new Keys(); #stage = new Stage(this.#keys); #outbox; #supply; #turn = new Turn();
   #live = new Live("v1/events", ["asked", "expired"]);
   #done = [];  // Own answers that can be taken back, oldest first.
-  #lapses = 0; #today = 0; #total = 0; #seen = 0; #warned = false;
+  #lapses = 0; #today = 0; #total = 0; #seen = -Infinity; #warned = false;
 
   constructor(me) {
     this.#me = me;

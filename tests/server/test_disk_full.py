@@ -1,0 +1,106 @@
+"""A server whose disk is full says so, loses nothing, and goes on once there is room."""
+
+import os
+import shutil
+import subprocess
+from hashlib import sha256
+
+import pytest
+
+from bitta.client import UnavailableError
+from made_pictures import encoded, gradient
+from server.processes import QUICK, Load, ServerProcess, check_stored, until
+
+SETTINGS = f"max_waiting = 128\n{QUICK}"
+"""Predictions are refused soon once they cannot be stored."""
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small one of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command to make a small disk with")
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def server(tmp_path, disk):
+    server = ServerProcess(tmp_path, data_dir=disk / "data", settings=SETTINGS)
+    yield server
+    server.kill()
+
+
+def fill(disk):
+    """Until not a byte more goes in."""
+    ballast = disk / "ballast"
+    file = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(file, bytes(4096))
+    except OSError:
+        os.close(file)
+    return ballast
+
+
+def check_snapshots(server):
+    """Every row names a whole file, and no other file lies around."""
+    with server.store() as store:
+        kept = {server.data_dir / each.path: each.sha256 for each in store.snapshots()}
+    for path, digest in kept.items():
+        assert sha256(path.read_bytes()).hexdigest() == digest
+    assert set((server.data_dir / "snapshots").iterdir()) == set(kept)
+
+
+def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(server, disk):
+    server.start()
+    with Load(server, images=16) as load, server.client("client") as client:
+        until(lambda: len(load.acknowledged) > 5, seconds=60, what="questions are answered")
+        [served] = client.predict(encoded(gradient()))
+        ballast = fill(disk)
+        until(lambda: load.refused["predict"], seconds=60, what="predictions are refused")
+        with pytest.raises(UnavailableError, match="the database has no room left") as refused:
+            client.answer(served, correct=True)
+        assert refused.value.status == 503
+        assert "the disk of the data folder has" in server.ready()
+        status, body = server.call("POST", "/v1/snapshots")
+        assert (status, body["code"]) == (503, "unavailable")
+        assert "a snapshot cannot be kept (No space left on device)" in body["error"]
+        before, learned, predicted = len(load.acknowledged), server.steps(), load.n_predicted
+        ballast.unlink()
+        server.wait_ready()
+        until(lambda: len(load.acknowledged) > before + 5, seconds=60, what="answers go on")
+        until(lambda: server.steps() > learned, seconds=60, what="learning goes on")
+        until(lambda: load.n_predicted > predicted, seconds=60, what="predictions go on")
+        assert client.answer(served, correct=True).id not in load.acknowledged
+        assert server.call("POST", "/v1/snapshots")[0] == 201
+    assert load.statuses() == {503}
+    assert "cannot be stored: the database has no room left" in str(load.refused["predict"][0])
+    assert "raceback" not in server.log.read_text()
+    assert server.stop() == 0
+    check_snapshots(server)
+    check_stored(server, load.acknowledged)
+
+
+def test_a_server_killed_on_a_full_disk_starts_again_when_there_is_room(server, disk):
+    server.start()
+    with Load(server, images=16) as load:
+        until(lambda: len(load.acknowledged) > 5, seconds=60, what="questions are answered")
+        ballast = fill(disk)
+        until(lambda: load.refused["predict"], seconds=60, what="predictions are refused")
+        server.kill()
+    with pytest.raises(AssertionError, match=r"(?s)the server ended:.*no room left"):
+        server.start()
+    ballast.unlink()
+    server.start()
+    assert server.call("POST", "/v1/snapshots")[0] == 201
+    server.kill()
+    assert "raceback" not in server.log.read_text()
+    check_snapshots(server)
+    check_stored(server, load.acknowledged)
