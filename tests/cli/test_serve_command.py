@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
-from contextlib import suppress
 
 import pytest
 
 from bitta.cli.main import main
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+pytest.importorskip("httpx", reason="the extra 'client' is not installed")
+
+from bitta.client import Client
 
 
 @pytest.fixture
@@ -41,6 +42,9 @@ def said(capsys, *arguments):
         (["--demo", "--method", "nothing"], "nothing"),
         (["--demo", "--set", "lr=-1"], "lr"),
         (["--demo", "--config", "missing.toml"], "missing.toml"),
+        (["--demo", "--rate", "-1"], "rate is -1; allowed: 0 to 1000 pictures a second"),
+        (["--demo", "corruptions", "--rate", "nan"], "rate is nan; allowed"),
+        (["--model", "embedded:digits-resnet8", "--rate", "5"], "it needs --demo"),
     ],
 )
 def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
@@ -51,10 +55,28 @@ def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
     assert "Traceback" not in output.err
 
 
-def test_a_check_says_what_would_run(folder, capsys):
-    code, output = said(capsys, "serve", "--demo", "--port", "0", "--check")
+def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--demo", "wheather"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "invalid choice: 'wheather'" in said
+    assert "corruptions" in said
+
+
+@pytest.mark.parametrize(
+    ("demo", "model"),
+    [
+        (["--demo"], "digits-resnet8, 2 classes, reads (3, 28, 28)"),
+        (["--demo", "corruptions"], "cifar10-resnet8, 10 classes, reads (3, 32, 32)"),
+        (["--demo", "--method", "tent"], "digits-resnet8, 2 classes"),
+        (["--demo", "--model", "embedded:cifar10-resnet8"], "cifar10-resnet8, 10 classes"),
+    ],
+)
+def test_a_check_says_what_would_run(folder, capsys, demo, model):
+    code, output = said(capsys, "serve", *demo, "--port", "0", "--check")
     assert code == 0
-    assert "cifar10-resnet8, 10 classes, reads (3, 32, 32)" in output.out
+    assert model in output.out
     assert 'make some with "bitta keys create"' in output.out
 
 
@@ -68,26 +90,38 @@ def lines_of(process, wanted, seconds=90.0):
     return "".join(lines)
 
 
+def until(true, seconds=90.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder, capsys):
     command = [sys.executable, "-m", "bitta.cli.main", "serve", "--demo", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--keep-images", "all"], stdout=subprocess.PIPE, text=True, cwd=folder
+        [*command, "--rate", "60", "--keep-images", "all"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
     )
     try:
         text = lines_of(process, "/openapi.json")
         root = re.search(r"http://\S+(?=/openapi.json)", text)[0]
-        key = re.search(r"operator\s+(\S+)", text)[1]
-        request = urllib.request.Request(
-            f"{root}/v1/status", headers={"Authorization": f"Bearer {key}"}
-        )
-        end = time.monotonic() + 90
-        while True:
-            with suppress(OSError):
-                status = json.load(urllib.request.urlopen(request, timeout=5))
-                if status["learning"]["steps"] >= 1 and status["questions"]["asked"] >= 3:
-                    break
-            assert time.monotonic() < end, "it has asked or learned nothing"
-            time.sleep(0.3)
+        with Client(root, re.search(r"operator\s+(\S+)", text)[1]) as operator:
+            until(lambda: operator.status()["questions"]["asked"] >= 3)
+        key = re.search(r"annotator\s+(\S+)", text)[1]
+        truth = "bitta-serve-demo/truth.jsonl"
+        assert f"truth      {truth}" in text
+        simulated = ["--url", root, "--key", key, "--simulate", truth]
+        code, output = said(capsys, "annotate", *simulated, "--n", "3")
+        assert code == 0
+        assert "3 answers in " in output.out
+        with Client(root, key) as annotator:
+            question = annotator.next_question(wait=60)
+            assert question.label in ("digit from 0 to 4", "digit from 5 to 9")
+            learned = annotator.status()["learning"]["steps"]
+            until(lambda: annotator.status()["learning"]["steps"] > learned)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -95,14 +129,17 @@ def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder
         process.stdout.close()
         process.wait()
     data = ["--data-dir", "bitta-serve-demo"]
-    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:cifar10-resnet8")
+    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:digits-resnet8")
     assert code == 0
     assert ", 0 differ" in output.out
-    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:digits-resnet8")
+    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:cifar10-resnet8")
     assert code == 2
     assert "is not the model that the log began with" in output.err
     code, output = said(capsys, "feedback", "export", *data)
-    assert (code, output.out) == (0, "")
+    assert code == 0
+    answers = [json.loads(line) for line in output.out.splitlines()]
+    assert {answer["annotator_kind"] for answer in answers} == {"CODE"}
+    assert len(answers) == 3
 
 
 def test_feedback_of_a_folder_that_is_not_there_is_refused(folder, capsys):

@@ -6,17 +6,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitta.errors import BittaError, InputError, SettingError
+from bitta.cli.serve_demo import (
+    configure_demo,
+    demo_settings,
+    rate_of,
+    start_camera,
+)
+from bitta.errors import InputError, SettingError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from bitta.server.host import Host
     from bitta.server.settings import ServeSettings
 
 _EPILOG = """\
 examples:
   bitta serve --demo
+  bitta serve --demo corruptions --rate 40
   bitta serve --model weights.safetensors --port 8080
   bitta serve --model mymodels:make --classes classes.txt --input-shape 3x224x224
   bitta serve --config server.toml --check
@@ -24,23 +29,13 @@ examples:
 Every setting also has a name in the file and in the environment: --data-dir is data_dir in the
 file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file. docs/serving.md lists them.
 """
-_DEMO = {
-    "model": "embedded:cifar10-resnet8",
-    "settings": {"epochs": 1, "lr": 3e-4, "dropout": 0.1, "bn_momentum": 0.7},
-    "data_dir": "bitta-serve-demo",
-    "log_level": "warning",
-}
-_PICTURES = 8.0  # a second
-TRUTH = "truth.jsonl"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
-    parser.add_argument(
-        "--demo", action="store_true", help="a small model and a camera whose pictures get worse"
-    )
+    configure_demo(parser)
     parser.add_argument("--model", help="weights with a card, or module:function")
     parser.add_argument("--classes", metavar="FILE", help="a class name per line")
     parser.add_argument("--input-shape", metavar="CxHxW", help="such as 3x224x224")
@@ -72,13 +67,13 @@ def main(arguments: argparse.Namespace) -> int:
         raise InputError(
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
         ) from None
-    settings = _settings(arguments)
+    settings, rate = _settings(arguments), rate_of(arguments)
     if arguments.check:
         return _check(settings)
     with hosting(settings) as host:
         print(f"{host.model.name}: {host.begun_from}", flush=True)
-        _print_keys(host, settings, demo=arguments.demo)
-        camera = _camera(host, settings) if arguments.demo else None
+        _print_keys(host, demo=arguments.demo is not None)
+        camera = start_camera(host, settings, arguments.demo, rate) if rate else None
         try:
             serve(host.app, settings, tell=lambda line: print(line, flush=True))
         finally:
@@ -97,10 +92,10 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
         given["input_shape"] = _shape(given["input_shape"])
     given = {name: value for name, value in given.items() if value is not None}
     own = dict(_assignment(text) for text in arguments.overrides)
-    if arguments.demo:
-        given = {**_DEMO, **given, "settings": {**_DEMO["settings"], **own}}  # type: ignore[dict-item]
-    elif own:
+    if own:
         given["settings"] = own
+    if arguments.demo:
+        given = demo_settings(arguments.demo, given)
     settings = load_settings(given, config=arguments.config and Path(arguments.config))
     if not settings.model:
         raise SettingError("no model was given; use --model, or --demo to look around.")
@@ -143,7 +138,7 @@ def _check(settings: "ServeSettings") -> int:
     return 0
 
 
-def _print_keys(host: "Host", settings: "ServeSettings", *, demo: bool) -> None:
+def _print_keys(host: "Host", *, demo: bool) -> None:
     """A server without keys is of no use: make the first ones, and show them this once."""
     keys = host.store.keys
     if demo:
@@ -154,21 +149,4 @@ def _print_keys(host: "Host", settings: "ServeSettings", *, demo: bool) -> None:
     print("keys, shown this once:")
     for role in ("client", "annotator", "operator"):
         made = keys.create(role, f"first {role}")
-        print(f"  {role:<10} {made.token}")
-    if demo:
-        print("the camera's truth, for bitta annotate --simulate:")
-        print(f"  {settings.data_dir / TRUTH}", flush=True)
-
-
-def _camera(host: "Host", settings: "ServeSettings") -> Any:
-    from bitta.server.camera import Camera  # noqa: PLC0415
-
-    def send(picture: "np.ndarray[Any, Any]", truth: int) -> None:
-        with suppress(BittaError):  # overloaded: this picture is lost, as with a real camera
-            served = host.engine.predict(picture, request_id="camera").result()
-            with open(settings.data_dir / TRUTH, "a") as file:
-                file.write(json.dumps({served.prediction_ids[0]: truth}) + "\n")
-
-    camera = Camera(send, per_second=_PICTURES, seed=settings.seed)
-    camera.start()
-    return camera
+        print(f"  {role:<10} {made.token}", flush=True)
