@@ -1,16 +1,25 @@
 # make demo: see it work.  make test: prove it works.  Both build .venv once and reuse it.
+# make soak: an hour and more of it under load; KILLS=5 PICTURES=300 MINUTES=2 is shorter, 0 none.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types clean
+KILLS ?= 100
+PICTURES ?= 10000
+MINUTES ?= 30
+
+.PHONY: demo test soak lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bitta demo
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
+
+soak: $(VENV)/.dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python scripts/soak.py --kills $(KILLS) \
+	  --pictures $(PICTURES) --minutes $(MINUTES) --out results/serving/soak.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
