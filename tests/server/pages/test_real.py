@@ -76,3 +76,38 @@ def test_an_operator_keeps_a_version_and_goes_back_to_it(browser, real):
     says(page, "#learning", "learning paused")
     assert heard == []
     page.context.close()
+
+
+def test_two_people_answer_thirty_questions_and_a_lost_network_neither_loses_nor_doubles_one(
+    browser, real
+):
+    engine, url = real
+    engine.ask(36)
+    people = [engine.store.keys.create("annotator", name) for name in ("Ada", "Bo")]
+    pages = [open_page(browser, f"{url}/annotate", person.token) for person in people]
+    (ada, ada_heard), (bo, _) = pages
+    given = {ada: {}, bo: {}}
+
+    def answer(page, keys):
+        for key in keys:
+            given[page][press(page, key)] = {"c": "correct", "x": "incorrect"}[key]
+
+    answer(ada, "cxcxc")
+    answer(bo, "xx")
+    ready(bo)
+    bo.wait_for_timeout(300)  # the question after this one is fetched meanwhile
+    bo.context.set_offline(True)
+    answer(bo, "cx")
+    says(bo, "#state", "Waiting for network · 2 answers kept")
+    answer(ada, "xcxcxcxcxc")
+    bo.context.set_offline(False)
+    answer(bo, "cxcxcxcxcxc")
+    for page in (ada, bo):
+        saved(page)
+    assert not set(given[ada]) & set(given[bo])
+    records = engine.store.history(limit=100)
+    assert {one.prediction_id: one.verdict for one in records} == given[ada] | given[bo]
+    assert len(records) == 30
+    assert ada_heard == []
+    for page in (ada, bo):
+        page.context.close()
