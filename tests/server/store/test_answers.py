@@ -168,6 +168,27 @@ def test_a_change_of_mind_leaves_what_was_learned(asked):
     assert (second.status, second.supersedes_id) == ("pending", first.id)
 
 
+def test_saying_the_same_again_is_learned_once(asked):
+    """A second press of the button has a key of its own."""
+    first = asked.answer(given(0)).result()
+    learn(asked, "1.1", first)
+    second = asked.answer(given(0, comment="really")).result()
+    assert asked.take().result() == []
+    old, new = asked.feedback(first.id), asked.feedback(second.id)
+    assert (old.status, old.applied_in_version) == ("superseded", None)
+    assert (new.status, new.applied_in_version, new.standing) == ("applied", "1.1", True)
+
+
+def test_saying_the_same_again_waits_for_the_step_that_learns_it(asked):
+    first = asked.answer(given(0)).result()
+    asked.take().result()
+    second = asked.answer(given(0)).result()
+    assert asked.take().result() == []
+    learn(asked, "1.1", first)
+    assert asked.take().result() == []
+    assert asked.feedback(second.id).applied_in_version == "1.1"
+
+
 def test_two_annotators_replace_nothing_of_each_other(asked):
     asked.answer(given(0)).result()
     second = asked.answer(given(0, "incorrect", by="bert")).result()

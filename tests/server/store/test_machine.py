@@ -54,6 +54,10 @@ class Said:
     def used(self):
         return self.given.verdict != "skip"
 
+    @property
+    def meaning(self):
+        return self.given.prediction_id, self.given.annotator_id, self.given.verdict
+
     def retire(self):
         self.standing = False
         if self.status == "pending" and not self.taken:
@@ -185,7 +189,10 @@ class Plain(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([None, 1, 2]))
     def take(self, limit):
         taken = self.store.take(limit).result()
-        mine = self.waiting()[:limit]
+        for said in self.waiting():
+            self.pass_on(said)
+        mine = [said for said in self.waiting() if not any(s.taken for s in self.same(said))]
+        mine = mine[:limit]
         assert [one.feedback_id for one in taken] == [said.id for said in mine]
         for said in mine:
             said.taken = True
@@ -255,6 +262,11 @@ class Plain(RuleBasedStateMachine):
         assert [one.feedback_id for one in self.store.pending()] == [s.id for s in self.waiting()]
 
     @invariant()
+    def nothing_is_in_the_memory_twice(self):
+        held = [said.meaning for said in self.said if said.status == "applied" or said.taken]
+        assert len(set(held)) == len(held)
+
+    @invariant()
     def same_questions(self):
         stored = {one.prediction_id: one.status for one in self.store.questions(limit=1000)}
         assert stored == {id_: ask.status for id_, ask in self.asks.items()}
@@ -273,6 +285,16 @@ class Plain(RuleBasedStateMachine):
     def plain(said):
         version = said.version and f"{said.version[0]}.{said.version[1]}"
         return (said.id, said.status, said.standing, said.undone, version)
+
+    def pass_on(self, said):
+        for old in self.same(said):
+            if old.status == "applied":
+                said.status, said.version = "applied", old.version
+                old.status, old.version = "superseded", None
+
+    def same(self, said):
+        """What else this person has said in the same way of the same prediction."""
+        return [s for s in self.said if s is not said and s.meaning == said.meaning]
 
     def waiting(self):
         return [s for s in self.said if s.used and s.status == "pending" and not s.taken]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, insert, select, update
 
 from bitta.errors import InputError
 from bitta.server.store.answers import PENDING
@@ -16,23 +16,44 @@ from bitta.server.store.records import LearnedStep, NewSnapshot, PendingAnswer, 
 from bitta.server.store.rows import as_answer, as_snapshot, learnable
 from bitta.server.store.tables import events, feedback, snapshots
 
-_AGAIN: dict[str, Any] = {
-    "status": case((feedback.c.standing, "pending"), else_="superseded"),
-    "taken_at": None,
-    "applied_in_version": None,
-    "applied_lineage": None,
-    "applied_step": None,
-}
+_PLACE = ("applied_in_version", "applied_lineage", "applied_step")
+_NOWHERE: dict[str, Any] = dict.fromkeys((*_PLACE, "taken_at"))
+_AGAIN = _NOWHERE | {"status": case((feedback.c.standing, "pending"), else_="superseded")}
 """An answer that has been learned from no longer; undone or replaced meanwhile, it stays so."""
+_REPLACED = _NOWHERE | {"status": "superseded"}
+_EARLIER = feedback.alias("earlier")
+_SAME = and_(
+    *(
+        _EARLIER.c[name] == feedback.c[name]
+        for name in ("prediction_id", "annotator_id", "verdict")
+    ),
+    _EARLIER.c.id != feedback.c.id,
+)
+"""The same person said the same of the same prediction."""
 
 
 def take(connection: Connection, *, limit: int | None, at: int) -> list[PendingAnswer]:
-    """Claim pending answers, oldest first."""
-    found = connection.execute(learnable().where(PENDING).limit(limit)).mappings()
+    """Claim pending answers, oldest first; those that the memory holds already are not."""
+    _pass_on(connection)
+    free = PENDING & ~exists().where(_SAME, _EARLIER.c.taken_at.is_not(None))
+    found = connection.execute(learnable().where(free).limit(limit)).mappings()
     taken = [as_answer(row) for row in found]
     for some in in_parts([answer.feedback_id for answer in taken]):
         connection.execute(update(feedback).where(feedback.c.id.in_(some)).values(taken_at=at))
     return taken
+
+
+def _pass_on(connection: Connection) -> None:
+    """Somebody said again what was learned from: the new answer takes the place of the old."""
+    lineage = connection.execute(select(func.max(snapshots.c.lineage))).scalar() or 1
+    learned_from = (_EARLIER.c.status == "applied") & (_EARLIER.c.applied_lineage == lineage)
+    places = [_EARLIER.c[name] for name in _PLACE]
+    again = select(feedback.c.id.label("new"), _EARLIER.c.id.label("old"), *places)
+    found = connection.execute(again.where(PENDING, _SAME, learned_from)).mappings().all()
+    for row in found:
+        place = {name: row[name] for name in _PLACE}
+        for id_, values in ((row["old"], _REPLACED), (row["new"], {"status": "applied"} | place)):
+            connection.execute(update(feedback).where(feedback.c.id == id_).values(**values))
 
 
 def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
