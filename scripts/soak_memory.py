@@ -71,12 +71,6 @@ def trend(resident):
     return slope, pstdev([one - first - slope * x for x, one in zip(places, resident, strict=True)])
 
 
-def growth(resident):
-    """MiB by which memory grew after the first third, by its trend."""
-    rest = resident[len(resident) // 3 :]
-    return trend(rest)[0] * len(rest)
-
-
 def _warm(looks):
     """Looks before those that count: a third, or two minutes, in which memories fill."""
     return min(max(looks // 3, round(120 / _EVERY)), looks * 3 // 5)
