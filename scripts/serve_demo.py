@@ -162,7 +162,8 @@ def run(stream: str, seed: int, n_windows: int, *, answering: bool) -> Run:
             right = [one.class_index == label for one, label in zip(got, labels, strict=True)]
             accuracy.append(100 * mean(right))
             truth = {one.prediction_id: label for one, label in zip(got, labels, strict=True)}
-            status = learned(operator, window + 1)
+            asked = answers.tally.answered + N_QUERIES if answering else 0
+            status = learned(operator, window + 1, asked)
             suspected += status["collapse"]["state"] != "ok"
             if answering:
                 answers.run(answers.tally.answered + N_QUERIES)
@@ -173,15 +174,14 @@ def run(stream: str, seed: int, n_windows: int, *, answering: bool) -> Run:
     )  # fmt: skip
 
 
-def learned(operator: Client, windows: int) -> dict[str, Any]:
-    """Wait until so many windows were asked about and learned from."""
+def learned(operator: Client, windows: int, asked: int) -> dict[str, Any]:
+    """Wait until so many questions were asked and so many windows learned from."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         status = operator.status()
         if not status["model"]["version"].startswith("1."):
             raise SystemExit(f"the server has rolled back: {status['collapse']['reasons']}")
-        asked = status["questions"]["asked"] >= N_QUERIES * windows
-        if asked and status["learning"]["steps"] >= windows:
+        if status["questions"]["asked"] >= asked and status["learning"]["steps"] >= windows:
             return status
         time.sleep(0.02)
     raise SystemExit(f"window {windows} was not learned from within {PATIENCE:g} seconds")

@@ -78,6 +78,7 @@ class FakeEngine:
         self.store = store
         self.alive = True
         self.stuck = False
+        self.idle = 60.0
         self.failing = None
         self.forgotten = []
         self.now = Status()

@@ -200,6 +200,12 @@ def test_ready_means_that_the_worker_answers(call, engine, monkeypatch):
     assert index[0]["state"] == "UNAVAILABLE"
 
 
+def test_ready_holds_inside_a_long_step_in_which_requests_are_served(call, engine, monkeypatch):
+    monkeypatch.setattr("bitta.server.api.health._PATIENCE", 0.1)
+    engine.stuck, engine.idle = True, 0.0
+    assert call(None, "GET", "/v2/health/ready").json() == {"ready": True}
+
+
 def test_ready_means_that_the_store_can_be_written(call, store, monkeypatch):
     def full(_):
         failed = Future()

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 import torch
+from torch import nn
 
 from bitta.methods import METHODS
 from bitta.server.engine.inbox import Inbox, Order, Request
@@ -79,6 +80,34 @@ def test_what_is_served_while_questions_are_chosen_is_as_if_served_after_the_win
     plain.learn([])
     assert attentive.weights == plain.weights
     assert attentive.n_seen == plain.n_seen == WINDOW + len(visitors.served)
+
+
+@pytest.mark.parametrize("observes", ["before_serving", "before_asking", "after_asking"])
+def test_a_question_names_the_sample_it_is_about_whenever_statistics_move(observes):
+    attentive, plain = learner(observes=observes), learner(observes=observes)
+    visitors, window = Visitors(attentive, most=2), batch(0)
+    queries = attentive.serve(window, turn=visitors).queries
+    assert all(torch.equal(window[query.position], query.input) for query in queries)
+    plain.serve(window)
+    for number, prediction in visitors.served:
+        assert same(plain.serve(batch(number, 1)), prediction)
+
+
+def test_nobody_is_served_inside_a_model_that_normalises_by_what_is_served():
+    """It would be normalised otherwise than before the step, and one sample not at all."""
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(3 * 8 * 8, 8),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.ReLU(),
+        nn.Linear(8, 5),
+    )
+    attentive = Learner(model, LearnerConfig(window=WINDOW))
+    assert attentive.source_label(batch(0)[0]) is None
+    visitors = Visitors(attentive)
+    attentive.serve(batch(0), turn=visitors)
+    attentive.learn([], turn=visitors)
+    assert visitors.served == []
 
 
 def test_bitta_serves_inside_its_steps_until_the_window_would_be_full():

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 
 from bitta.server.engine import learner
-from bitta.server.store import Busy, Full
-from small_engine import running, serve
+from bitta.server.store import Busy, Full, Store, Unavailable
+from small_engine import answer, running, serve
 
 
 def files(folder):
@@ -68,3 +68,64 @@ def test_a_draft_left_by_a_killed_server_is_swept(tmp_path):
     with running(tmp_path) as (engine, _):
         serve(engine, 0)
         assert not left.exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_step_that_broke_off_is_not_kept_when_the_server_stops(tmp_path):
+    """Its answer is in the memory already, and would enter it a second time."""
+    with running(tmp_path) as (engine, store):
+        engine.pause("ada", "to break it").result(20)
+        record = answer(store, serve(engine, 0).prediction_ids[2])
+        adapter = engine._worker.learner._session.adapter
+
+        def fail(*_):
+            raise RuntimeError("on purpose")
+
+        adapter._descend = fail
+        engine.resume("ada").result(20)
+        engine._worker.join(20)
+        assert len(adapter.memory.correct) == 1
+        assert not engine.alive
+        with pytest.raises(Unavailable, match="must restart"):
+            serve(engine, 1)
+    with Store.open(None, tmp_path) as store:
+        assert [one.reason for one in store.snapshots()] == ["source"]
+        assert store.feedback(record.id).status == "pending"
+
+
+def test_a_worker_inside_a_step_lives_as_long_as_it_gets_further(tmp_path):
+    with running(tmp_path) as (engine, _):
+        worker, lived = engine._worker, []
+
+        def look(given):
+            def looking(*arguments):
+                worker.beat -= 1000.0
+                given(*arguments)
+                lived.append(engine.alive)
+
+            return looking
+
+        worker._serve_within = look(worker._serve_within)
+        worker._between = look(worker._between)
+        serve(engine, 0)
+        while not engine.status().n_steps:
+            engine.ping().result(20)
+        assert lived
+        assert all(lived)
+
+
+def test_after_going_back_nothing_is_asked_about_samples_at_other_positions(tmp_path):
+    """The first four are in the window again, at positions where others were served since."""
+    with running(tmp_path, rollback=False, learner={"n_queries": 8}) as (engine, store):
+        engine.pause("ada", "to go back").result(20)
+        serve(engine, 0, n=4)
+        kept = engine.snapshot().result(20)
+        for number in (1, 2):
+            serve(engine, number, n=4)
+        engine.rollback(kept.id, by="ada", reason="to see").result(20)
+        new = serve(engine, 3, n=4)
+        engine.ping().result(20)
+        store.expire(0).result(20)  # behind what was asked
+        *_, last = store.events(kinds=["asked"])
+        asked = {one["prediction_id"] for one in last.body["questions"]}
+        assert asked == set(new.prediction_ids)

@@ -126,12 +126,16 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     kept = answered.snapshot(snapshot(1, "1.1")).result()
     learn(answered, "1.2", answered.take(2).result())
     assert ids(answered.applied_after(kept)) == [2, 3]
-    recovered = answered.recovered(kept.id).result()
+    recovered = answered.recovered(kept.id, {"threads": 2}).result()
     assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k2", "k3"]
     assert ids(answered.pending()) == [2, 3, 4, 5]
     event = answered.events()[-1]
     assert (event.seq, event.kind) == (recovered.seq, "recovered")
-    assert event.body == {"snapshot": kept.id, "reentered": list(recovered.reentered)}
+    assert event.body == {
+        "snapshot": kept.id,
+        "reentered": list(recovered.reentered),
+        "environment": {"threads": 2},
+    }
     again = answered.recovered(kept.id).result()
     assert again.reentered == ()
 

@@ -125,8 +125,10 @@ def test_too_much_that_waits_is_refused(store, held, monkeypatch):
     kept = [insert(store, "x") for _ in range(5)]
     with pytest.raises(Busy, match="wait to be written; try again later"):
         insert(store, "y").result(timeout=1)
+    happened = store.served(served([1]))
     held.set()
     assert all(future.result() for future in kept)
+    happened.result(10)
     insert(store, "z").result()
 
 

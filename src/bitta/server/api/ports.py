@@ -96,6 +96,10 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether the worker goes round."""
 
+    @property
+    def idle(self) -> float:
+        """Seconds since the worker last served, came round, or was ready to serve."""
+
     def ping(self) -> "Future[None]":
         """Done as soon as the worker has come round."""
 

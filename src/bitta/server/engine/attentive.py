@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from bitta.adapter import Adapter
 from bitta.nn import Network
 from bitta.nn.loan import Loan
+from bitta.nn.norm import batch_norms
 from bitta.questions import Chosen, Questioner
 from bitta.selection import Budget
 from bitta.session import Session
@@ -92,7 +93,7 @@ class AttentiveSession(Session):
 
     def _with_questions(self, served: Prediction, recent: Tensor, around: Prediction) -> Prediction:
         self.answered(served)
-        if self.adapter.observes == "after_asking":
+        if self.adapter.observes != "before_serving":  # its statistics move while it asks
             return super()._with_questions(served, recent, around)
         with self._interruptible():
             return super()._with_questions(served, recent, around)
@@ -198,6 +199,7 @@ def _is_plain(adapter: Adapter[Any]) -> bool:
     return (
         network.device.type == "cpu"
         and network.normaliser is None
+        and all(norm.running_mean is not None for norm in batch_norms(network.model))
         and adapter.statistics == "running"
         and kind.predict is Adapter.predict
         and kind.logits is Adapter.logits

@@ -112,7 +112,12 @@ class Engine:
     @property
     def alive(self) -> bool:
         """Whether the worker goes round."""
-        return self._worker.is_alive() and monotonic() - self._worker.beat < _STUCK
+        return self._worker.is_alive() and self.idle < _STUCK
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the worker last served, came round, or was ready to serve."""
+        return monotonic() - self._worker.beat
 
     def ping(self) -> "Future[None]":
         """Done as soon as the worker has come round."""
@@ -123,6 +128,8 @@ class Engine:
     ) -> "Future[Served]":
         """Serve some samples, (n, ...), together."""
         request = Request(torch.from_numpy(np.array(inputs, dtype=np.float32)), request_id)
+        if not self._worker.is_alive():
+            raise Unavailable("the worker that owns the model has ended; the server must restart.")
         behind = self._worker.ledger.unwritten >= self.config.max_waiting
         if behind and (why := self._worker.store.trouble) is not None:
             raise Unavailable(f"predictions cannot be stored: {why}.")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ class Keeper:
                 self._learner.load(path)
                 self._learner.lineage = snapshot.lineage
                 self.last = snapshot
-                recovered = self._store.recovered(snapshot.id).result()
+                recovered = self._store.recovered(snapshot.id, self._environment).result()
                 return (
                     f"version {snapshot.model_version} from snapshot {snapshot.id}; "
                     f"{len(recovered.reentered)} answers learned from after it are taken in again"
@@ -67,12 +68,7 @@ class Keeper:
             {
                 "weights": self._learner.weights,
                 "learner": asdict(self._config.learner),
-                "environment": {
-                    "bitta": __version__,
-                    "torch": torch.__version__,
-                    "threads": torch.get_num_threads(),
-                    "execution": self._learner.execution,
-                },
+                "environment": self._environment,
             },
         ).result()
         self.take("source")
@@ -81,6 +77,16 @@ class Keeper:
     def learned(self) -> None:
         """One more step since the last snapshot."""
         self._steps += 1
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        """What a replay must have alike."""
+        return {
+            "bitta": __version__,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "execution": self._learner.execution,
+        }
 
     @property
     def due(self) -> bool:

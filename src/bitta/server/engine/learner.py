@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitta.errors import SettingError
+from bitta.errors import ModelError, SettingError
 from bitta.nn import Network, Precision, weight_hash
 from bitta.server.engine.attentive import AttentiveSession, Turn
 from bitta.server.engine.compiler import without_compiler
@@ -131,11 +131,14 @@ class Learner:
 
     @torch.no_grad()
     def source_label(self, given: Tensor) -> int | None:
-        """What the weights that it began with say of one sample; None if they are not at hand."""
+        """What the weights that it began with say of one sample; None if that cannot be known."""
         if self._source is None:
             return None
-        inputs = self._source.accepted(given[None])
-        return int(self._source(inputs, statistics="running").argmax())
+        try:
+            inputs = self._source.accepted(given[None])
+            return int(self._source(inputs, statistics="running").argmax())
+        except ModelError:  # it normalises by the batch, and this is none
+            return None
 
     def serve(
         self,

@@ -99,7 +99,8 @@ class Ledger:
         Tells which, by the name of the prediction.
         """
         found = [(query, self.recent.at(offset + query.position)) for query in queries]
-        known = [(query, sample) for query, sample in found if sample is not None]
+        # A window that a rollback brought back holds samples from before, at other positions.
+        known = [(query, one) for query, one in found if one is not None and _about(query, one)]
         if self._config.keep_images == "queried":
             self._keep([sample for _, sample in known])
         expires = self._clock() + int(1e6 * self._config.question_seconds)
@@ -123,6 +124,8 @@ class Ledger:
         """Whether as many of the last minute's questions wait for an answer as may."""
         if not self._config.learner.n_queries:
             return False
+        if self._store.trouble is not None:
+            return True  # none could be stored
         with suppress(StoreError):
             since = self._clock() - _MINUTE
             return self._store.open_questions(since=since) >= self._config.max_open
@@ -207,6 +210,10 @@ class Ledger:
         images = [NewImage(a.tobytes(), tuple(a.shape), str(a.dtype)) for a in arrays]
         # Nobody waits: without an image an answer may come too late, no more.
         self._store.keep_images(images)
+
+
+def _about(query: Query, sample: Sample) -> bool:
+    return torch.equal(query.input.cpu(), sample.input.to(query.input.dtype))
 
 
 def _digest(one: Tensor) -> str:

@@ -94,7 +94,8 @@ class Replay:
             after = events[-1].seq
 
     def _started(self, body: Mapping[str, Any]) -> None:
-        torch.set_num_threads(body["environment"]["threads"])
+        if threads := body["environment"].get("threads"):
+            torch.set_num_threads(threads)
 
     def _served(self, body: Mapping[str, Any]) -> None:
         inputs = torch.stack([self._input(name) for name in body["prediction_ids"]])
@@ -135,6 +136,7 @@ class Replay:
 
     def _recovered(self, body: Mapping[str, Any]) -> None:
         """A restart lost what was served and learned after its snapshot."""
+        self._started(body)
         self._course.waiting.clear()
         self._learner.load(self._path(body["snapshot"]))
 

@@ -60,7 +60,7 @@ class Worker(Thread):
         self.paused = ""
         """Why it does not learn; empty while it does."""
         self.beat = monotonic()
-        """When it last went round."""
+        """When it last went round, or got further in a step."""
         self.n_served = 0
         self.distance = 0.0
         """From the source weights, at the last window."""
@@ -82,6 +82,8 @@ class Worker(Thread):
         """Of the last minute."""
         self._compiler = Import()
         self._stopping = Event()
+        self._whole = False
+        """Whether it has ended between two rounds, not by an error in one."""
 
     def begin(self) -> None:
         """Recover, then run; raises where there is nothing to go on from."""
@@ -107,6 +109,7 @@ class Worker(Thread):
                     self.keeper.take("interval")
             if self._may_learn():
                 self._learn()
+        self._whole = True
 
     def stop(self) -> None:
         """Finish what is under way, keep the state, refuse what still waits."""
@@ -116,7 +119,7 @@ class Worker(Thread):
             left.done.set_exception(BittaError("the server is shutting down; try again soon."))
         if self._owed is not None:
             wait([self._owed], timeout=_LAST_WRITE)
-        if self._settled:
+        if self._settled and self._whole:
             with suppress(StoreError):  # the next start goes on from the one before
                 self.keeper.take("interval")
         self.learner.close()
@@ -152,6 +155,7 @@ class Worker(Thread):
 
     def _serve_within(self) -> None:
         """Serve who has waited long enough, inside a step or a question."""
+        self.beat = monotonic()
         if not self.inbox.depth or not (room := self.learner.room):
             return
         requests = self.inbox.overdue(most=min(room, self.config.max_batch))
@@ -218,6 +222,8 @@ class Worker(Thread):
 
     def audited(self) -> Audited:
         """What the newest answers to audits of this lineage say, as far as can be known now."""
+        if self.store.trouble is not None:
+            return self._audited
         guard = self.config.guard
         oldest = self._clock() - int(1e6 * guard.audit_seconds)
         with suppress(StoreError):
@@ -235,6 +241,8 @@ class Worker(Thread):
 
     def answers(self) -> int:
         """Received in the last minute, as far as can be known now."""
+        if self.store.trouble is not None:
+            return self._answers
         with suppress(StoreError):
             self._answers = self.store.received(since=self._clock() - _MINUTE)
         return self._answers
@@ -302,6 +310,7 @@ class Worker(Thread):
 
     def _between(self, epoch: int) -> None:
         """Serve who waits, between two steps of the optimiser."""
+        self.beat = monotonic()
         self._during = (self.learner.step, epoch)
         waiting = self.inbox.depth
         while waiting > 0 and (requests := self.inbox.batch(patience=0)):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, insert, select, update
@@ -143,14 +143,16 @@ def rolled_back(
     return snapshot(connection, new=new, at=at)
 
 
-def recovered(connection: Connection, *, snapshot_id: str, at: int) -> Recovered:
+def recovered(
+    connection: Connection, *, snapshot_id: str, environment: Mapping[str, Any], at: int
+) -> Recovered:
     """Log a restart; what the snapshot does not hold is to be learned again."""
     after = learned_after(find_snapshot(connection, snapshot_id))
     claimed_or_after = _claimed() | after
     standing = select(feedback.c.id).where(after, feedback.c.standing).order_by(feedback.c.seq)
     ids = tuple(connection.execute(standing).scalars())
     connection.execute(update(feedback).where(claimed_or_after).values(**_AGAIN))
-    body = {"snapshot": snapshot_id, "reentered": list(ids)}
+    body = {"snapshot": snapshot_id, "reentered": list(ids), "environment": dict(environment)}
     return Recovered(append(connection, kind="recovered", body=body, at=at), ids)
 
 

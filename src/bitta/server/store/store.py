@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
@@ -219,9 +220,13 @@ class Store(Reads):
         )
         return self.submit(change)
 
-    def recovered(self, snapshot_id: str) -> Future[Recovered]:
+    def recovered(
+        self, snapshot_id: str, environment: Mapping[str, Any] = MappingProxyType({})
+    ) -> Future[Recovered]:
         """Log a restart from a snapshot: answers learned after it in its lineage pend again."""
-        change = partial(lineage.recovered, snapshot_id=snapshot_id, at=self._clock())
+        change = partial(
+            lineage.recovered, snapshot_id=snapshot_id, environment=environment, at=self._clock()
+        )
         return self.submit(change)
 
     def event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:

@@ -17,6 +17,7 @@ from bitta.server.store.trouble import reason, trouble
 T = TypeVar("T")
 _MOST_AT_ONCE = 256
 _MOST_WAITING = 10_000
+"""Beyond which only what has happened already is taken; whoever serves bounds that."""
 _SECONDS_BEHIND = 0.02
 """For which changes that have happened already, so that nobody waits for them, gather."""
 _SECONDS_BETWEEN_TRIES = 0.2
@@ -98,7 +99,7 @@ class Writer:
         with self._entry:
             if self._closing:
                 task.future.set_exception(Closed("the store is closed; nothing was stored"))
-            elif self._waiting.qsize() + len(self._again) >= _MOST_WAITING:
+            elif not must and self._waiting.qsize() + len(self._again) >= _MOST_WAITING:
                 task.future.set_exception(
                     Busy(f"{_MOST_WAITING} changes wait to be written; try again later")
                 )
