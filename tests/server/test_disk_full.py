@@ -21,11 +21,11 @@ def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     if shutil.which("mount") is None:
-        pytest.skip("there is no mount command to make a small disk with")
+        pytest.skip("there is no mount command; apt install mount to make a small disk")
     command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
+        pytest.skip(f"a small disk cannot be mounted; run as root: {made.stderr.strip()}")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -123,7 +123,7 @@ def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
 @pytest.fixture
 def tls_files(tmp_path):
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed; there is no certificate to try TLS with")
+        pytest.skip("openssl is not there; apt install openssl to try TLS")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
