@@ -28,15 +28,10 @@ QUICK = (
     'log_level = "warning"\n[settings]\nepochs = 1\n'
 )
 """Settings with which everything happens within a second."""
-_SERVER = """
-import sys
-import torch
-from bitta.cli.main import main
-torch.set_num_threads(1)
-sys.exit(main(sys.argv[1:]))
-"""
 _PAUSE = 0.02
 """Seconds between two tries of a load that is refused or has nothing to do."""
+_LOOK = 0.005
+"""Seconds between two looks at whether a server is ready."""
 
 
 class ServerProcess:
@@ -61,7 +56,10 @@ class ServerProcess:
         self.kill()
 
     def start(self):
-        """Seconds until it was ready."""
+        """Seconds from the spawning of the process until it says that it is ready.
+
+        It says so once the worker that owns the model goes round and the database takes writes.
+        """
         began = time.monotonic()
         self.begin()
         self.wait_ready()
@@ -71,16 +69,20 @@ class ServerProcess:
         """Start, and do not wait."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-c", _SERVER, "serve", "--config", str(self._config),
+        command = [sys.executable, "-m", "bitta.cli.main", "serve", "--config", str(self._config),
                    "--data-dir", str(self.data_dir), "--port", str(port)]  # fmt: skip
         if self.database is not None:
             command += ["--database", self.database]
+        # With bytecode, as what is installed has it.
+        others = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=others | {"OMP_NUM_THREADS": "1"}
+            )
 
     def wait_ready(self, seconds=60.0):
         """Until requests are welcome."""
-        until(lambda: self.ready() == "", seconds=seconds, what="the server is ready")
+        until(lambda: self.ready() == "", seconds=seconds, what="the server is ready", look=_LOOK)
 
     def ready(self):
         """Empty, or why it is not."""
@@ -224,17 +226,14 @@ class Load:
 
 
 def restarts(server, n):
-    """Start, load and kill so many times: seconds to ready, and what the load was told.
+    """Load, kill and start again so many times: seconds to ready, and what the load was told.
 
-    Every fourth kill comes after an answer was learned from, every tenth falls into a start.
+    Every fourth kill comes after an answer was learned from; after every tenth another one falls
+    into the start. The load waits while the server is away, and goes on with what was in doubt.
     """
     in_doubt = ()
+    server.start()
     for number in range(n):
-        if number % 10 == 9:
-            server.begin()
-            time.sleep(random.uniform(0, 3))
-            server.kill()
-        seconds = server.start()
         load = Load(server, in_doubt=in_doubt)
         if number % 4 == 0:
             until(lambda of=load: of.acknowledged, seconds=60, what="a question is answered")
@@ -244,15 +243,20 @@ def restarts(server, n):
         server.kill()
         load.end()
         in_doubt = load.in_doubt
-        yield seconds, load
+        if number % 10 == 9:
+            server.begin()
+            time.sleep(random.uniform(0, 2))
+            server.kill()
+        yield server.start(), load
+    server.kill()
 
 
-def until(condition, *, seconds, what):
-    """Wait for something to become true."""
+def until(condition, *, seconds, what, look=_PAUSE):
+    """Wait for something to become true; between two looks nobody is kept from working."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} seconds: {what}"
-        time.sleep(_PAUSE)
+        time.sleep(look)
 
 
 def free_port():

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 
 from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
-from server.processes import QUICK, Load, ServerProcess, check_stored, until
+from server.nursery import ForkedServer
+from server.processes import QUICK, Load, check_stored, until
 
 SETTINGS = f"max_waiting = 128\n{QUICK}"
 """Predictions are refused soon once they cannot be stored."""
@@ -44,8 +45,8 @@ def check_refusals(server, load, served):
         answer = pool.submit(client.answer, served, correct=True)
         told = pool.submit(until, server.ready, seconds=60, what="it is not ready")
         until(lambda: load.refused["predict"], seconds=60, what="predictions are refused")
-    told.result()
-    refused = answer.exception()
+        told.result()
+        refused = answer.exception()
     assert isinstance(refused, UnavailableError)
     assert refused.status == 503
     return str(refused), str(load.refused["predict"][-1])
@@ -57,8 +58,8 @@ def one_served(server):
     return served
 
 
-def test_a_database_locked_by_another_program_is_waited_for(tmp_path):
-    server = ServerProcess(tmp_path, settings=SETTINGS)
+def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
+    server = ForkedServer(nursery, tmp_path, settings=SETTINGS)
     with under_load(server) as load:
         served = one_served(server)
         with closing(sqlite3.connect(server.data_dir / "bitta.db", isolation_level=None)) as other:
@@ -90,9 +91,9 @@ def own_database():
 HANG_UP = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
 
 
-def test_lost_connections_are_made_anew(tmp_path):
+def test_lost_connections_are_made_anew(tmp_path, nursery):
     with own_database() as (url, command):
-        server = ServerProcess(tmp_path, settings=SETTINGS, database=url)
+        server = ForkedServer(nursery, tmp_path, settings=SETTINGS, database=url)
         with under_load(server) as load:
             for _ in range(5):
                 answered = len(load.acknowledged)
@@ -100,9 +101,9 @@ def test_lost_connections_are_made_anew(tmp_path):
                 until(lambda n=answered: len(load.acknowledged) > n, seconds=60, what="it goes on")
 
 
-def test_a_database_that_goes_away_is_waited_for(tmp_path):
+def test_a_database_that_goes_away_is_waited_for(tmp_path, nursery):
     with own_database() as (url, command):
-        server = ServerProcess(tmp_path, settings=SETTINGS, database=url)
+        server = ForkedServer(nursery, tmp_path, settings=SETTINGS, database=url)
         with under_load(server) as load:
             served = one_served(server)
             command("ALTER DATABASE {name} ALLOW_CONNECTIONS false")

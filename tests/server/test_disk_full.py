@@ -9,7 +9,8 @@ import pytest
 
 from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
-from server.processes import QUICK, Load, ServerProcess, check_stored, until
+from server.nursery import ForkedServer
+from server.processes import QUICK, Load, check_stored, until
 
 SETTINGS = f"max_waiting = 128\n{QUICK}"
 """Predictions are refused soon once they cannot be stored."""
@@ -31,8 +32,8 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def server(tmp_path, disk):
-    server = ServerProcess(tmp_path, data_dir=disk / "data", settings=SETTINGS)
+def server(tmp_path, disk, nursery):
+    server = ForkedServer(nursery, tmp_path, data_dir=disk / "data", settings=SETTINGS)
     yield server
     server.kill()
 

@@ -122,14 +122,17 @@ def _assignment(text: str) -> tuple[str, Any]:
 def _check(settings: "ServeSettings") -> int:
     """Everything that could go wrong at the start, tried without keeping anything."""
     from bitta.server.api.run import bind  # noqa: PLC0415
+    from bitta.server.engine.continued import require_same  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.host import engine_config, model_of  # noqa: PLC0415
     from bitta.server.store import Store  # noqa: PLC0415
 
     model = model_of(settings)
-    Learner(model.module, engine_config(settings).learner).close()
+    learner = engine_config(settings).learner
+    Learner(model.module, learner).close()
     print(f"model      {model.name}, {len(model.classes)} classes, reads {model.input_shape}")
     with Store.open(settings.database, settings.data_dir, alone=False) as store:
+        require_same(store, learner, data_dir=settings.data_dir)
         print(f"data       {settings.data_dir}, {store.counts().served} predictions so far")
         keys = [key for key in store.keys.list() if key.revoked_at is None]
         print(f"keys       {len(keys)}" + ("" if keys else '; make some with "bitta keys create"'))

@@ -12,7 +12,7 @@ from PIL import Image
 from bitta.server.store import NewImage
 
 
-def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer, engine):
+def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer, engine, store):
     (asked,) = engine.ask()
     said = call("annotator", "GET", "/v1/queue/next").json()
     question = said["question"]
@@ -21,6 +21,7 @@ def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer,
     assert question["label"] in ("cat", "dog")
     assert question["reason_shown"] is None
     assert question["image_url"] == f"/v1/predictions/{asked}/image"
+    assert question["input_sha256"] == store.prediction(asked).input_sha256
     assert question["asked_at"] < question["lease"]["until"] <= question["expires_at"]
     record = answer("annotator", asked, "incorrect", key="a", lease=question["lease"]["token"])
     assert record.status_code == 201

@@ -12,7 +12,7 @@ from bitta.server.engine import Overloaded
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.guard import GuardConfig
-from bitta.server.store import Store
+from bitta.server.store import GivenAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
 from small_engine import CLASSES, WINDOW, answer, config, images, running, serve
@@ -193,6 +193,60 @@ def test_weights_do_not_go_farther_than_they_may(tmp_path):
         until(lambda: 0.009 < engine.status().distance["now"] <= 0.0101)
 
 
+def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_again(tmp_path):
+    with running(tmp_path / "data") as (engine, store):
+        name = serve(engine, 0).prediction_ids[3]
+        memory = engine._worker.learner._session.adapter.memory
+        for number, correct in enumerate([True, False, True], start=1):
+            record = answer(store, name, correct=correct, key=f"k{number}")
+            serve(engine, number)
+            until(lambda one=record: store.feedback(one.id).status == "applied")
+            assert (len(memory.correct), len(memory.incorrect)) == (int(correct), int(not correct))
+        assert (memory.correct.inputs[0].numpy() == images(0)[3]).all()
+    with Store.open(None, tmp_path / "data") as store:
+        (tmp_path / "again").mkdir()
+        learner = Learner(toy_classifier(), config().learner)
+        replayed = Replay(learner, store, folder=tmp_path / "again").run()
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+        assert (replayed.differing, replayed.weights) == ((), newest.weights_hash)
+        again = learner._session.adapter.memory
+        assert (len(again.correct), len(again.incorrect)) == (1, 0)
+
+
+def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
+    """Two people said the same; one of them changes her mind."""
+    with running(tmp_path) as (engine, store):
+        name = serve(engine, 0).prediction_ids[3]
+        memory = engine._worker.learner._session.adapter.memory
+        answer(store, name)
+        second = store.answer(GivenAnswer(name, "correct", "bea", "k1")).result(10)
+        serve(engine, 1)
+        until(lambda: store.feedback(second.id).status == "applied")
+        assert len(memory.correct) == 2
+        third = store.answer(GivenAnswer(name, "incorrect", "bea", "k2")).result(10)
+        serve(engine, 2)
+        until(lambda: store.feedback(third.id).status == "applied")
+        assert (len(memory.correct), len(memory.incorrect)) == (1, 1)
+
+
+def test_how_far_weights_may_go_can_change_with_a_restart_and_is_lived_again(tmp_path):
+    def learned(limit, number):
+        far = {"max_distance": limit, "settings": (("lr", 0.5), ("epochs", 2))}
+        with running(tmp_path / "data", learner=far) as (engine, _):
+            before = engine.status().n_steps
+            serve(engine, number)
+            until(steps(engine, before + 1))
+            engine.snapshot().result(10)
+        return config(learner=far).learner
+
+    first = learned(0.01, 0)
+    learned(0.0, 1)
+    with Store.open(None, tmp_path / "data") as store:
+        (tmp_path / "again").mkdir()
+        replayed = Replay(Learner(toy_classifier(), first), store, folder=tmp_path / "again").run()
+        assert (replayed.differing, replayed.n_steps) == ((), 2)
+
+
 @pytest.mark.parametrize("crashed", [False, True])
 def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed):
     folder = tmp_path / "data"
@@ -301,6 +355,18 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
         assert (replayed.differing, replayed.n_steps) == ((), 3)
 
 
+def test_one_window_raises_questions_until_learning_may_go_on(tmp_path):
+    with running(tmp_path / "data", duty=1e-6) as (engine, store):
+        serve(engine, 0)
+        until(steps(engine, 1))  # and no more for days
+        for number in (1, 2):
+            serve(engine, number)
+        until(lambda: len(store.events(kinds=["served"])) == 3)
+        silent = [bool(one.body.get("silent")) for one in store.events(kinds=["served"])]
+        assert silent == [False, False, True]
+        until(lambda: store.counts().asked == 6)
+
+
 def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
     """Before anything is learned they say what is served: they err where that was incorrect."""
     with running(tmp_path) as (engine, store):
@@ -311,7 +377,7 @@ def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
         audits = [one for one in store.questions() if one.reason == "audit"]
         for place, audit in enumerate(audits):
             answer(store, audit.prediction_id, correct=place > 0)
-        audited = engine._worker.audited()
+        audited = engine._worker.gauge.audited()
         assert (audited.n, audited.correct) == (3, 2)
         assert (audited.compared, audited.source_wrong, audited.total) == (3, 1, 3)
 

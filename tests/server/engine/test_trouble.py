@@ -6,8 +6,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from bitta.errors import InputError
 from bitta.server.engine import learner
-from bitta.server.store import Busy, Full, Store, Unavailable
+from bitta.server.store import Busy, Full, Store, Unavailable, UnknownSnapshot
 from small_engine import answer, running, serve
 
 
@@ -26,6 +27,21 @@ def refused(*_, **__):
     future = Future()
     future.set_exception(Busy("another program holds the database; try again"))
     return future
+
+
+def breaking(engine, error):
+    """Let the steps of the optimiser fail from the second on; the adapter."""
+    adapter = engine._worker.learner._session.adapter
+    descend, done = adapter._descend, []
+
+    def fail(*given):
+        if done:
+            raise error
+        done.append(1)
+        return descend(*given)
+
+    adapter._descend = fail
+    return adapter
 
 
 def test_going_back_on_a_full_disk_is_refused_and_changes_nothing(tmp_path, monkeypatch):
@@ -61,6 +77,79 @@ def test_a_snapshot_whose_row_is_refused_leaves_no_file(tmp_path, monkeypatch, c
         assert files(tmp_path) == before
 
 
+def two_snapshots(folder):
+    """Of the source and of what was served after it, newest last."""
+    with running(folder) as (engine, store):
+        serve(engine, 0, n=1)
+        engine.snapshot().result(20)
+        return store.snapshots()
+
+
+def test_a_whole_snapshot_that_no_row_names_is_swept(tmp_path):
+    """As a process leaves it that is killed between the file and the row."""
+    two_snapshots(tmp_path)
+    left, other = (tmp_path / "snapshots" / f"{'A' * n}.safetensors" for n in (26, 5))
+    left.write_bytes(b"whole")
+    other.write_bytes(b"put there by somebody")
+    with running(tmp_path) as (_, store):
+        assert not left.exists()
+        assert other.exists()
+        named = {tmp_path / one.path for one in store.snapshots()}
+        assert {path for path in (tmp_path / "snapshots").iterdir() if path != other} == named
+
+
+def test_a_snapshot_without_a_file_is_neither_begun_from_nor_listed(tmp_path):
+    source, *_, newest = two_snapshots(tmp_path)
+    (tmp_path / newest.path).unlink()
+    with running(tmp_path) as (engine, store):
+        assert source.id in [one.id for one in store.snapshots()]
+        assert newest.id not in [one.id for one in store.snapshots()]
+        with pytest.raises(UnknownSnapshot, match="there is no snapshot"):
+            engine.rollback(newest.id, by="ada", reason="to see").result(20)
+
+
+def test_the_guard_goes_back_to_a_snapshot_that_is_there(tmp_path):
+    with running(tmp_path) as (engine, store):
+        serve(engine, 0, n=1)
+        newest = engine.snapshot().result(20)
+        keeper = engine._worker.keeper
+        assert keeper.older_than(0) == newest.id
+        (tmp_path / newest.path).unlink()
+        assert keeper.older_than(0) == store.snapshots()[0].id
+
+
+def test_a_folder_without_any_of_our_snapshots_is_left_as_it_is(tmp_path):
+    """It may be of another database, or not mounted yet."""
+    two_snapshots(tmp_path)
+    for path in (tmp_path / "snapshots").iterdir():
+        path.rename(path.with_stem(path.stem[::-1]))
+    before = files(tmp_path)
+    with pytest.raises(InputError, match="none of the snapshots can be read"), running(tmp_path):
+        pass
+    assert files(tmp_path) == before
+    with Store.open(None, tmp_path) as store:
+        assert len(store.snapshots()) == len(before)
+
+
+def test_a_rollback_that_was_stored_though_its_reply_was_lost_is_not_listed(tmp_path, monkeypatch):
+    with running(tmp_path) as (engine, store):
+        serve(engine, 0, n=1)
+        rolled_back = store.rolled_back
+
+        def lost(*given, **named):
+            rolled_back(*given, **named).result(20)
+            return refused()
+
+        with monkeypatch.context() as broken:
+            broken.setattr(store, "rolled_back", lost)
+            with pytest.raises(Busy):
+                engine.rollback(store.snapshots()[0].id, by="ada", reason="?").result(20)
+        store.expire(0).result(20)  # behind what is written of it
+        assert [one.reason for one in store.snapshots()] == ["source"]
+        source = store.snapshots()[0].id
+        assert engine.rollback(source, by="ada", reason="again").result(20) == "3.0"
+
+
 def test_a_draft_left_by_a_killed_server_is_swept(tmp_path):
     (tmp_path / "snapshots").mkdir()
     left = tmp_path / "snapshots" / ".X.safetensors.draft"
@@ -71,17 +160,12 @@ def test_a_draft_left_by_a_killed_server_is_swept(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_step_that_broke_off_is_not_kept_when_the_server_stops(tmp_path):
+def test_a_step_that_broke_off_by_our_own_mistake_is_not_kept_when_the_server_stops(tmp_path):
     """Its answer is in the memory already, and would enter it a second time."""
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         record = answer(store, serve(engine, 0).prediction_ids[2])
-        adapter = engine._worker.learner._session.adapter
-
-        def fail(*_):
-            raise RuntimeError("on purpose")
-
-        adapter._descend = fail
+        adapter = breaking(engine, KeyError("on purpose"))
         engine.resume("ada").result(20)
         engine._worker.join(20)
         assert len(adapter.memory.correct) == 1

@@ -189,6 +189,37 @@ def test_saying_the_same_again_waits_for_the_step_that_learns_it(asked):
     assert asked.feedback(second.id).applied_in_version == "1.1"
 
 
+def test_the_last_of_three_words_is_learned_and_overrules_the_one_before(asked):
+    steps = {}
+    for number, verdict in enumerate(["correct", "incorrect", "correct"], start=1):
+        record = asked.answer(given(0, verdict)).result()
+        (taken,) = asked.take().result()
+        assert taken.feedback_id == record.id
+        steps[number] = taken.overrules
+        learn(asked, f"1.{number}", record)
+    assert steps == {1: False, 2: True, 3: True}
+    last = asked.answer(given(0, "correct")).result()
+    assert asked.take().result() == []  # the memory holds it
+    assert asked.feedback(last.id).applied_in_version == "1.3"
+
+
+def test_a_change_of_mind_waits_for_the_step_that_learns_the_word_before(asked):
+    first = asked.answer(given(0)).result()
+    asked.take().result()
+    asked.answer(given(0, "incorrect")).result()
+    assert asked.take().result() == []
+    learn(asked, "1.1", first)
+    (taken,) = asked.take().result()
+    assert (taken.verdict, taken.overrules) == ("incorrect", True)
+
+
+def test_a_change_of_mind_overrules_nobody_else(asked):
+    learn(asked, "1.1", asked.answer(given(0)).result())
+    asked.answer(given(0, "incorrect", by="bert")).result()
+    (taken,) = asked.take().result()
+    assert not taken.overrules
+
+
 def test_two_annotators_replace_nothing_of_each_other(asked):
     asked.answer(given(0)).result()
     second = asked.answer(given(0, "incorrect", by="bert")).result()

@@ -99,3 +99,21 @@ def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
     assert isinstance(kept.exception(), Full)
     assert event.result()
     assert store.image(NAME) is None
+
+
+def test_images_that_are_not_kept_are_told_once_and_counted(store, monkeypatch, caplog):
+    def full(_):
+        raise Full("no room")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(store.images, "keep", full)
+        for images in ([CAT], [CAT, CAT]):
+            assert isinstance(store.keep_images(images).exception(), Full)
+    store.keep_images([CAT]).result()
+    store.keep_images([CAT]).result()
+    store.event("x", {}).result()  # behind all of them
+    assert [record.message for record in caplog.records] == [
+        "images are not kept: no room",
+        "images are kept again; 3 were not",
+    ]
+    assert store.images.missed == 3

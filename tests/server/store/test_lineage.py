@@ -38,6 +38,7 @@ def test_a_step_and_the_answers_it_used_are_one_change(answered):
     assert event.body == {
         "version": "1.1",
         "answers": [one.feedback_id for one in taken],
+        "overruling": [],
         "losses": {"loss": 0.5},
         "seconds": 0.1,
         "weights": "w",
@@ -176,6 +177,35 @@ def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
     }
     assert answered.applied_after(back) == []
     assert answered.counts().applied == 1
+
+
+def test_going_back_after_a_failure_lets_what_was_learned_since_pend_again(answered):
+    """Of 0 to 5: 0 is in the snapshot, 1 was learned after it, 2 was in the step that failed."""
+    learn(answered, "1.1", answered.take(1).result())
+    kept = answered.snapshot(snapshot(1, "1.1")).result()
+    learn(answered, "1.2", answered.take(1).result())
+    answered.take(1).result()
+    answered.rolled_back(
+        kept.id, snapshot(2, "2.1", "rollback"),
+        from_version="1.2", reason="out of memory", by="guard", again=True,
+    ).result()  # fmt: skip
+    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
+    (event,) = answered.events(kinds=["rollback"])
+    assert [answered.feedback(one).idempotency_key for one in event.body["reentered"]] == ["k1"]
+
+
+def test_a_snapshot_that_was_dropped_begins_no_lineage(answered):
+    """A rollback whose reply was lost: its file is gone, and the old lineage goes on."""
+    source = answered.snapshot(snapshot(1, "1.0", "source")).result()
+    first, *_ = taken = answered.take().result()
+    learn(answered, "1.1", taken)
+    answered.rolled_back(
+        source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
+    ).result()
+    answered.drop_snapshots([snapshot(2, "2.0").id], must=True).result()
+    answered.answer(given(0)).result()
+    assert answered.take().result() == []
+    assert answered.feedback(first.feedback_id).status == "superseded"
 
 
 def test_unknown_snapshots_and_versions_are_refused(store):

@@ -55,8 +55,8 @@ class Said:
         return self.given.verdict != "skip"
 
     @property
-    def meaning(self):
-        return self.given.prediction_id, self.given.annotator_id, self.given.verdict
+    def whose(self):
+        return self.given.prediction_id, self.given.annotator_id
 
     def retire(self):
         self.standing = False
@@ -85,6 +85,9 @@ class Plain(RuleBasedStateMachine):
         self.said: list[Said] = []
         self.snapshots: list[tuple] = []
         self.step = 0
+        self.memory: list[tuple] = []
+        """Verdicts by whose they are, as a learner does what the store tells it."""
+        self.overruling: set[str] = set()
 
     def teardown(self):
         self.store.close()
@@ -189,13 +192,13 @@ class Plain(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([None, 1, 2]))
     def take(self, limit):
         taken = self.store.take(limit).result()
-        for said in self.waiting():
+        for said in self.free_to_take():
             self.pass_on(said)
-        mine = [said for said in self.waiting() if not any(s.taken for s in self.same(said))]
-        mine = mine[:limit]
+        mine = self.free_to_take()[:limit]
         assert [one.feedback_id for one in taken] == [said.id for said in mine]
         for said in mine:
             said.taken = True
+        self.overruling |= {one.feedback_id for one in taken if one.overrules}
 
     @rule()
     def learn(self):
@@ -205,11 +208,17 @@ class Plain(RuleBasedStateMachine):
         self.store.learned(LearnedStep(version, [said.id for said in mine], {}, 0.1)).result()
         for said in mine:
             said.status, said.taken, said.version = "applied", False, (1, self.step)
+            if said.id in self.overruling:
+                opposite = {"correct": "incorrect", "incorrect": "correct"}[said.given.verdict]
+                self.memory.remove((said.whose, opposite))
+            self.memory.append((said.whose, said.given.verdict))
+        self.overruling.clear()
 
     @rule()
     def release(self):
         mine = [said for said in self.said if said.taken]
         self.store.release([said.id for said in mine]).result()
+        self.overruling.clear()
         for said in mine:
             said.again()
 
@@ -217,7 +226,7 @@ class Plain(RuleBasedStateMachine):
     def keep(self):
         new = snapshot(len(self.snapshots), f"1.{self.step}")
         self.store.snapshot(new).result()
-        self.snapshots.append((new.id, self.step))
+        self.snapshots.append((new.id, self.step, list(self.memory)))
 
     @rule(seconds=st.sampled_from([1, 30, 70]))
     def wait(self, seconds):
@@ -239,6 +248,7 @@ class Plain(RuleBasedStateMachine):
     def restart(self):
         self.store.close()
         self.store = Store.open(self.url, self.folder, clock=self.watch)
+        self.overruling.clear()
         for said in self.said:
             if said.taken:
                 said.again()
@@ -247,13 +257,13 @@ class Plain(RuleBasedStateMachine):
     @rule()
     def recover(self):
         self.restart()
-        id_, step = self.snapshots[-1]
+        id_, step, memory = self.snapshots[-1]
         after = [s for s in self.said if s.status == "applied" and s.version[1] > step]
         recovered = self.store.recovered(id_).result()
         assert recovered.reentered == tuple(said.id for said in after if said.standing)
         for said in after:
             said.again()
-        self.step = step
+        self.step, self.memory = step, list(memory)
 
     @invariant()
     def same_answers(self):
@@ -262,9 +272,15 @@ class Plain(RuleBasedStateMachine):
         assert [one.feedback_id for one in self.store.pending()] == [s.id for s in self.waiting()]
 
     @invariant()
-    def nothing_is_in_the_memory_twice(self):
-        held = [said.meaning for said in self.said if said.status == "applied" or said.taken]
+    def nobody_is_in_the_memory_twice_about_the_same(self):
+        held = [whose for whose, _ in self.memory]
         assert len(set(held)) == len(held)
+
+    @invariant()
+    def the_last_word_is_in_the_memory_once_it_was_learned(self):
+        for said in self.said:
+            if said.standing and said.status == "applied":
+                assert (said.whose, said.given.verdict) in self.memory
 
     @invariant()
     def same_questions(self):
@@ -287,14 +303,18 @@ class Plain(RuleBasedStateMachine):
         return (said.id, said.status, said.standing, said.undone, version)
 
     def pass_on(self, said):
-        for old in self.same(said):
-            if old.status == "applied":
-                said.status, said.version = "applied", old.version
-                old.status, old.version = "superseded", None
+        learned = [s for s in self.mine(said) if s.status == "applied"]
+        held = max(learned, key=lambda s: s.version, default=None)
+        if held is not None and held.given.verdict == said.given.verdict:
+            said.status, said.version = "applied", held.version
+            held.status, held.version = "superseded", None
 
-    def same(self, said):
-        """What else this person has said in the same way of the same prediction."""
-        return [s for s in self.said if s is not said and s.meaning == said.meaning]
+    def mine(self, said):
+        """What else this person has said of the same prediction."""
+        return [s for s in self.said if s is not said and s.whose == said.whose]
+
+    def free_to_take(self):
+        return [s for s in self.waiting() if not any(one.taken for one in self.mine(s))]
 
     def waiting(self):
         return [s for s in self.said if s.used and s.status == "pending" and not s.taken]

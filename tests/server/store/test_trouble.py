@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from bitta.server.store import Busy, Closed, Full, NewImage, Store, Unavailable
-from server.store.made import given, name, question, served
+from bitta.server.store import Busy, Closed, Full, NewImage, Store, Unavailable, connect
+from server.store.made import database, given, name, question, served
 
 
 @pytest.fixture
@@ -199,3 +199,35 @@ def test_a_lost_connection_is_made_anew(kind, store):
     with pytest.raises(Unavailable, match="the database cannot be used"):
         store.submit(hang_up).result(timeout=10)
     assert store.answer(given(1)).result(timeout=10).status == "pending"
+
+
+@pytest.fixture
+def postgres():
+    if not os.environ.get("BITTA_TEST_POSTGRES"):
+        pytest.skip("BITTA_TEST_POSTGRES is not set; give the address of a PostgreSQL database")
+    with database("postgresql") as url:
+        yield url
+
+
+def test_a_statement_that_takes_too_long_is_a_trouble_and_then_everything_goes_on(
+    postgres, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(connect, "_LONGEST", 100)
+    with Store.open(postgres, tmp_path) as store:
+        slow = store.submit(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(600)"))
+        with pytest.raises(Busy, match="canceling statement due to statement timeout"):
+            slow.result(30)
+        assert isinstance(store.trouble, Busy)
+        assert store.event("x", {}).result(30)
+        assert store.trouble is None
+
+
+def test_no_statement_and_no_lock_is_waited_for_without_end(postgres, tmp_path):
+    def limits(connection):
+        names = ("statement_timeout", "lock_timeout")
+        return [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
+
+    with Store.open(postgres, tmp_path) as store:
+        assert store.submit(limits).result(30) == ["30s", "5s"]
+        with store._place.reader.begin() as connection:
+            assert limits(connection) == ["30s", "5s"]

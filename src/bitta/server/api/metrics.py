@@ -68,6 +68,8 @@ class _Read(Collector):
         yield _now("questions_open", "Questions that wait for an answer.", counts.open)
         yield _now("answers_pending", "Answers not yet learned from.", counts.pending)
         yield _now("learning_steps", "Learning steps of the model served.", status.n_steps)
+        missed = self._store.images.missed
+        yield _total("images_missed", "Images that could not be kept on disk.", missed)
         paused = status.learning == "paused"
         yield _now("learning_paused", "1 while the model does not learn.", paused)
         distance = status.distance.get("now") or 0.0

@@ -66,6 +66,8 @@ class AskedQuestion(BaseModel):
     """Never told: to know which questions are audits would change how they are answered."""
     image_url: str | None
     """Where the picture is; null where it was not kept."""
+    input_sha256: str
+    """Of what the model was given, so that whoever sent it knows it again."""
     asked_at: Time
     expires_at: Time
     lease: Lease

@@ -76,6 +76,7 @@ async def next_question(
             confidence=question.confidence,
             uncertainty=question.uncertainty,
             image_url=image_url(question.prediction_id) if kept and not kept.deleted_at else None,
+            input_sha256=question.input_sha256,
             asked_at=question.asked_at,
             expires_at=question.expires_at,
             lease=Lease(token=leased.token, until=leased.until),

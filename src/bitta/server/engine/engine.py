@@ -139,7 +139,12 @@ class Engine:
 
     def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[Snapshot]":
         """Keep the state as it is between two batches."""
-        return self._ordered(lambda: self._worker.keeper.take(reason))
+
+        def work() -> Snapshot:
+            self._worker.require_sound()
+            return self._worker.keeper.take(reason)
+
+        return self._ordered(work)
 
     def rollback(self, snapshot_id: str, *, by: str, reason: str) -> "Future[str]":
         """Go back to a snapshot; the version that serves from then on."""
@@ -158,8 +163,9 @@ class Engine:
         """Learn again."""
 
         def work() -> None:
+            self._worker.require_sound()
             self._worker.store.event("resumed", {"by": by}).result()
-            self._worker.paused = ""
+            self._worker.resume()
 
         return self._ordered(work)
 
@@ -185,7 +191,7 @@ class Engine:
             n_served=worker.n_served,
             per_second=watch.per_second,
             latency_ms=watch.latencies.as_status(),
-            audits=worker.audited().as_status(),
+            audits=worker.gauge.audited().as_status(),
             agreement=watch.agreement,
             confidence={"recent": watch.confidence, "reference": watch.reference_confidence},
             distance={"now": worker.distance, "limit": self.config.guard.max_distance},

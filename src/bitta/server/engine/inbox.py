@@ -1,7 +1,7 @@
 """Requests and orders on their way to the one thread that owns the model."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition
@@ -9,6 +9,8 @@ from time import monotonic
 from typing import Any
 
 from torch import Tensor
+
+from bitta.errors import BittaError, ModelError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +30,29 @@ class Order:
     work: Callable[[], Any]
     done: "Future[Any]" = field(default_factory=Future)
 
+    def carry_out(self) -> None:
+        """Do it, and tell whoever waits for it."""
+        try:
+            self.done.set_result(self.work())
+        except (BittaError, OSError) as error:
+            self.done.set_exception(error)
+
+
+def refuse(handed_out: Sequence[Request | Order], error: BittaError | RuntimeError) -> bool:
+    """Tell those who still wait; whether anybody did."""
+    told = (
+        error if isinstance(error, BittaError) else ModelError(f"the model fails: {brief(error)}")
+    )
+    waiting = [one for one in handed_out if not one.done.done()]
+    for one in waiting:
+        one.done.set_exception(told)
+    return bool(waiting)
+
+
+def brief(error: BaseException) -> str:
+    """The first line of what it says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
 
 class Inbox:
     """Hands out requests in batches; the first waits no longer than `max_wait` for others."""
@@ -38,6 +63,7 @@ class Inbox:
         self._orders: deque[Order] = deque()
         self._changed = Condition()
         self._waiting = 0
+        self._handed_out: list[Request | Order] = []
 
     @property
     def depth(self) -> int:
@@ -62,10 +88,15 @@ class Inbox:
             self._changed.notify()
 
     def orders(self) -> list[Order]:
-        """All there are."""
+        """All there are; whatever was handed out before is over."""
         with self._changed:
             orders, self._orders = list(self._orders), deque()
+            self._handed_out = list(orders)
             return orders
+
+    def give_up(self, error: BittaError) -> None:
+        """Refuse what was handed out and is not done: nobody works on it any more."""
+        refuse(self._handed_out, error)
 
     def batch(self, *, patience: float) -> list[Request]:
         """The next requests, of one shape and at most `max_batch` samples unless one has more.
@@ -122,4 +153,5 @@ class Inbox:
             taken.append(self._requests.popleft())
             total += len(following)
         self._waiting -= total
+        self._handed_out += taken
         return taken

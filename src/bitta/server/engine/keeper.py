@@ -13,6 +13,7 @@ import torch
 
 from bitta.errors import InputError
 from bitta.server.engine.config import EngineConfig
+from bitta.server.engine.continued import require_same
 from bitta.server.engine.learner import Learner, copy_into_lineage
 from bitta.server.store import NewSnapshot, Snapshot, SnapshotReason, Store, new_id
 from bitta.server.store.errors import StoreError, UnknownSnapshot
@@ -20,6 +21,8 @@ from bitta.server.store.trouble import of_disk
 from bitta.version import __version__
 
 FOLDER = "snapshots"
+_NAME = "?" * 26
+"""As `new_id` makes them; what lies there otherwise is not ours."""
 _PATIENCE = 5.0  # seconds before a snapshot that could not be kept is tried again
 _log = logging.getLogger(__name__)
 
@@ -46,22 +49,18 @@ class Keeper:
 
     def begin(self) -> str:
         """Go on from the newest state that can be read, or begin; tells which in a sentence."""
-        self._sweep()
-        for snapshot in reversed(self._kept()):
-            path = self._path(snapshot)
-            if _intact(path, snapshot.sha256):
-                self._learner.load(path)
-                self._learner.lineage = snapshot.lineage
-                self.last = snapshot
-                recovered = self._store.recovered(snapshot.id, self._environment).result()
-                return (
-                    f"version {snapshot.model_version} from snapshot {snapshot.id}; "
-                    f"{len(recovered.reentered)} answers learned from after it are taken in again"
-                )
+        require_same(self._store, self._config.learner, data_dir=self._data_dir)
+        self._sweep_drafts()
         if self._kept():
-            raise InputError(
-                "none of the snapshots can be read; put one of their files back into "
-                f"{str(self._data_dir / FOLDER)!r}, or start with another data folder."
+            snapshot = self._newest()
+            self._sweep()
+            self._learner.load(self._path(snapshot))
+            self._learner.lineage = snapshot.lineage
+            self.last = snapshot
+            recovered = self._store.recovered(snapshot.id, self._environment).result()
+            return (
+                f"version {snapshot.model_version} from snapshot {snapshot.id}; "
+                f"{len(recovered.reentered)} answers learned from after it are taken in again"
             )
         self._store.event(
             "started",
@@ -86,6 +85,7 @@ class Keeper:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "execution": self._learner.execution,
+            "max_distance": self._config.learner.max_distance,
         }
 
     @property
@@ -116,11 +116,29 @@ class Keeper:
         A step learns from one window at most.
         """
         lineage, step = map(int, self._learner.version.split("."))
-        kept = self._kept()
+        kept = [one for one in self._kept() if self._path(one).is_file()]
         fit = [one for one in kept if one.lineage == lineage and one.step <= step - windows]
+        if not kept:
+            raise self._none_whole()
         return (fit or kept[:1])[-1].id
 
-    def roll_back(self, snapshot_id: str, *, by: str, reason: str) -> Snapshot:
+    def newest(self) -> str:
+        """The newest snapshot that can be read."""
+        return self._newest().id
+
+    def _newest(self) -> Snapshot:
+        for snapshot in reversed(self._kept()):
+            if _intact(self._path(snapshot), snapshot.sha256):
+                return snapshot
+        raise self._none_whole()
+
+    def _none_whole(self) -> InputError:
+        return InputError(
+            "none of the snapshots can be read; put one of their files back into "
+            f"{str(self._data_dir / FOLDER)!r}, or start with another data folder."
+        )
+
+    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool) -> Snapshot:
         """Begin another lineage from a snapshot; its own snapshot is stored with the event."""
         kept = {snapshot.id: snapshot for snapshot in self._kept()}
         if snapshot_id not in kept:
@@ -128,11 +146,11 @@ class Keeper:
         path = self._path(kept[snapshot_id])
         if not _intact(path, kept[snapshot_id].sha256):
             raise InputError(f"the file of snapshot {snapshot_id} is missing or damaged.")
-        return self._begun_anew(kept[snapshot_id], by=by, reason=reason)
+        return self._begun_anew(kept[snapshot_id], by=by, reason=reason, again=again)
 
-    def _begun_anew(self, target: Snapshot, *, by: str, reason: str) -> Snapshot:
+    def _begun_anew(self, target: Snapshot, *, by: str, reason: str, again: bool) -> Snapshot:
         """The model goes back last: where the disk or the database fails, nothing has changed."""
-        lineage = max(snapshot.lineage for snapshot in self._kept()) + 1
+        lineage = max(one.lineage for one in self._store.snapshots(dropped=True)) + 1
         name = new_id(self._clock())
         path = self._data_dir / FOLDER / f"{name}.safetensors"
         with self._kept_whole(path):
@@ -140,7 +158,12 @@ class Keeper:
             version = f"{lineage}.{target.step}"
             new = _described(path, name, version, target.weights_hash, "rollback")
             snapshot = self._store.rolled_back(
-                target.id, new, from_version=self._learner.version, reason=reason, by=by
+                target.id,
+                new,
+                from_version=self._learner.version,
+                reason=reason,
+                by=by,
+                again=again,
             ).result()
         self._learner.load(path)
         self.last = snapshot
@@ -156,14 +179,30 @@ class Keeper:
             self._not_before = monotonic() + _PATIENCE
             for left in (path, *path.parent.glob(f".{path.name}*")):
                 left.unlink(missing_ok=True)
+            if isinstance(error, StoreError):  # it may have been stored, and the reply was lost
+                self._store.drop_snapshots([path.stem], must=True)
             why = of_disk(error, "a snapshot") if isinstance(error, OSError) else error
             _log.warning("no snapshot was kept: %s", why)
             raise why from error
 
-    def _sweep(self) -> None:
+    def _sweep_drafts(self) -> None:
         """What a process that was killed had begun to write."""
         for left in (self._data_dir / FOLDER).glob(".*.draft"):
             left.unlink()
+
+    def _sweep(self) -> None:
+        """Files that no row names go, rows whose file is missing are marked.
+
+        Only once one of them was found whole: else this may be the folder of another database.
+        """
+        kept = self._kept()
+        named = {self._path(one) for one in kept}
+        for left in (self._data_dir / FOLDER).glob(f"{_NAME}.safetensors"):
+            if left not in named:
+                left.unlink()
+        if gone := [one.id for one in kept if not self._path(one).is_file()]:
+            _log.warning("%d snapshots without a file are left out", len(gone))
+            self._store.drop_snapshots(gone).result()
 
     def _drop_old(self) -> None:
         """All but the source, the newest, and those that began a lineage."""

@@ -16,21 +16,10 @@ from bitta.errors import ModelError, SettingError
 from bitta.nn import Network, Precision, weight_hash
 from bitta.server.engine.attentive import AttentiveSession, Turn
 from bitta.server.engine.compiler import without_compiler
+from bitta.server.engine.lesson import Lesson, overrule
 from bitta.server.guard.measures import distance
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lesson:
-    """One answer with what it is about, as a step takes it in."""
-
-    input: Tensor
-    label: int
-    """The class that was served, which is the class judged."""
-    correct: bool
-    position: int
-    """Place among all samples served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +173,7 @@ class Learner:
 
         `between` is called between two steps of the optimiser, `turn` inside them too.
         """
+        overrule(lessons, self._session.adapter)
         window = self.config.window
         self._desk.answers = [
             Answer(
@@ -215,7 +205,6 @@ class Learner:
     def load(self, path: Path) -> None:
         """Go on from a file, in its lineage."""
         state = load_state(path)
-        self.lineage = state["lineage"]
         config = self.config
         with without_compiler():
             self._session = AttentiveSession.from_state(
@@ -225,6 +214,7 @@ class Learner:
                 eager=config.eager,
                 precision=config.precision,
             )
+        self.lineage = state["lineage"]
 
     def go_back(self, path: Path, *, lineage: int) -> None:
         """Roll back to a file: another lineage begins."""

@@ -6,7 +6,7 @@ from time import monotonic
 
 from torch import Tensor
 
-from bitta.server.engine.learner import Lesson
+from bitta.server.engine.lesson import Lesson
 from bitta.server.store import PendingAnswer
 
 Known = Sequence[tuple[PendingAnswer, Tensor | None]]
@@ -21,6 +21,7 @@ def lessons_of(known: Known) -> list[Lesson]:
             label=answer.class_index,
             correct=answer.verdict == "correct",
             position=answer.position,
+            overrules=answer.overrules,
         )
         for answer, given in known
         if given is not None

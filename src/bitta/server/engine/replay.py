@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from bitta.errors import InputError
-from bitta.server.engine.learner import Learner, Lesson
+from bitta.server.engine.learner import Learner
+from bitta.server.engine.lesson import Lesson
 from bitta.server.store import Event, Prediction, Store
 
 
@@ -94,8 +95,11 @@ class Replay:
             after = events[-1].seq
 
     def _started(self, body: Mapping[str, Any]) -> None:
-        if threads := body["environment"].get("threads"):
+        environment = body["environment"]
+        if threads := environment.get("threads"):
             torch.set_num_threads(threads)
+        limit = environment.get("max_distance", self._learner.config.max_distance)
+        self._learner.config = replace(self._learner.config, max_distance=limit)
 
     def _served(self, body: Mapping[str, Any]) -> None:
         inputs = torch.stack([self._input(name) for name in body["prediction_ids"]])
@@ -115,7 +119,9 @@ class Replay:
             for inputs, silent in waiting.pop(done, []):
                 self._learner.serve(inputs, silent=silent)
 
-        self._learner.learn([self._lesson(name) for name in body["answers"]], between=between)
+        overruling = body.get("overruling", ())
+        lessons = [self._lesson(name, overrules=name in overruling) for name in body["answers"]]
+        self._learner.learn(lessons, between=between)
         self._course.n_steps += 1
         if waiting:
             raise InputError(f"the log serves between steps that step {body['version']} has not.")
@@ -143,7 +149,7 @@ class Replay:
     def _path(self, snapshot_id: str) -> Path:
         return self._folder / f"{snapshot_id}.safetensors"
 
-    def _lesson(self, feedback_id: str) -> Lesson:
+    def _lesson(self, feedback_id: str, *, overrules: bool) -> Lesson:
         record = self._store.feedback(feedback_id)
         assert record is not None, "an answer is stored before it is learned from"
         return Lesson(
@@ -151,6 +157,7 @@ class Replay:
             label=record.predicted_class,
             correct=record.verdict == "correct",
             position=self._prediction(record.prediction_id).position,
+            overrules=overrules,
         )
 
     def _prediction(self, prediction_id: str) -> Prediction:

@@ -1,36 +1,38 @@
 """The one thread that owns the model: it serves, asks, and learns between batches."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bitta.errors import BittaError
+from bitta.errors import BittaError, ModelError
 from bitta.server.engine.compiler import Import
 from bitta.server.engine.config import EngineConfig
-from bitta.server.engine.inbox import Inbox, Request
+from bitta.server.engine.gauge import Gauge
+from bitta.server.engine.inbox import Inbox, Request, brief, refuse
 from bitta.server.engine.keeper import Keeper
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
 from bitta.server.engine.watch import Watch
-from bitta.server.guard import Audited, DutyCycle, SameAsSource
-from bitta.server.store import LearnedStep, Store
+from bitta.server.guard import DutyCycle
+from bitta.server.store import LearnedStep, Store, Unavailable
 from bitta.server.store.errors import StoreError
-from bitta.types import Prediction, Query
+from bitta.types import Prediction
 
 _log = logging.getLogger(__name__)
-_MINUTE = 60_000_000  # microseconds
 _IDLE = 0.05  # seconds between two looks at the clock
 _LAST_WRITE = 10.0  # seconds that a full or locked database is waited for at the end
+_PATIENCE = 1.0  # seconds between two tries to go back
+_TORCH = (RuntimeError, BittaError)
+"""What torch raises is of the first kind; of the second is what the library says in its place."""
 
 
 class Worker(Thread):
@@ -56,9 +58,15 @@ class Worker(Thread):
         self.ledger = Ledger(store, config, name=name, classes=self.classes, clock=clock)
         self.keeper = Keeper(learner, store, config, data_dir=data_dir, clock=clock)
         self.watch = Watch(config.guard, n_classes=len(self.classes), clock=lambda: clock() / 1e6)
+        self.gauge = Gauge(store, learner, config.guard, clock=clock)
         self.duty = DutyCycle(config.duty)
         self.paused = ""
         """Why it does not learn; empty while it does."""
+        self.failure = ""
+        """What has failed, until somebody lets it learn again."""
+        self._astray = False
+        """Whether what failed has left the model in a state that must not serve."""
+        self._not_before = 0.0
         self.beat = monotonic()
         """When it last went round, or got further in a step."""
         self.n_served = 0
@@ -69,18 +77,14 @@ class Worker(Thread):
         self.begun_from = ""
         self._offset = 0
         """Samples served before the session's own count began."""
-        self._lineage_began = 0
-        """Where in the log."""
         self._during: tuple[int, int] | None = None
         self._owed: Future[None] | None = None
         """The last step, on its way to the disk."""
         self._aside: list[tuple[Tensor, Prediction]] = []
         """Served inside a step or a question, not yet counted into a window."""
-        self._audited = Audited()
-        self._same = SameAsSource()
-        self._answers = 0
-        """Of the last minute."""
         self._compiler = Import()
+        self._asked_by = ""
+        """The version of the last window that raised questions."""
         self._stopping = Event()
         self._whole = False
         """Whether it has ended between two rounds, not by an error in one."""
@@ -90,26 +94,56 @@ class Worker(Thread):
         self.begun_from = self.keeper.begin()
         self._offset = self.store.counts().served - self.learner.n_seen
         lineages = [one for one in self.store.snapshots() if one.lineage == self.learner.lineage]
-        self._lineage_began = min(one.seq for one in lineages)
+        self.gauge.lineage_began = min(one.seq for one in lineages)
         self.start()
 
     def run(self) -> None:
         """Orders, requests, learning, snapshots: round and round."""
         while not self._stopping.is_set():
-            self.beat = monotonic()
-            self.ledger.count_written()
-            for order in self.inbox.orders():
-                _done(order.done, order.work)
-            requests = self.inbox.batch(patience=_IDLE)
-            if requests:
-                self._serve(requests)
-            # First what is due to be kept: a step under way would have to settle before.
-            if self.keeper.due and self._settled and self.store.trouble is None:
-                with suppress(StoreError):  # tried again in a while
-                    self.keeper.take("interval")
-            if self._may_learn():
-                self._learn()
-        self._whole = True
+            try:
+                self._go_round()
+            except _TORCH as error:
+                self._has_failed(error)
+        self._whole = not self._astray
+
+    def _go_round(self) -> None:
+        self.beat = monotonic()
+        self.ledger.count_written()
+        for order in self.inbox.orders():
+            order.carry_out()
+        if self._astray and monotonic() >= self._not_before:
+            self._go_back()
+        requests = self.inbox.batch(patience=_IDLE)
+        if self._astray:
+            refuse(requests, Unavailable(self.failure))
+            return
+        if requests:
+            self._serve(requests)
+        # First what is due to be kept: a step under way would have to settle before.
+        if self.keeper.due and self._settled and self.store.trouble is None:
+            with suppress(StoreError):  # tried again in a while
+                self.keeper.take("interval")
+        if self._may_learn():
+            self._learn()
+
+    def _has_failed(self, error: RuntimeError | BittaError) -> None:
+        """Learn no more for now, and go back soon: not in here, as the error holds on to memory."""
+        self.failure = f"learning failed: {brief(error)}"
+        _log.error("%s", self.failure, exc_info=error)
+        self.inbox.give_up(ModelError(self.failure))
+        self.paused, self._astray, self._during = self.failure, True, None
+        self._aside.clear()
+
+    def _go_back(self) -> None:
+        """To the newest snapshot, as after a crash; where that cannot be logged, later."""
+        self._not_before = monotonic() + _PATIENCE
+        try:
+            self.roll_back(self.keeper.newest(), by="guard", reason=self.failure, again=True)
+        except (BittaError, OSError) as error:
+            _log.warning("the model cannot go back yet: %s", brief(error))
+        else:
+            self._not_before = 0.0
+            self.store.event("paused", {"by": "guard", "reason": self.failure})
 
     def stop(self) -> None:
         """Finish what is under way, keep the state, refuse what still waits."""
@@ -128,7 +162,7 @@ class Worker(Thread):
         """Answer first; a window that is full raises questions afterwards."""
         inputs = torch.cat([request.inputs for request in requests])
         version, windows, first = self.learner.version, self.learner.n_windows, self._position
-        silent = self.learner.fills(len(inputs)) and self.ledger.enough_asked()
+        silent = self.learner.fills(len(inputs)) and self._asks_nothing()
         self._take_aside()
 
         def answered(prediction: Prediction) -> None:
@@ -139,19 +173,19 @@ class Worker(Thread):
             prediction = self.learner.serve(
                 inputs, answered=answered, turn=self._serve_within, silent=silent
             )
-        except BittaError as error:
-            _refuse(requests, error)
+        except _TORCH as error:
+            if not refuse(requests, error):  # all were answered, and the questions failed
+                raise
             return
         if self.learner.n_windows > windows:
-            self._compare(self.ledger.ask(prediction.queries, offset=self._offset))
+            self._asked_by = self._asked_by if silent else version
+            self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
             self._judge(prediction)
 
-    def _compare(self, asked: Mapping[str, Query]) -> None:
-        """Would the source weights have said the same? Known of audits, for the guard."""
-        for name, query in asked.items():
-            label = self.learner.source_label(query.input) if query.audit else None
-            if label is not None:
-                self._same.add(name, same=label == query.label)
+    def _asks_nothing(self) -> bool:
+        """Choosing may be what has failed; and nobody can answer, nor a step learn, without end."""
+        ahead = self._asked_by == self.learner.version and self.duty.wait() > 0
+        return bool(self.failure) or ahead or self.ledger.enough_asked()
 
     def _serve_within(self) -> None:
         """Serve who has waited long enough, inside a step or a question."""
@@ -165,8 +199,8 @@ class Worker(Thread):
         version, first = self.learner.version, self._position
         try:
             prediction = self.learner.serve_within(inputs)
-        except BittaError as error:
-            _refuse(requests, error)
+        except _TORCH as error:
+            refuse(requests, error)
             return
         self._answer(requests, inputs, prediction, first=first, version=version)
         self._aside.append((inputs, prediction))
@@ -211,7 +245,9 @@ class Worker(Thread):
         """A window is full: has the model collapsed?"""
         self.distance = self.learner.distance
         agreement = None if prediction.agreement is None else float(prediction.agreement)
-        verdict = self.watch.window(self.distance, self.audited(), agreement, self.answers())
+        verdict = self.watch.window(
+            self.distance, self.gauge.audited(), agreement, self.gauge.answers()
+        )
         if verdict.state != "collapsed" or not self.config.rollback:
             return
         if self._during is not None or self.paused:
@@ -220,39 +256,22 @@ class Worker(Thread):
             target = self.keeper.older_than(verdict.windows)
             self.roll_back(target, by="guard", reason="; ".join(verdict.reasons))
 
-    def audited(self) -> Audited:
-        """What the newest answers to audits of this lineage say, as far as can be known now."""
-        if self.store.trouble is not None:
-            return self._audited
-        guard = self.config.guard
-        oldest = self._clock() - int(1e6 * guard.audit_seconds)
-        with suppress(StoreError):
-            found = self.store.audits(since=self._lineage_began)
-            self._audited = Audited.of(
-                [
-                    (one.correct, self._same.of(one.prediction_id))
-                    for one in found
-                    if one.received_at > oldest
-                ],
-                size=guard.audit_window,
-                total=len(found),
-            )
-        return self._audited
+    def require_sound(self) -> None:
+        """Refuse what needs a state that can serve."""
+        if self._astray:
+            raise Unavailable(self.failure)
 
-    def answers(self) -> int:
-        """Received in the last minute, as far as can be known now."""
-        if self.store.trouble is not None:
-            return self._answers
-        with suppress(StoreError):
-            self._answers = self.store.received(since=self._clock() - _MINUTE)
-        return self._answers
+    def resume(self) -> None:
+        """Learn and ask again. To be called in this thread, as what follows."""
+        self.paused = self.failure = ""
 
-    def roll_back(self, snapshot_id: str, *, by: str, reason: str) -> str:
-        """To be called in this thread."""
+    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool = False) -> str:
+        """Serve by a snapshot from now on; `again`: learn again what was learned after it."""
         position = self._position
-        snapshot = self.keeper.roll_back(snapshot_id, by=by, reason=reason)
+        snapshot = self.keeper.roll_back(snapshot_id, by=by, reason=reason, again=again)
+        self._astray = False
         self._offset = position - self.learner.n_seen
-        self._lineage_began = snapshot.seq
+        self.gauge.lineage_began = snapshot.seq
         self.watch.rolled_back(to_source=snapshot.step == 0)
         return snapshot.model_version
 
@@ -305,6 +324,11 @@ class Worker(Thread):
                 answers=[answer.feedback_id for answer, given in known if given is not None],
                 losses=self.last_losses,
                 seconds=seconds,
+                overruling=[
+                    answer.feedback_id
+                    for answer, given in known
+                    if given is not None and answer.overrules
+                ],
             )
         )
 
@@ -316,19 +340,3 @@ class Worker(Thread):
         while waiting > 0 and (requests := self.inbox.batch(patience=0)):
             self._serve(requests)
             waiting -= sum(len(request.inputs) for request in requests)
-
-
-def _done(future: "Future[Any]", work: Callable[[], Any]) -> None:
-    try:
-        future.set_result(work())
-    except (BittaError, OSError) as error:
-        future.set_exception(error)
-
-
-def _refuse(requests: Sequence[Request], error: BittaError) -> None:
-    """Tell those who wait; where all were answered already, the questions have failed."""
-    waiting = [request for request in requests if not request.done.done()]
-    for request in waiting:
-        request.done.set_exception(error)
-    if not waiting:
-        _log.warning("a window raised no questions: %s", error)

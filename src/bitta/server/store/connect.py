@@ -19,6 +19,9 @@ __all__ = ["Clock", "Place", "now"]
 Clock = Callable[[], int]
 _OWNER_WAITS = "3s"
 """For the connection of a process that was just killed to be noticed by PostgreSQL."""
+_LONGEST = 30_000
+"""Milliseconds that PostgreSQL may take for a statement, and that what was sent to it may stay
+unacknowledged by its machine."""
 
 
 @dataclass
@@ -108,7 +111,7 @@ def _postgres(address: URL, *, writes: bool, alone: bool, busy_seconds: float) -
             pool_pre_ping=True,
             pool_size=1 if writes else 5,
             max_overflow=0 if writes else 10,
-            connect_args={"connect_timeout": 10},
+            connect_args={"connect_timeout": 10, "tcp_user_timeout": _LONGEST},
         )
     except ModuleNotFoundError as error:
         raise SettingError(
@@ -121,6 +124,7 @@ def _postgres(address: URL, *, writes: bool, alone: bool, busy_seconds: float) -
             cursor.execute("SET default_transaction_read_only TO off")
             if alone:
                 _own_database(cursor)
+            cursor.execute(f"SET statement_timeout TO {_LONGEST}")
             # In milliseconds; 0 would be for ever.
             cursor.execute(f"SET lock_timeout TO {max(1, round(busy_seconds * 1000))}")
             if not writes:

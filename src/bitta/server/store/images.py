@@ -1,14 +1,18 @@
 """Files of images, each under the name of its content's hash."""
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from bitta.errors import InputError
 from bitta.server.store.ids import new_token
 from bitta.server.store.trouble import of_disk
 
+_log = logging.getLogger(__name__)
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -18,6 +22,9 @@ class Images:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unfinished = folder / "unfinished"
+        self.missed = 0
+        """Images that could not be kept, since the start."""
+        self._missed_lately = 0
 
     def path(self, name: str) -> Path:
         """Where an image lies, if it is kept."""
@@ -43,6 +50,18 @@ class Images:
                 _sync_folder(folder)
         except OSError as error:
             raise of_disk(error, "an image") from error
+
+    def note(self, kept: "Future[Any]", *, n: int) -> None:
+        """Count what nobody waits for; the first that is missed is told, and the number at last."""
+        error = kept.exception()
+        if error is not None:
+            if not self._missed_lately:
+                _log.warning("images are not kept: %s", error)
+            self.missed += n
+            self._missed_lately += n
+        elif self._missed_lately:
+            _log.warning("images are kept again; %d were not", self._missed_lately)
+            self._missed_lately = 0
 
     def remove(self, name: str) -> None:
         """Delete an image's file durably."""

@@ -3,9 +3,22 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    RowMapping,
+    and_,
+    case,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from bitta.errors import InputError
 from bitta.server.store.answers import PENDING
@@ -22,38 +35,57 @@ _AGAIN = _NOWHERE | {"status": case((feedback.c.standing, "pending"), else_="sup
 """An answer that has been learned from no longer; undone or replaced meanwhile, it stays so."""
 _REPLACED = _NOWHERE | {"status": "superseded"}
 _EARLIER = feedback.alias("earlier")
-_SAME = and_(
-    *(
-        _EARLIER.c[name] == feedback.c[name]
-        for name in ("prediction_id", "annotator_id", "verdict")
-    ),
-    _EARLIER.c.id != feedback.c.id,
-)
-"""The same person said the same of the same prediction."""
+
+
+def _of_same_person(other: FromClause) -> ColumnElement[bool]:
+    """Hold for something else that the same person said of the same prediction."""
+    same = (other.c[name] == feedback.c[name] for name in ("prediction_id", "annotator_id"))
+    return and_(*same, other.c.id != feedback.c.id)
+
+
+_CLAIMED = feedback.alias("claimed")
+_FREE = PENDING & ~exists().where(_of_same_person(_CLAIMED), _CLAIMED.c.taken_at.is_not(None))
+"""One word after the other: while a step takes the one in, the next has to wait."""
 
 
 def take(connection: Connection, *, limit: int | None, at: int) -> list[PendingAnswer]:
     """Claim pending answers, oldest first; those that the memory holds already are not."""
-    _pass_on(connection)
-    free = PENDING & ~exists().where(_SAME, _EARLIER.c.taken_at.is_not(None))
-    found = connection.execute(learnable().where(free).limit(limit)).mappings()
+    overruling = _settle_with_memory(connection)
+    found = connection.execute(learnable().where(_FREE).limit(limit)).mappings()
     taken = [as_answer(row) for row in found]
     for some in in_parts([answer.feedback_id for answer in taken]):
         connection.execute(update(feedback).where(feedback.c.id.in_(some)).values(taken_at=at))
-    return taken
+    return [replace(one, overrules=one.feedback_id in overruling) for one in taken]
 
 
-def _pass_on(connection: Connection) -> None:
-    """Somebody said again what was learned from: the new answer takes the place of the old."""
-    lineage = connection.execute(select(func.max(snapshots.c.lineage))).scalar() or 1
-    learned_from = (_EARLIER.c.status == "applied") & (_EARLIER.c.applied_lineage == lineage)
-    places = [_EARLIER.c[name] for name in _PLACE]
-    again = select(feedback.c.id.label("new"), _EARLIER.c.id.label("old"), *places)
-    found = connection.execute(again.where(PENDING, _SAME, learned_from)).mappings().all()
-    for row in found:
-        place = {name: row[name] for name in _PLACE}
-        for id_, values in ((row["old"], _REPLACED), (row["new"], {"status": "applied"} | place)):
+def _settle_with_memory(connection: Connection) -> set[str]:
+    """Answers that overrule what the memory holds; what it holds already goes to the new answer."""
+    overruling = set()
+    for new, held in _held_of_mine(connection).items():
+        if held["verdict"] != held["now"]:
+            overruling.add(new)
+            continue
+        place = {name: held[name] for name in _PLACE}
+        for id_, values in ((held["id"], _REPLACED), (new, {"status": "applied"} | place)):
             connection.execute(update(feedback).where(feedback.c.id == id_).values(**values))
+    return overruling
+
+
+def _held_of_mine(connection: Connection) -> dict[str, RowMapping]:
+    """By pending answer, what the memory holds of the same person about the same prediction.
+
+    That is the last that was learned in this lineage: each word has overruled the one before.
+    """
+    kept = select(func.max(snapshots.c.lineage)).where(snapshots.c.dropped_at.is_(None))
+    lineage = connection.execute(kept).scalar() or 1
+    columns = [_EARLIER.c[name] for name in ("id", "verdict", *_PLACE)]
+    found = (
+        select(feedback.c.id.label("new"), feedback.c.verdict.label("now"), *columns)
+        .where(_FREE, feedback.c.verdict != "skip", _of_same_person(_EARLIER))
+        .where(_EARLIER.c.status == "applied", _EARLIER.c.applied_lineage == lineage)
+        .order_by(_EARLIER.c.applied_step)
+    )
+    return {row["new"]: row for row in connection.execute(found).mappings()}
 
 
 def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
@@ -76,6 +108,7 @@ def learned(connection: Connection, *, step: LearnedStep, at: int) -> None:
     body = {
         "version": step.version,
         "answers": list(step.answers),
+        "overruling": list(step.overruling),
         "losses": {name: _finite(value) for name, value in step.losses.items()},
         "seconds": step.seconds,
         "weights": step.weights,
@@ -128,17 +161,20 @@ def rolled_back(
     from_version: str,
     reason: str,
     by: str,
+    again: bool,
     at: int,
 ) -> Snapshot:
     """Log a rollback with the first snapshot of its lineage."""
-    find_snapshot(connection, to)
-    body = {
+    target = find_snapshot(connection, to)
+    body: dict[str, Any] = {
         "snapshot_id": to,
         "from_version": from_version,
         "version": new.model_version,
         "reason": reason,
         "by": by,
     }
+    if again:
+        body["reentered"] = _reenter(connection, target)
     append(connection, kind="rollback", body=body, at=at)
     return snapshot(connection, new=new, at=at)
 
@@ -147,13 +183,18 @@ def recovered(
     connection: Connection, *, snapshot_id: str, environment: Mapping[str, Any], at: int
 ) -> Recovered:
     """Log a restart; what the snapshot does not hold is to be learned again."""
-    after = learned_after(find_snapshot(connection, snapshot_id))
-    claimed_or_after = _claimed() | after
+    ids = _reenter(connection, find_snapshot(connection, snapshot_id))
+    body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
+    return Recovered(append(connection, kind="recovered", body=body, at=at), tuple(ids))
+
+
+def _reenter(connection: Connection, target: Snapshot) -> list[str]:
+    """Let what was claimed, or learned after a snapshot, pend again; ids of the latter, by seq."""
+    after = learned_after(target)
     standing = select(feedback.c.id).where(after, feedback.c.standing).order_by(feedback.c.seq)
-    ids = tuple(connection.execute(standing).scalars())
-    connection.execute(update(feedback).where(claimed_or_after).values(**_AGAIN))
-    body = {"snapshot": snapshot_id, "reentered": list(ids), "environment": dict(environment)}
-    return Recovered(append(connection, kind="recovered", body=body, at=at), ids)
+    ids = list(connection.execute(standing).scalars())
+    connection.execute(update(feedback).where(_claimed() | after).values(**_AGAIN))
+    return ids
 
 
 def learned_after(found: Snapshot) -> ColumnElement[bool]:

@@ -67,6 +67,8 @@ def _upgrade(connection: Connection, name: str) -> None:
                 f"the database {name} holds tables of another program "
                 f"({', '.join(sorted(foreign))}); give another database"
             )
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL statement_timeout TO 0")  # tables may be large
     from alembic import command  # noqa: PLC0415
 
     command.upgrade(_config(connection), "head")

@@ -209,6 +209,8 @@ class PendingAnswer:
     step: int | None
     """Window and row of its question; None where nobody asked."""
     row: int | None
+    overrules: bool = False
+    """The memory holds the opposite, said by the same person; told by `take`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,8 @@ class LearnedStep:
     losses: Mapping[str, float | None]
     seconds: float
     weights: str | None = None
+    overruling: Sequence[str] = ()
+    """Those of the answers for which the opposite, said before, left the memory."""
 
 
 @dataclass(frozen=True, slots=True)

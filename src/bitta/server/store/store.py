@@ -201,14 +201,27 @@ class Store(Reads):
         """Record a snapshot whose file is already durable."""
         return self.submit(partial(lineage.snapshot, new=new, at=self._clock()))
 
-    def drop_snapshots(self, ids: Sequence[str]) -> Future[None]:
-        """Mark snapshots as dropped; do this first, then remove their files."""
-        return self.submit(partial(lineage.drop_snapshots, ids=ids, at=self._clock()))
+    def drop_snapshots(self, ids: Sequence[str], *, must: bool = False) -> Future[None]:
+        """Mark snapshots as dropped; do this first, then remove their files.
+
+        `must`: their files are gone already.
+        """
+        return self.submit(partial(lineage.drop_snapshots, ids=ids, at=self._clock()), must=must)
 
     def rolled_back(
-        self, to: str, new: NewSnapshot, *, from_version: str, reason: str, by: str
+        self,
+        to: str,
+        new: NewSnapshot,
+        *,
+        from_version: str,
+        reason: str,
+        by: str,
+        again: bool = False,
     ) -> Future[Snapshot]:
-        """Log a rollback to snapshot `to`, and the snapshot that begins the new lineage."""
+        """Log a rollback to snapshot `to`, and the snapshot that begins the new lineage.
+
+        `again`: answers claimed, or learned after `to`, pend again, as after a restart.
+        """
         change = partial(
             lineage.rolled_back,
             to=to,
@@ -216,6 +229,7 @@ class Store(Reads):
             from_version=from_version,
             reason=reason,
             by=by,
+            again=again,
             at=self._clock(),
         )
         return self.submit(change)
@@ -243,7 +257,9 @@ class Store(Reads):
 
         change = partial(pictures.kept, images=images, names=names, at=self._clock())
         # Afterwards again: a deletion that came between file and row has taken the file.
-        return self.submit(change, must=True, before=write, after=lambda _: write())
+        kept = self.submit(change, must=True, before=write, after=lambda _: write())
+        kept.add_done_callback(partial(self.images.note, n=len(images)))
+        return kept
 
     def delete_image(self, sha256: str, by: str) -> Future[bool]:
         """Remove a kept image for good; False where there was none."""

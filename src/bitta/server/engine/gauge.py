@@ -1,0 +1,59 @@
+"""What answers tell of the model that serves, as far as can be known now."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from bitta.server.engine.learner import Learner
+from bitta.server.guard import Audited, GuardConfig, SameAsSource
+from bitta.server.store import Store
+from bitta.server.store.errors import StoreError
+from bitta.types import Query
+
+_MINUTE = 60_000_000  # microseconds
+
+
+class Gauge:
+    """Reads the store, and knows what it read last while that cannot be reached."""
+
+    def __init__(
+        self, store: Store, learner: Learner, config: GuardConfig, *, clock: Callable[[], int]
+    ) -> None:
+        self._store, self._learner, self._config, self._clock = store, learner, config, clock
+        self.lineage_began = 0
+        """Where in the log."""
+        self._audited = Audited()
+        self._same = SameAsSource()
+        self._answers = 0
+
+    def compare(self, asked: Mapping[str, Query]) -> None:
+        """Would the source weights have said the same? Known of audits, for the guard."""
+        for name, query in asked.items():
+            label = self._learner.source_label(query.input) if query.audit else None
+            if label is not None:
+                self._same.add(name, same=label == query.label)
+
+    def audited(self) -> Audited:
+        """What the newest answers to audits of this lineage say."""
+        if self._store.trouble is not None:
+            return self._audited
+        oldest = self._clock() - int(1e6 * self._config.audit_seconds)
+        with suppress(StoreError):
+            found = self._store.audits(since=self.lineage_began)
+            self._audited = Audited.of(
+                [
+                    (one.correct, self._same.of(one.prediction_id))
+                    for one in found
+                    if one.received_at > oldest
+                ],
+                size=self._config.audit_window,
+                total=len(found),
+            )
+        return self._audited
+
+    def answers(self) -> int:
+        """How many were received in the last minute."""
+        if self._store.trouble is not None:
+            return self._answers
+        with suppress(StoreError):
+            self._answers = self._store.received(since=self._clock() - _MINUTE)
+        return self._answers

@@ -1,0 +1,51 @@
+"""What a step is told by one answer, and what the memory must forget for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bitta.adapter import Adapter
+from bitta.gradient import GradientAdapter
+from bitta.memory import Fifo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """One answer with what it is about, as a step takes it in."""
+
+    input: Tensor
+    label: int
+    """The class that was served, which is the class judged."""
+    correct: bool
+    position: int
+    """Place among all samples served."""
+    overrules: bool = False
+    """Whether the memory holds the opposite, which the same person said before."""
+
+
+def overrule(lessons: Sequence[Lesson], adapter: Adapter[Any]) -> None:
+    """Let the opposite of those that overrule it leave the memory, so that the last word counts.
+
+    SimATTA, which keeps anchors in place of a memory, learns from both.
+    """
+    if not isinstance(adapter, GradientAdapter):
+        return
+    for lesson in lessons:
+        if lesson.overrules:
+            memory = adapter.memory
+            _take_out(lesson, memory.incorrect if lesson.correct else memory.correct)
+
+
+def _take_out(lesson: Lesson, memory: Fifo) -> None:
+    """One sample of its input and label, the oldest; none where it was evicted before."""
+    if not len(memory):
+        return
+    inputs, labels = memory.inputs, memory.labels
+    alike = (inputs == lesson.input.to(inputs)).flatten(1).all(1) & (labels == lesson.label)
+    if not alike.any():
+        return
+    left = torch.arange(len(labels), device=labels.device) != alike.int().argmax()
+    memory.load_state_dict({"inputs": inputs[left], "labels": labels[left]}, device=inputs.device)

@@ -1,0 +1,123 @@
+"""Servers forked from a process that has imported everything: a restart without its imports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from threading import Lock
+
+from server.processes import ServerProcess, free_port
+
+_MOTHER = """
+import json, os, sys, traceback
+import torch
+import torch._dynamo
+import bitta.server.api.run
+import bitta.server.host
+from bitta.cli.main import main
+
+torch.set_num_threads(1)
+
+
+def born(arguments, log):
+    child = os.fork()
+    if child:
+        return child
+    for stream, name, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_APPEND)):
+        os.dup2(os.open(name, flags | os.O_CREAT, 0o600), stream)
+    os.dup2(1, 2)
+    code = 1
+    try:
+        code = main(arguments)
+    except BaseException:  # as the interpreter would, which this process never gets back to
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def ended(child, options):
+    found, status = os.waitpid(child, options)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+for line in sys.stdin:
+    what, *given = json.loads(line)
+    print(json.dumps({"bear": born, "ended": ended}[what](*given)), flush=True)
+"""
+
+
+class Nursery:
+    """One process that imports, and makes servers of itself; nothing in it computes before."""
+
+    def __init__(self):
+        self._order = Lock()
+        self._mother = subprocess.Popen(
+            [sys.executable, "-c", _MOTHER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self):
+        """To be called when its servers have ended."""
+        self._mother.kill()
+        self._mother.communicate()
+
+    def bear(self, arguments, log):
+        """A server with these arguments, as `subprocess.Popen` would give it."""
+        return Child(self, self.order("bear", arguments, str(log)))
+
+    def order(self, *words):
+        """What the process says to it."""
+        with self._order:
+            self._mother.stdin.write(json.dumps(words) + "\n")
+            self._mother.stdin.flush()
+            return json.loads(self._mother.stdout.readline())
+
+
+class Child:
+    """A process that another one waits for."""
+
+    def __init__(self, nursery, pid):
+        self.pid, self._nursery, self._code = pid, nursery, None
+
+    def poll(self):
+        """How it ended; None while it runs."""
+        if self._code is None:
+            self._code = self._nursery.order("ended", self.pid, os.WNOHANG)
+        return self._code
+
+    def wait(self, _=None):
+        """Until it has ended; how."""
+        if self._code is None:
+            self._code = self._nursery.order("ended", self.pid, 0)
+        return self._code
+
+    def send_signal(self, number):
+        """Unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+class ForkedServer(ServerProcess):
+    """Starts within a fraction of a second, and has the compiler when it does."""
+
+    def __init__(self, nursery, *given, **named):
+        super().__init__(*given, **named)
+        self._nursery = nursery
+
+    def begin(self):
+        """Start, and do not wait."""
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        arguments = ["serve", "--config", str(self._config), "--data-dir", str(self.data_dir),
+                     "--port", str(port)]  # fmt: skip
+        if self.database is not None:
+            arguments += ["--database", self.database]
+        self.process = self._nursery.bear(arguments, self.log)
