@@ -1,5 +1,6 @@
 # make demo: see it work.  make test: prove it works.  Both build .venv once and reuse it.
 # make soak: an hour and more of it under load; KILLS=5 PICTURES=300 MINUTES=2 is shorter, 0 none.
+# It writes SOAKED. PostgreSQL's part needs BITTA_TEST_POSTGRES: ". .ci/services" in the same shell.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,6 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 KILLS ?= 100
 PICTURES ?= 10000
 MINUTES ?= 30
+SOAKED ?= results/serving/soak.json
 
 .PHONY: demo test soak lint types clean
 
@@ -19,7 +21,7 @@ test: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python scripts/soak.py --kills $(KILLS) \
-	  --pictures $(PICTURES) --minutes $(MINUTES) --out results/serving/soak.json
+	  --pictures $(PICTURES) --minutes $(MINUTES) --out $(SOAKED)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python scripts/soak.py --out results/serving/soak.json
 
-`make soak` runs it. A number of 0 leaves a part out. Parts that are finished are in the file even
-if it is interrupted; where something is wrong, it says so there, and the exit status is 1.
+`make soak` runs it. A number of 0 leaves a part out. The file is written before and after each
+part, so that whatever interrupts it, it tells what was finished. Where something is wrong, or a
+part was not run, it says so there, and the exit status is 1.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from soak_kills import kills
+from soak_kills import kills, missing
 from soak_memory import memory
 from soak_pictures import pictures
 
@@ -32,22 +33,53 @@ Part = Callable[[Callable[[str], None]], tuple[dict[str, Any], list[str]]]
 def main() -> int:
     """Run the parts in turn; the exit status."""
     arguments = _arguments()
-    settings = {name: getattr(arguments, name) for name in ("kills", "pictures", "minutes")}
-    table: dict[str, Any] = {"settings": settings, "environment": _environment(), "parts": {}}
-    done = table["parts"]
-    interrupted = False
-    for name, part in _parts(arguments).items():
-        try:
-            done[name] = _ran(name, part)
-        except KeyboardInterrupt:
-            done[name] = {"wrong": ["interrupted"]}
-            interrupted = True
-        table["passed"] = not any(one["wrong"] for one in done.values())
-        write_table(arguments.out, table)
-        if interrupted:
-            break
-    print(f"{arguments.out}: {'all is well' if table.get('passed') else 'something is wrong'}")
-    return 130 if interrupted else 0 if table.get("passed") else 1
+    parts = _parts(arguments)
+    if "kills_postgresql" in parts and (why := missing("postgresql")):
+        print(f"there is no PostgreSQL, so this will not hold as a whole: {why}", flush=True)
+    names = ("kills", "pictures", "minutes")
+    table: dict[str, Any] = {
+        "command": f"make soak KILLS={arguments.kills} PICTURES={arguments.pictures} "
+        f"MINUTES={arguments.minutes:g}",
+        "settings": {name: getattr(arguments, name) for name in names},
+        "environment": _environment(),
+        "parts": {name: {"holds": False, "wrong": ["was not begun"]} for name in parts},
+        "holds": False,
+    }
+    try:
+        for name, part in parts.items():
+            table["parts"][name] = {"holds": False, "wrong": ["was not finished"]}
+            write_table(arguments.out, table)
+            table["parts"][name] = _ran(name, part)
+            table["holds"] = all(one["holds"] for one in table["parts"].values())
+            write_table(arguments.out, table)
+    except KeyboardInterrupt:
+        print("stopped.")
+    _conclude(table, arguments.out)
+    return 0 if table["holds"] else 1
+
+
+def lines(table: dict[str, Any]) -> list[str]:
+    """What docs/serving.md says of it."""
+    parts = table["parts"]
+    by_kill = [parts["kills_sqlite"], parts["kills_postgresql"]]
+    ready = [seconds for part in by_kill for seconds in part["seconds_to_ready"]["all"]]
+    too_long = sum(part["seconds_to_ready"]["too_long"] for part in by_kill)
+    resident, sent = parts["memory"]["resident_mib"], parts["pictures"]
+    return [
+        f"Of {sum(part['acknowledged'] for part in by_kill):,} answers that were acknowledged "
+        f"between {sum(part['kills'] for part in by_kill)} kills none was lost and none learned "
+        "twice.",
+        f"Of {len(ready)} restarts {too_long or 'none'} took three seconds or more, the longest "
+        f"{max(ready):.1f} ({_middle(by_kill)}).",
+        f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500.",
+        f"In {parts['memory']['minutes']:g} minutes of serving, asking and learning, memory moved "
+        f"by {resident['slope_per_10_minutes']:+.1f} MiB in ten minutes.",
+    ]
+
+
+def _middle(by_kill: list[dict[str, Any]]) -> str:
+    sqlite, postgresql = (part["seconds_to_ready"]["median"] for part in by_kill)
+    return f"median {sqlite:.1f} with SQLite, {postgresql:.1f} with PostgreSQL"
 
 
 def _arguments() -> argparse.Namespace:
@@ -78,10 +110,19 @@ def _ran(name: str, part: Part) -> dict[str, Any]:
         found, wrong = part(lambda line: print(f"  {line}", flush=True))
     except AssertionError as error:
         found, wrong = {}, [str(error)]
-    found = {"wrong": wrong, "seconds": round(time.monotonic() - began, 1), **found}
+    seconds = round(time.monotonic() - began, 1)
+    found = {"holds": not wrong, "wrong": wrong, "seconds": seconds, **found}
     for key, value in found.items():
         print(f"  {key}: {_short(value)}", flush=True)
     return found
+
+
+def _conclude(table: dict[str, Any], out: Path) -> None:
+    for name, part in table["parts"].items():
+        print(f"{name:<18} {'holds' if part['holds'] else '; '.join(part['wrong'])}")
+    if table["holds"] and len(table["parts"]) == 4:
+        print("\n".join(lines(table)))
+    print(f"{out}: {'all of it holds' if table['holds'] else 'it does not hold'}")
 
 
 def _short(value: Any) -> Any:

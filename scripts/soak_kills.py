@@ -9,23 +9,33 @@ from server.processes import ServerProcess, check_stored, restarts
 from server.store.made import database
 
 SECONDS = 3.0
-"""Within which a server with the demo's model is to be ready again."""
+"""Within which a server with the demo's model is to be ready again, every time."""
+NO_POSTGRESQL = (
+    "BITTA_TEST_POSTGRES is not set: give it the address of a PostgreSQL database, or start one "
+    'with ". .ci/services" in the same shell'
+)
+
+
+def missing(kind):
+    """Why a server cannot be run on this kind of database; empty where it can."""
+    there = kind == "sqlite" or os.environ.get("BITTA_TEST_POSTGRES")
+    return "" if there else NO_POSTGRESQL
 
 
 def kills(kind, n, tell):
     """Kill a server on this kind of database n times; what was found, and what is wrong."""
-    if kind == "postgresql" and not os.environ.get("BITTA_TEST_POSTGRES"):
-        return {"skipped": "BITTA_TEST_POSTGRES is not set; give the address of a database"}, []
+    if why := missing(kind):
+        return {}, [f"was not run; {why}"]
     seconds, acknowledged, refused, predicted = [], [], set(), 0
     with TemporaryDirectory() as folder, database(kind) as url:
         server = ServerProcess(Path(folder), database=url)
         try:
             for number, (took, load) in enumerate(restarts(server, n), 1):
-                seconds.append(took)
+                seconds.append(round(took, 3))
                 acknowledged += load.acknowledged
                 refused |= load.statuses()
                 predicted += load.n_predicted
-                tell(f"{number} of {n} kills, {len(acknowledged)} answers, ready in {took:.1f} s")
+                tell(f"{number} of {n} kills, {len(acknowledged)} answers, ready in {took:.2f} s")
             stored = check_stored(server, acknowledged)
         finally:
             server.kill()
@@ -33,19 +43,33 @@ def kills(kind, n, tell):
         "kills": n + n // 10,
         "predictions_served": predicted,
         **stored,
-        "seconds_to_ready": {"median": median(seconds), "max": max(seconds), "all": seconds},
+        "seconds_to_ready": timed(seconds),
     }
     return found, _wrong(found, refused)
 
 
+def timed(seconds):
+    """All restarts in their order, and what is to be said of them."""
+    return {
+        "median": median(seconds),
+        "longest": max(seconds),
+        "allowed": SECONDS,
+        "too_long": sum(one >= SECONDS for one in seconds),
+        "all": seconds,
+    }
+
+
 def _wrong(found, refused):
-    wrong = []
+    wrong, ready = [], found["seconds_to_ready"]
     if refused:
         wrong.append(f"requests were answered with {sorted(refused)}")
     if found["learned_from"] == 0 or found["acknowledged"] < found["kills"]:
         wrong.append("hardly anything was answered or learned")
     if found["events_snapshot"] < found["kills"] / 5:
         wrong.append("hardly any snapshot was taken")
-    if found["seconds_to_ready"]["median"] > SECONDS:
-        wrong.append(f"it took longer than {SECONDS:g} s to be ready, in the median")
+    if ready["too_long"]:
+        wrong.append(
+            f"{ready['too_long']} of {len(ready['all'])} restarts took {SECONDS:g} s or more, "
+            f"the longest {ready['longest']:.1f} s"
+        )
     return wrong

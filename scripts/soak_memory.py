@@ -23,18 +23,23 @@ SETTINGS = (
 _EVERY = 1.0
 """Seconds between two looks."""
 _CONNECTIONS = 2
+_MEMORIES = 200
+"""Answers after which the memories, of 64 each, are taken to be full; then the time begins."""
+_PATIENCE = 900
+"""Seconds within which they must have come."""
 ALLOWED = 4.0
 """MiB in ten minutes. At 100 requests a second that is 70 bytes of each: a server that kept one
 object per request, or one picture in 200, would be above it."""
 
 
 def memory(minutes, tell):
-    """Load a server for so long; what was found, and what is wrong."""
+    """Load a server with full memories for so long; what was found, and what is wrong."""
     with TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder), settings=SETTINGS)
         with server:
             load = _Load(server)
             try:
+                _fill(load, tell)
                 resident = _watched(server, load, minutes, tell)
                 status = server.call("GET", "/v1/status")[1]
             finally:
@@ -74,6 +79,15 @@ def trend(resident):
 def _warm(looks):
     """Looks before those that count: a third, or two minutes, in which memories fill."""
     return min(max(looks // 3, round(120 / _EVERY)), looks * 3 // 5)
+
+
+def _fill(load, tell):
+    """Before memories are full, a server grows with each answer."""
+    end = time.monotonic() + _PATIENCE
+    while (answered := load.annotator.tally.answered) < _MEMORIES:
+        assert time.monotonic() < end, f"{answered} answers in {_PATIENCE} seconds"
+        tell(f"{answered} of {_MEMORIES} answers until the memories are full")
+        time.sleep(10)
 
 
 def _watched(server, load, minutes, tell):
