@@ -21,6 +21,11 @@ def stream(request):
     return request.param
 
 
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(ROOT / "scripts" / "serve_demo.py"))
+
+
 @pytest.fixture
 def table(stream):
     return json.loads((ROOT / "results" / "serving" / FILES[stream]).read_text())
@@ -49,7 +54,48 @@ def test_answers_are_worth_20_points_of_digits_and_cost_1_point_of_weather_at_mo
         assert gain >= least
 
 
-def test_the_page_shows_what_the_results_hold(table):
+@pytest.mark.parametrize("stream", ["corruptions"])
+def test_in_no_spell_of_the_weather_answers_cost_more_than_1_point_over_all_seeds(stream, table):
+    assert [row["windows"] for row in table["spells"]] == [[n, n + 12] for n in range(0, 84, 12)]
+    runs = table["runs"]
+    for row in table["spells"]:
+        of = slice(*row["windows"])
+        points = {kind: mean(mean(one["accuracy"][of]) for one in runs[kind]) for kind in runs}
+        assert row["gain"] == pytest.approx(points["with"] - points["without"])
+        assert row["gain"] >= -1.0
+
+
+def test_the_page_shows_what_the_results_hold(script, table):
     page = (ROOT / "docs" / "serving.md").read_text()
-    lines = runpy.run_path(str(ROOT / "scripts" / "serve_demo.py"))["lines"]
-    assert "\n".join(lines(table)) in page
+    assert "\n".join(script["lines"](table)) in page
+
+
+class TwoSpells:
+    """Two windows of each."""
+
+    def spell(self, place):
+        return "dry" if place < 128 else "wet"
+
+
+def _runs(script, *accuracies):
+    return [script["Run"](seed, 0, "1.4", {}, 0, of) for seed, of in enumerate(accuracies)]
+
+
+def test_one_bad_spell_is_refused_though_all_windows_together_are_good(script, capsys):
+    runs = {
+        "with": _runs(script, [60.0, 60.0, 40.0, 40.0], [60.0, 60.0, 46.0, 46.0]),
+        "without": _runs(script, [50.0, 50.0, 44.0, 44.0], [50.0, 50.0, 45.0, 45.0]),
+    }
+    dry, wet = script["spells"](TwoSpells(), 4, runs)
+    assert (dry["gain"], dry["error"], wet["gain"]) == (10.0, 0.0, -1.5)
+    # Of -4, -4, 1 and 1: the root of 25 / 3, by the root of 4.
+    assert wet["error"] == pytest.approx(1.4434, abs=1e-4)
+    claim = script["Claim"](windows=4, over=4, least=-1.0, in_spell=-1.0)
+    assert not script["spells_hold"]([dry, wet], claim)
+    assert "gain in wet, the worst spell, over all seeds: -1.5 points" in capsys.readouterr().out
+    assert script["spells_hold"]([dry, {**wet, "gain": -1.0}], claim)
+
+
+def test_a_claim_without_spells_looks_at_none(script):
+    claim = script["Claim"](windows=4, over=4, least=-1.0)
+    assert script["spells_hold"]([{"spell": "wet", "gain": -30.0, "error": 1.0}], claim)
