@@ -22,7 +22,9 @@ import torch
 from soak_kills import kills, missing
 from soak_memory import memory
 from soak_pictures import pictures
+from sqlalchemy.exc import SQLAlchemyError
 
+from bitta.errors import BittaError
 from bitta.results import write_table
 from bitta.version import __version__
 from server.processes import MODEL
@@ -108,8 +110,8 @@ def _ran(name: str, part: Part) -> dict[str, Any]:
     began = time.monotonic()
     try:
         found, wrong = part(lambda line: print(f"  {line}", flush=True))
-    except AssertionError as error:
-        found, wrong = {}, [str(error)]
+    except (AssertionError, OSError, BittaError, SQLAlchemyError) as error:
+        found, wrong = {}, [f"{type(error).__name__}: {error}"]
     seconds = round(time.monotonic() - began, 1)
     found = {"holds": not wrong, "wrong": wrong, "seconds": seconds, **found}
     for key, value in found.items():

@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import sqlalchemy as sa
+
 from server.processes import ServerProcess, check_stored, restarts
 from server.store.made import database
 
@@ -18,8 +20,14 @@ NO_POSTGRESQL = (
 
 def missing(kind):
     """Why a server cannot be run on this kind of database; empty where it can."""
-    there = kind == "sqlite" or os.environ.get("BITTA_TEST_POSTGRES")
-    return "" if there else NO_POSTGRESQL
+    url = os.environ.get("BITTA_TEST_POSTGRES")
+    if kind == "sqlite" or not url:
+        return "" if kind == "sqlite" else NO_POSTGRESQL
+    try:
+        sa.create_engine(url, poolclass=sa.NullPool).connect().close()
+    except sa.exc.OperationalError as error:
+        return f"nobody answers at BITTA_TEST_POSTGRES ({error.orig})"
+    return ""
 
 
 def kills(kind, n, tell):
