@@ -1,6 +1,7 @@
 """bitta serve: serve a model that asks people about its predictions and learns from the answers."""
 
 import argparse
+import gc
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
+    gc.disable()  # until it serves: what it is made of is not garbage
+    try:
+        return _serve(arguments)
+    finally:
+        gc.enable()
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     try:
         from bitta.server.api.run import serve  # noqa: PLC0415 (an extra that may not be there)
         from bitta.server.host import hosting  # noqa: PLC0415

@@ -34,6 +34,7 @@ def serve(app: FastAPI, settings: ServeSettings, *, tell: Tell = print) -> None:
         tell(line)
     server = make_server(app, settings)
     gc.freeze()  # what the server is made of is never garbage, and looking it through takes long
+    gc.enable()
     with _obeyed():
         server.run(sockets=sockets)
 
