@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from soak_kills import kills, missing
 from soak_memory import memory
-from soak_pictures import pictures
+from soak_pictures import MOST, pictures
 from sqlalchemy.exc import SQLAlchemyError
 
 from bitta.errors import BittaError
@@ -67,15 +67,18 @@ def lines(table: dict[str, Any]) -> list[str]:
     ready = [seconds for part in by_kill for seconds in part["seconds_to_ready"]["all"]]
     too_long = sum(part["seconds_to_ready"]["too_long"] for part in by_kill)
     resident, sent = parts["memory"]["resident_mib"], parts["pictures"]
+    before, after = sent["resident_mib"][-1]
     return [
         f"Of {sum(part['acknowledged'] for part in by_kill):,} answers that were acknowledged "
         f"between {sum(part['kills'] for part in by_kill)} kills none was lost and none learned "
         "twice.",
         f"Of {len(ready)} restarts {too_long or 'none'} took three seconds or more, the longest "
         f"{max(ready):.1f} ({_middle(by_kill)}).",
-        f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500.",
+        f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500, and "
+        f"memory grew by {after - before:.1f} MiB the last time (allowed: {MOST:g}).",
         f"In {parts['memory']['minutes']:g} minutes of serving, asking and learning, memory moved "
-        f"by {resident['slope_per_10_minutes']:+.1f} MiB in ten minutes.",
+        f"by {resident['slope_per_10_minutes']:+.1f} MiB in ten minutes (allowed: "
+        f"{parts['memory']['allowed_per_10_minutes']:g}).",
     ]
 
 

@@ -15,7 +15,7 @@ _SETTINGS = (
 """Without learning, whose memory has a part of its own."""
 _ROUND = 100
 """Pictures between two looks at the memory."""
-_MOST = 16.0
+MOST = 16.0
 """MiB by which the server may grow while it is sent the same pictures for the last time. Until then
 each thread that decodes may meet the worst of them, and keeps some of the memory it took, and what
 is imported late has been; whatever was kept of each picture would be kept again."""
@@ -80,6 +80,6 @@ def _wrong(found, traced):
     if traced:
         wrong.append("the log holds a traceback")
     before, after = found["resident_mib"][-1]
-    if after - before > _MOST:
+    if after - before > MOST:
         wrong.append(f"memory grew by {after - before:.1f} MiB the last time")
     return wrong
