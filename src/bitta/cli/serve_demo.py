@@ -28,8 +28,8 @@ DEMOS: Mapping[str, Mapping[str, Any]] = {
     },
     "corruptions": {
         "model": "embedded:cifar10-resnet8",
-        # Memories of 64 hold answers about weather that is long over, which costs about a point
-        # of accuracy in the fog; these hold about five windows.
+        # Memories of 64 hold answers about weather that is long over, which costs accuracy in the
+        # fog; these hold about five windows.
         "settings": {
             "epochs": 1,
             "lr": 3e-4,
