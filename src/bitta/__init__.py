@@ -12,6 +12,8 @@ from bitta.types import Answer, Batch, Feedback, Losses, Prediction, Query
 from bitta.version import __version__
 
 if _collecting:
+    gc.freeze()
+    gc.unfreeze()  # All of it is old now: whatever is made next does not set off a look at it.
     gc.enable()
 
 __all__ = [
