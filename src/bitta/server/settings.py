@@ -127,7 +127,8 @@ class ServeSettings(BaseSettings):
     audits: int = Field(default=1, ge=0)
     """How many of a window's questions are drawn at random, to measure accuracy."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """Share of the worker's time that learning may take; until it may again, one window asks."""
+    """Share of the worker's time that asking and learning may take; until it may learn again, one
+    window asks."""
     max_distance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """How far the weights may move from the source's, relative to their length, before they are
     drawn back; 0 for any."""

@@ -24,7 +24,7 @@ class EngineConfig:
     """Samples that may wait to be served, and predictions to be stored; a request beyond is
     refused."""
     duty: float = 0.5
-    """Share of the worker's time that learning may take."""
+    """Share of the worker's time that asking and learning may take."""
     rollback: bool = True
     """Whether it goes back by itself when the model has collapsed."""
     keep_images: Keep = "queried"

@@ -164,20 +164,26 @@ class Worker(Thread):
         version, windows, first = self.learner.version, self.learner.n_windows, self._position
         silent = self.learner.fills(len(inputs)) and self._asks_nothing()
         self._take_aside()
+        stopwatch = Stopwatch()
 
         def answered(prediction: Prediction) -> None:
+            nonlocal stopwatch
             self._answer(requests, inputs, prediction, first=first, version=version, silent=silent)
             self.watch.served(inputs, prediction)
+            stopwatch = Stopwatch()
+
+        def turn() -> None:
+            with stopwatch.resting():
+                self._serve_within()
 
         try:
-            prediction = self.learner.serve(
-                inputs, answered=answered, turn=self._serve_within, silent=silent
-            )
+            prediction = self.learner.serve(inputs, answered=answered, turn=turn, silent=silent)
         except _TORCH as error:
             if not refuse(requests, error):  # all were answered, and the questions failed
                 raise
             return
         if self.learner.n_windows > windows:
+            self.duty.spent(stopwatch.worked)
             self._asked_by = self._asked_by if silent else version
             self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
             self._judge(prediction)

@@ -1,4 +1,4 @@
-"""How much of the worker's time learning may take."""
+"""How much of the worker's time learning may take, and choosing what to ask for it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
