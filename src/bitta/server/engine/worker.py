@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
@@ -20,10 +18,11 @@ from bitta.server.engine.inbox import Inbox, Request, brief, refuse
 from bitta.server.engine.keeper import Keeper
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
-from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
+from bitta.server.engine.lessons import Stopwatch
+from bitta.server.engine.study import Study
 from bitta.server.engine.watch import Watch
 from bitta.server.guard import DutyCycle
-from bitta.server.store import LearnedStep, Store, Unavailable
+from bitta.server.store import Store, Unavailable
 from bitta.server.store.errors import StoreError
 from bitta.types import Prediction
 
@@ -51,7 +50,7 @@ class Worker(Thread):
     ) -> None:
         super().__init__(name="bitta-worker", daemon=True)
         self.learner, self.store, self.config = learner, store, config
-        self.model_name, self.classes, self._clock = name, tuple(classes), clock
+        self.model_name, self.classes = name, tuple(classes)
         self.inbox = Inbox(
             max_batch=config.max_batch, max_wait=config.max_wait, capacity=config.max_waiting
         )
@@ -60,6 +59,7 @@ class Worker(Thread):
         self.watch = Watch(config.guard, n_classes=len(self.classes), clock=lambda: clock() / 1e6)
         self.gauge = Gauge(store, learner, config.guard, clock=clock)
         self.duty = DutyCycle(config.duty)
+        self.study = Study(learner, store, self.ledger, self.duty, clock=clock)
         self.paused = ""
         """Why it does not learn; empty while it does."""
         self.failure = ""
@@ -72,14 +72,10 @@ class Worker(Thread):
         self.n_served = 0
         self.distance = 0.0
         """From the source weights, at the last window."""
-        self.last_losses: dict[str, float | None] = {}
-        self.last_step_at: int | None = None
         self.begun_from = ""
         self._offset = 0
         """Samples served before the session's own count began."""
         self._during: tuple[int, int] | None = None
-        self._owed: Future[None] | None = None
-        """The last step, on its way to the disk."""
         self._aside: list[tuple[Tensor, Prediction]] = []
         """Served inside a step or a question, not yet counted into a window."""
         self._compiler = Import()
@@ -120,10 +116,10 @@ class Worker(Thread):
         if requests:
             self._serve(requests)
         # First what is due to be kept: a step under way would have to settle before.
-        if self.keeper.due and self._settled and self.store.trouble is None:
+        if self.keeper.due and self.study.settled and self.store.trouble is None:
             with suppress(StoreError):  # tried again in a while
                 self.keeper.take("interval")
-        if self._may_learn():
+        if self.study.due and not self.paused and self._compiler.finished():
             self._learn()
 
     def _has_failed(self, error: RuntimeError | BittaError) -> None:
@@ -151,9 +147,8 @@ class Worker(Thread):
         self.join()
         for left in self.inbox.empty():
             left.done.set_exception(BittaError("the server is shutting down; try again soon."))
-        if self._owed is not None:
-            wait([self._owed], timeout=_LAST_WRITE)
-        if self._settled and self._whole:
+        self.study.settle(_LAST_WRITE)
+        if self.study.settled and self._whole:
             with suppress(StoreError):  # the next start goes on from the one before
                 self.keeper.take("interval")
         self.learner.close()
@@ -281,62 +276,11 @@ class Worker(Thread):
         self.watch.rolled_back(to_source=snapshot.step == 0)
         return snapshot.model_version
 
-    def _may_learn(self) -> bool:
-        if not self._settled or self.paused or not self.learner.due or self.duty.wait() > 0:
-            return False
-        return self.store.trouble is None and self._compiler.finished()
-
-    @property
-    def _settled(self) -> bool:
-        """Whether the last step is on disk; nothing more is learned or kept before."""
-        return self._owed is None or self._owed.done()
-
     def _learn(self) -> None:
-        """The answers enter the memory with the step that is committed with them."""
-        try:
-            taken = self.store.take().result()
-            known = [(answer, self.ledger.input(answer)) for answer in taken]
-        except StoreError:  # tried again in a while; whatever was claimed is free again by then
-            self.store.release_all()
-            return
-        lost = [answer.feedback_id for answer, given in known if given is None]
-        if lost:
-            self.store.unusable(lost, "its image is not at hand any more")
-        self._step(known)
-        self.keeper.learned()
-
-    def _step(self, known: Known) -> None:
-        lessons, stopwatch, epoch = lessons_of(known), Stopwatch(), 0
-
-        def between() -> None:
-            nonlocal epoch
-            epoch += 1
-            with stopwatch.resting():
-                self._between(epoch)
-
-        def turn() -> None:
-            with stopwatch.resting():
-                self._serve_within()
-
-        losses = self.learner.learn(lessons, between=between, turn=turn).mean()
+        learned = self.study.step(between=self._between, turn=self._serve_within)
         self._during = None
-        seconds = stopwatch.worked
-        self.duty.spent(seconds)
-        self.last_losses = {n: v if isfinite(v) else None for n, v in losses.items()}
-        self.last_step_at = self._clock()
-        self._owed = self.store.learned(
-            LearnedStep(
-                version=self.learner.version,
-                answers=[answer.feedback_id for answer, given in known if given is not None],
-                losses=self.last_losses,
-                seconds=seconds,
-                overruling=[
-                    answer.feedback_id
-                    for answer, given in known
-                    if given is not None and answer.overrules
-                ],
-            )
-        )
+        if learned:
+            self.keeper.learned()
 
     def _between(self, epoch: int) -> None:
         """Serve who waits, between two steps of the optimiser."""

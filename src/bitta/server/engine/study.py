@@ -1,0 +1,100 @@
+"""One step: answers are taken from the store, learned from, and written down as learned."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from math import isfinite
+
+from bitta.server.engine.learner import Learner
+from bitta.server.engine.ledger import Ledger
+from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
+from bitta.server.guard import DutyCycle
+from bitta.server.store import LearnedStep, Store
+from bitta.server.store.errors import StoreError
+
+
+class Study:
+    """Belongs to the thread that owns the model."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        store: Store,
+        ledger: Ledger,
+        duty: DutyCycle,
+        *,
+        clock: Callable[[], int],
+    ) -> None:
+        self._learner, self._store, self._ledger = learner, store, ledger
+        self._duty, self._clock = duty, clock
+        self.last_losses: dict[str, float | None] = {}
+        self.last_step_at: int | None = None
+        self._owed: Future[None] | None = None
+        """The last step, on its way to the disk."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last step is on disk; nothing more is learned or kept before."""
+        return self._owed is None or self._owed.done()
+
+    def settle(self, seconds: float) -> None:
+        """Wait for that, no longer than this."""
+        if self._owed is not None:
+            wait([self._owed], timeout=seconds)
+
+    @property
+    def due(self) -> bool:
+        """Whether a step may be made now."""
+        return (
+            self.settled
+            and self._learner.due
+            and self._duty.wait() <= 0
+            and self._store.trouble is None
+        )
+
+    def step(self, *, between: Callable[[int], None], turn: Callable[[], None]) -> bool:
+        """The answers enter the memory with the step that is committed with them; whether it was.
+
+        `between` is told how many steps of the optimiser are made; neither counts as learning.
+        """
+        try:
+            taken = self._store.take().result()
+            known = [(answer, self._ledger.input(answer)) for answer in taken]
+        except StoreError:  # tried again in a while; whatever was claimed is free again by then
+            self._store.release_all()
+            return False
+        lost = [answer.feedback_id for answer, given in known if given is None]
+        if lost:
+            self._store.unusable(lost, "its image is not at hand any more")
+        self._learn(known, between, turn)
+        return True
+
+    def _learn(
+        self, known: Known, between: Callable[[int], None], turn: Callable[[], None]
+    ) -> None:
+        lessons, stopwatch, epoch = lessons_of(known), Stopwatch(), 0
+
+        def after_epoch() -> None:
+            nonlocal epoch
+            epoch += 1
+            with stopwatch.resting():
+                between(epoch)
+
+        def given_turn() -> None:
+            with stopwatch.resting():
+                turn()
+
+        losses = self._learner.learn(lessons, between=after_epoch, turn=given_turn).mean()
+        seconds = stopwatch.worked
+        self._duty.spent(seconds)
+        self.last_losses = {n: v if isfinite(v) else None for n, v in losses.items()}
+        self.last_step_at = self._clock()
+        used = [answer for answer, given in known if given is not None]
+        self._owed = self._store.learned(
+            LearnedStep(
+                version=self._learner.version,
+                answers=[answer.feedback_id for answer in used],
+                losses=self.last_losses,
+                seconds=seconds,
+                overruling=[answer.feedback_id for answer in used if answer.overrules],
+            )
+        )
