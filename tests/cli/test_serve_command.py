@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
 
 from bitta.client import Client
+from small_engine import CLASSES, running, serve
 
 
 @pytest.fixture
@@ -140,6 +142,24 @@ def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder
     answers = [json.loads(line) for line in output.out.splitlines()]
     assert {answer["annotator_kind"] for answer in answers} == {"CODE"}
     assert len(answers) == 3
+
+
+def test_a_log_of_a_model_that_tells_nothing_is_replayed(folder, capsys):
+    with running(folder / "data") as (engine, _):
+        serve(engine, 0)
+        until(lambda: engine.status().n_steps == 1)
+    Path("classes.txt").write_text("\n".join(CLASSES))
+    given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]
+    replay = ["feedback", "replay", "--data-dir", "data", *given]
+    code, output = said(capsys, *replay, "--input-shape", "3x8x8")
+    assert code == 0
+    assert "8 images served and 1 steps learned again" in output.out
+    code, output = said(capsys, *replay)
+    assert code == 2
+    assert "give --input-shape" in output.err
+    code, output = said(capsys, *replay, "--input-shape", "3x8")
+    assert code == 2
+    assert "input-shape is '3x8'; channels x height x width" in output.err
 
 
 def test_feedback_of_a_folder_that_is_not_there_is_refused(folder, capsys):

@@ -1,4 +1,4 @@
-"""A data folder goes on with the settings that its snapshots were made with, or says why not."""
+"""A data folder goes on with the model and settings of its snapshots, or says why not."""
 
 import pytest
 
@@ -47,6 +47,15 @@ def test_other_settings_than_those_it_was_begun_with_are_refused(begun, changes,
     assert f"the data folder {str(begun / 'data')!r} was begun with {before}" in sentence
     assert f"and is given {now}" in sentence
     assert sentence.endswith("start with what it was begun with, or with another --data-dir.")
+
+
+def test_another_model_than_it_was_begun_with_is_refused(begun):
+    other = {**BEGUN, "model": "embedded:cifar10-resnet8", "data_dir": begun / "data"}
+    with pytest.raises(SettingError) as refused, hosting(load_settings(other, environment={})):
+        pass
+    sentence = str(refused.value)
+    assert f"the data folder {str(begun / 'data')!r} was begun with another model" in sentence
+    assert sentence.endswith("start with it, or with another --data-dir.")
 
 
 def test_what_no_snapshot_holds_may_change_and_so_may_the_way_in_which_it_is_said(begun):

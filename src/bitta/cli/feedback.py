@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bitta.cli.display import progress
+from bitta.cli.shape import input_shape
 from bitta.errors import BittaError, InputError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     replay = actions.add_parser("replay", help="serve and learn again what the log says")
     replay.add_argument("--model", required=True, help="weights with a card, or module:function")
     replay.add_argument("--classes", metavar="FILE", help="a class name per line")
+    replay.add_argument("--input-shape", metavar="CxHxW", help="such as 3x224x224")
     for action in (export, taken, replay):
         action.add_argument(
             "--data-dir", default="bitta-data", metavar="DIR", help="the server's data folder"
@@ -125,7 +127,11 @@ def _replay(store: "Store", arguments: argparse.Namespace) -> int:
         raise InputError("the log is empty; no server has run here.")
     known = dict(started[0].body["learner"])
     known["settings"] = tuple((name, value) for name, value in known["settings"])
-    model = served_model(arguments.model, classes=arguments.classes and Path(arguments.classes))
+    model = served_model(
+        arguments.model,
+        classes=arguments.classes and Path(arguments.classes),
+        input_shape=input_shape(arguments.input_shape),
+    )
     learner = Learner(model.module, LearnerConfig(**known))
     if learner.weights != started[0].body["weights"]:
         raise InputError(f"{arguments.model!r} is not the model that the log began with.")

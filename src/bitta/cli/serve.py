@@ -13,6 +13,7 @@ from bitta.cli.serve_demo import (
     rate_of,
     start_camera,
 )
+from bitta.cli.shape import input_shape
 from bitta.errors import InputError, SettingError
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
     names = ("model", "classes", "input_shape", "database", "data_dir", "host", "port",
              "tls_cert", "tls_key", "method", "preset", "keep_images")  # fmt: skip
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    if given["input_shape"] is not None:
-        given["input_shape"] = _shape(given["input_shape"])
+    given["input_shape"] = input_shape(given["input_shape"])
     given = {name: value for name, value in given.items() if value is not None}
     own = dict(_assignment(text) for text in arguments.overrides)
     if own:
@@ -109,14 +109,6 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
     if not settings.model:
         raise SettingError("no model was given; use --model, or --demo to look around.")
     return settings
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    with suppress(ValueError):
-        shape = tuple(int(part) for part in text.lower().split("x"))
-        if len(shape) == 3 and min(shape) > 0:
-            return shape
-    raise SettingError(f"input-shape is {text!r}; channels x height x width, as 3x224x224.")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -137,11 +129,13 @@ def _check(settings: "ServeSettings") -> int:
     from bitta.server.store import Store  # noqa: PLC0415
 
     model = model_of(settings)
-    learner = engine_config(settings).learner
-    Learner(model.module, learner).close()
+    config = engine_config(settings).learner
+    learner = Learner(model.module, config)
+    weights = learner.weights
+    learner.close()
     print(f"model      {model.name}, {len(model.classes)} classes, reads {model.input_shape}")
     with Store.open(settings.database, settings.data_dir, alone=False) as store:
-        require_same(store, learner, data_dir=settings.data_dir)
+        require_same(store, config, weights=weights, data_dir=settings.data_dir)
         print(f"data       {settings.data_dir}, {store.counts().served} predictions so far")
         keys = [key for key in store.keys.list() if key.revoked_at is None]
         print(f"keys       {len(keys)}" + ("" if keys else '; make some with "bitta keys create"'))

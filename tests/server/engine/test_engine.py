@@ -213,6 +213,26 @@ def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_aga
         assert (len(again.correct), len(again.incorrect)) == (1, 0)
 
 
+def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
+    simatta = {"method": "simatta", "settings": ()}
+    with running(tmp_path / "data", learner=simatta) as (engine, store):
+        names = serve(engine, 0).prediction_ids
+        answer(store, names[2], key="k0")
+        for number, correct in enumerate([True, False], start=1):
+            record = answer(store, names[3], correct=correct, key=f"k{number}")
+            serve(engine, number)
+            until(lambda one=record: store.feedback(one.id).status == "applied")
+        anchors = engine._worker.learner._session.adapter.anchors
+        assert anchors.correct.tolist() == [True, False]
+        assert (anchors.inputs[1].numpy() == images(0)[3]).all()
+    with Store.open(None, tmp_path / "data") as store:
+        (tmp_path / "again").mkdir()
+        learner = Learner(toy_classifier(), config(learner=simatta).learner)
+        replayed = Replay(learner, store, folder=tmp_path / "again").run()
+        newest = max(store.snapshots(), key=lambda one: one.seq)
+        assert (replayed.differing, replayed.weights) == ((), newest.weights_hash)
+
+
 def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
     """Two people said the same; one of them changes her mind."""
     with running(tmp_path) as (engine, store):

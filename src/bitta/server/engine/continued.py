@@ -1,4 +1,4 @@
-"""A data folder goes on with the settings it was begun with, or with those that may change."""
+"""A data folder goes on with the model and settings it began with, but those that may change."""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +12,17 @@ from bitta.server.engine.learner import LearnerConfig
 from bitta.server.store import Store
 
 
-def require_same(store: Store, given: LearnerConfig, *, data_dir: Path) -> None:
-    """Refuse settings other than those of the snapshots, which would have to be left aside."""
+def require_same(store: Store, given: LearnerConfig, *, weights: str, data_dir: Path) -> None:
+    """Refuse weights and settings other than the snapshots', which would have to be left aside."""
     started = store.events(kinds=["started"])
     if not started or not store.snapshots():
         return
+    if (began := started[-1].body["weights"]) != weights:
+        raise SettingError(
+            f"the data folder {str(data_dir)!r} was begun with another model (weights "
+            f"{began[:12]}, given: {weights[:12]}), and its snapshots are of that one; start with "
+            "it, or with another --data-dir."
+        )
     before, now = _meant(started[-1].body["learner"]), _meant(asdict(given))
     other = [name for name in before | now if before.get(name) != now.get(name)]
     if other:

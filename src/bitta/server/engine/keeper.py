@@ -49,7 +49,8 @@ class Keeper:
 
     def begin(self) -> str:
         """Go on from the newest state that can be read, or begin; tells which in a sentence."""
-        require_same(self._store, self._config.learner, data_dir=self._data_dir)
+        source = self._learner.weights
+        require_same(self._store, self._config.learner, weights=source, data_dir=self._data_dir)
         self._sweep_drafts()
         if self._kept():
             snapshot = self._newest()
@@ -65,7 +66,7 @@ class Keeper:
         self._store.event(
             "started",
             {
-                "weights": self._learner.weights,
+                "weights": source,
                 "learner": asdict(self._config.learner),
                 "environment": self._environment,
             },

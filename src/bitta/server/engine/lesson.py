@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bitta.adapter import Adapter
 from bitta.gradient import GradientAdapter
-from bitta.memory import Fifo
+from bitta.memory import Anchors, Fifo
+from bitta.methods.simatta import Simatta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +28,27 @@ class Lesson:
 
 
 def overrule(lessons: Sequence[Lesson], adapter: Adapter[Any]) -> None:
-    """Let the opposite of those that overrule it leave the memory, so that the last word counts.
-
-    SimATTA, which keeps anchors in place of a memory, learns from both.
-    """
-    if not isinstance(adapter, GradientAdapter):
-        return
+    """Let the opposite of those that overrule it leave the memory, so that the last word counts."""
     for lesson in lessons:
         if lesson.overrules:
-            memory = adapter.memory
-            _take_out(lesson, memory.incorrect if lesson.correct else memory.correct)
+            if isinstance(adapter, Simatta):
+                anchors = adapter.anchors
+                _take_out(lesson, anchors, anchors.correct != lesson.correct)
+            elif isinstance(adapter, GradientAdapter):
+                memory = adapter.memory
+                _take_out(lesson, memory.incorrect if lesson.correct else memory.correct)
 
 
-def _take_out(lesson: Lesson, memory: Fifo) -> None:
+def _take_out(lesson: Lesson, kept: Fifo | Anchors, among: Tensor | None = None) -> None:
     """One sample of its input and label, the oldest; none where it was evicted before."""
-    if not len(memory):
+    if not len(kept):
         return
-    inputs, labels = memory.inputs, memory.labels
+    rows = kept.state_dict()
+    inputs, labels = rows["inputs"], rows["labels"]
     alike = (inputs == lesson.input.to(inputs)).flatten(1).all(1) & (labels == lesson.label)
+    if among is not None:
+        alike &= among
     if not alike.any():
         return
     left = torch.arange(len(labels), device=labels.device) != alike.int().argmax()
-    memory.load_state_dict({"inputs": inputs[left], "labels": labels[left]}, device=inputs.device)
+    kept.load_state_dict({name: row[left] for name, row in rows.items()}, device=inputs.device)
