@@ -116,7 +116,7 @@ class ServeSettings(BaseSettings):
     max_batch: int = Field(default=64, ge=1, le=4096)
     """Most images served by one pass of the model."""
     max_wait_ms: float = Field(default=2.0, ge=0, le=10_000)
-    """How long a request may wait for others to share its pass."""
+    """How long a request may wait for others to share its pass, where the last one was shared."""
     max_waiting: int = Field(default=4096, ge=1)
     """Images that may wait to be served, and predictions to be stored; a request beyond is
     refused."""

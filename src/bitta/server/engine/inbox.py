@@ -63,6 +63,8 @@ class Inbox:
         self._orders: deque[Order] = deque()
         self._changed = Condition()
         self._waiting = 0
+        self._sought = 1
+        """Samples that are worth waiting for: as many as were served together last."""
         self._handed_out: list[Request | Order] = []
 
     @property
@@ -77,7 +79,7 @@ class Inbox:
                 return False
             self._requests.append(request)
             self._waiting += len(request.inputs)
-            if len(self._requests) == 1 or self._waiting >= self.max_batch:
+            if len(self._requests) == 1 or self._waiting >= self._sought:
                 self._changed.notify()  # between the two nobody needs to wake up
             return True
 
@@ -109,12 +111,14 @@ class Inbox:
             if not self._requests:
                 return []
             ready = self._requests[0].came_at + self.max_wait
-            while self._together() < self.max_batch and not self._orders:
+            while self._together() < self._sought and not self._orders:
                 left = ready - monotonic()
                 if left <= 0 or patience <= 0:
                     break
                 self._changed.wait(left)
-            return self._taken(max(self.max_batch, len(self._requests[0].inputs)))
+            taken = self._taken(max(self.max_batch, len(self._requests[0].inputs)))
+            self._sought = min(self.max_batch, sum(len(request.inputs) for request in taken))
+            return taken
 
     def overdue(self, *, most: int) -> list[Request]:
         """The next requests, at most so many samples, if the first has waited for others enough."""

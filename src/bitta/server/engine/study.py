@@ -1,7 +1,8 @@
 """One step: answers are taken from the store, learned from, and written down as learned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from itertools import count
 from math import isfinite
 
 from bitta.server.engine.learner import Learner
@@ -56,6 +57,7 @@ class Study:
 
         `between` is told how many steps of the optimiser are made; neither counts as learning.
         """
+        stopwatch = Stopwatch()
         try:
             taken = self._store.take().result()
             known = [(answer, self._ledger.input(answer)) for answer in taken]
@@ -65,26 +67,21 @@ class Study:
         lost = [answer.feedback_id for answer, given in known if given is None]
         if lost:
             self._store.unusable(lost, "its image is not at hand any more")
-        self._learn(known, between, turn)
-        return True
-
-    def _learn(
-        self, known: Known, between: Callable[[int], None], turn: Callable[[], None]
-    ) -> None:
-        lessons, stopwatch, epoch = lessons_of(known), Stopwatch(), 0
+        epochs = count(1)
 
         def after_epoch() -> None:
-            nonlocal epoch
-            epoch += 1
             with stopwatch.resting():
-                between(epoch)
+                between(next(epochs))
 
         def given_turn() -> None:
             with stopwatch.resting():
                 turn()
 
-        losses = self._learner.learn(lessons, between=after_epoch, turn=given_turn).mean()
-        seconds = stopwatch.worked
+        losses = self._learner.learn(lessons_of(known), between=after_epoch, turn=given_turn)
+        self._commit(known, losses.mean(), stopwatch.worked)
+        return True
+
+    def _commit(self, known: Known, losses: Mapping[str, float], seconds: float) -> None:
         self._duty.spent(seconds)
         self.last_losses = {n: v if isfinite(v) else None for n, v in losses.items()}
         self.last_step_at = self._clock()

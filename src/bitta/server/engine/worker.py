@@ -178,10 +178,10 @@ class Worker(Thread):
                 raise
             return
         if self.learner.n_windows > windows:
-            self.duty.spent(stopwatch.worked)
             self._asked_by = self._asked_by if silent else version
             self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
             self._judge(prediction)
+            self.duty.spent(stopwatch.worked)
 
     def _asks_nothing(self) -> bool:
         """Choosing may be what has failed; and nobody can answer, nor a step learn, without end."""
