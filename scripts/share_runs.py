@@ -5,7 +5,8 @@
 Most ablations hold one run in common: the method as it is. It is run once, in any of them; this
 writes its result into the folders of the others, under the name that it has there. All settings
 must be the same, and the code that of `--code`, by default this one; data, weights, device and
-times stay those of the run, which is why `runtime` shares nothing. Prints what is left to run.
+times stay those of the run, which is why `runtime` shares nothing. Results that are there stay as
+they are, whatever code has written them. Prints the runs that have none.
 """
 
 import argparse
@@ -40,10 +41,15 @@ def main() -> int:
 
 def share(experiments: Path, results: Path, code: str) -> Iterator[tuple[str, Job]]:
     """Write what can be shared; those runs that nobody has yet, each once."""
-    runs = {path: RunResult.load(path) for path in sorted(results.glob("*/*-seed*.json"))}
+    folders = sorted(path for path in experiments.iterdir() if path.is_dir())
+    runs = {
+        path: RunResult.load(path)
+        for folder in folders
+        for path in sorted((results / folder.name).glob("*-seed*.json"))
+    }
     known = {settings(run): run for run in runs.values() if run.environment.get("code") == code}
     asked = set()
-    for folder in sorted(path for path in experiments.iterdir() if path.is_dir()):
+    for folder in folders:
         for job in read_jobs([folder]):
             path = result_path(job.experiment, results / folder.name)
             if path in runs:

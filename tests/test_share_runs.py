@@ -30,7 +30,11 @@ def folders(tmp_path):
         path = tmp_path / "experiments" / folder / f"{name}.toml"
         path.parent.mkdir(parents=True)
         path.write_text(f'name = "{name}"\nseed = {seed}\n{text}')
-    run(Experiment.of(table | {"name": "here"}, name=""), out=tmp_path / "results" / "a")
+    here = Experiment.of(table | {"name": "here"}, name="")
+    first = run(here, out=tmp_path / "results" / "a")
+    # The same settings, run in some other way for some other purpose.
+    (tmp_path / "results" / "speed").mkdir()
+    replace(first, protocol="").save(tmp_path / "results" / "speed" / "here-seed0.json")
     return tmp_path / "experiments", tmp_path / "results"
 
 

@@ -12,8 +12,9 @@ from bitta.types import Answer, Batch, Feedback, Losses, Prediction, Query
 from bitta.version import __version__
 
 if _collecting:
-    gc.freeze()
-    gc.unfreeze()  # All of it is old now: whatever is made next does not set off a look at it.
+    if not gc.get_freeze_count():  # Else somebody has frozen what is not ours to thaw.
+        gc.freeze()
+        gc.unfreeze()  # All of it is old now, and the next young collection passes it over.
     gc.enable()
 
 __all__ = [

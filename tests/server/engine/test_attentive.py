@@ -235,14 +235,6 @@ def test_requests_that_have_waited_for_others_are_given_out_as_far_as_there_is_r
     assert [len(one.inputs) for one in inbox.overdue(most=4)] == [4]
 
 
-def test_a_request_that_has_just_come_waits_for_others():
-    inbox = Inbox(max_batch=64, max_wait=1000.0, capacity=100)
-    inbox.put(request())
-    assert inbox.overdue(most=5) == []
-    inbox.put(request(4))
-    assert len(inbox.overdue(most=5)) == 2
-
-
 def test_a_stopwatch_leaves_rests_out_once():
     """0 to 10 with a rest from 2 to 7, another inside it from 3 to 4: 5 seconds of work."""
     times = iter((0.0, 2.0, 7.0, 10.0))

@@ -376,7 +376,7 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
 
 
 def test_one_window_raises_questions_until_learning_may_go_on(tmp_path):
-    """Choosing them counts as learning: with so small a share it may not begin for days."""
+    """Choosing them counts as learning: with so small a share it may not begin for an hour."""
     with running(tmp_path / "data", duty=1e-6) as (engine, store):
         for number in range(3):
             serve(engine, number)

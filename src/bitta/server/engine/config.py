@@ -19,7 +19,7 @@ class EngineConfig:
     max_batch: int = 64
     """Samples served together at most; a larger request is served alone."""
     max_wait: float = 0.002
-    """Seconds that a request waits for others to be served with."""
+    """Seconds that a request waits for others to be served with, where the last were."""
     max_waiting: int = 4096
     """Samples that may wait to be served, and predictions to be stored; a request beyond is
     refused."""

@@ -64,7 +64,8 @@ class Inbox:
         self._changed = Condition()
         self._waiting = 0
         self._sought = 1
-        """Samples that are worth waiting for: as many as were served together last."""
+        """Samples that are waited for: as many as came in several requests and shared a pass last,
+        or any."""
         self._handed_out: list[Request | Order] = []
 
     @property
@@ -117,16 +118,17 @@ class Inbox:
                     break
                 self._changed.wait(left)
             taken = self._taken(max(self.max_batch, len(self._requests[0].inputs)))
-            self._sought = min(self.max_batch, sum(len(request.inputs) for request in taken))
+            self._sought = sum(len(one.inputs) for one in taken) if len(taken) > 1 else 1
             return taken
 
     def overdue(self, *, most: int) -> list[Request]:
-        """The next requests, at most so many samples, if the first has waited for others enough."""
+        """The next requests, at most so many samples, if none have to be waited for any longer."""
         with self._changed:
             if not self._requests:
                 return []
             late = monotonic() >= self._requests[0].came_at + self.max_wait
-            return self._taken(most) if late or self._together() >= most else []
+            enough = self._together() >= min(most, self._sought)
+            return self._taken(most) if late or enough else []
 
     def empty(self) -> list[Request | Order]:
         """Everything that waits, given up."""

@@ -55,7 +55,8 @@ class Study:
     def step(self, *, between: Callable[[int], None], turn: Callable[[], None]) -> bool:
         """The answers enter the memory with the step that is committed with them; whether it was.
 
-        `between` is told how many steps of the optimiser are made; neither counts as learning.
+        `between` is told how many steps of the optimiser are made. What it and `turn` do is no part
+        of the step's time.
         """
         stopwatch = Stopwatch()
         try:

@@ -178,10 +178,11 @@ class Worker(Thread):
                 raise
             return
         if self.learner.n_windows > windows:
-            self._asked_by = self._asked_by if silent else version
             self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
+            if not silent:
+                self._asked_by = version
+                self.duty.spent(stopwatch.worked)
             self._judge(prediction)
-            self.duty.spent(stopwatch.worked)
 
     def _asks_nothing(self) -> bool:
         """Choosing may be what has failed; and nobody can answer, nor a step learn, without end."""
