@@ -25,10 +25,12 @@ def script(monkeypatch):
 
 
 def test_the_page_shows_what_the_server_keeps_of_a_bare_endpoints_speed(script):
-    """.7 while it does not learn, .4 while it does; not yet while everybody answers."""
+    """.7 while it does not learn, .4 while it does, whether or not anybody answers."""
     load = measured("load.json")
+    assert load["holds"]
     assert load["ratio"]["off"] >= 0.7
     assert load["ratio"]["unanswered"] >= 0.4
+    assert load["ratio"]["answered"] >= 0.4
     answered = load["measured"]["answered"]
     assert answered["asked"] >= answered["steps"] - 1 > 0
     assert answered["answers_learned"] >= 2 * answered["steps"]
@@ -42,7 +44,7 @@ def test_a_killed_server_is_back_within_three_seconds_on_a_quiet_machine(script)
     assert script("time_restart.py")["line"](restart) in PROSE
 
 
-def test_of_200_kills_one_took_longer_than_three_seconds_and_none_lost_anything():
+def test_after_each_of_200_kills_it_is_back_within_three_seconds_and_nothing_is_lost():
     soak = measured("soak.json")
     assert soak["settings"]["kills"] == 100
     ready = []
@@ -51,15 +53,18 @@ def test_of_200_kills_one_took_longer_than_three_seconds_and_none_lost_anything(
         assert part["acknowledged"] == part["stored"] > 100
         ready += part["seconds_to_ready"]["all"]
     assert len(ready) == 200
-    assert sum(seconds < 3 for seconds in ready) >= 199
+    assert max(ready) < 3
 
 
-def test_no_broken_picture_is_answered_with_a_500_and_half_an_hour_refuses_nobody():
-    parts = measured("soak.json")["parts"]
+def test_no_broken_picture_is_answered_with_a_500_and_memory_is_flat_for_half_an_hour():
+    soak = measured("soak.json")
+    parts = soak["parts"]
+    assert soak["holds"]
     assert parts["pictures"]["pictures"] == 10_000
     assert set(parts["pictures"]["statuses"]) == {"200", "400", "413"}
     assert parts["memory"]["minutes"] == 30
     assert parts["memory"]["refused"] == []
+    assert parts["memory"]["resident_mib"]["slope_per_10_minutes"] <= 4
 
 
 def test_the_page_tells_what_the_soak_showed(script):
