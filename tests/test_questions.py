@@ -13,26 +13,28 @@ def images(number=0, n=12):
     return torch.rand(n, 3, 8, 8, generator=generator(4, number))
 
 
-def test_audits_are_some_of_the_questions_and_drawn_from_the_rest():
+def test_audits_are_some_of_the_questions_and_the_most_doubtful_of_the_rest_are_the_others():
     plain, audited = (Session(toy_classifier(), n_queries=4, audits=n) for n in (0, 1))
     expected = plain.predict(images()).queries
     queries = audited.predict(images()).queries
     assert [query.audit for query in queries] == [False, False, False, True]
-    assert [query.index for query in queries[:3]] == [query.index for query in expected[:3]]
-    assert queries[3].index not in {query.index for query in queries[:3]}
+    left = [query.index for query in expected if query.index != queries[3].index]
+    assert [query.index for query in queries[:3]] == left[:3]
     assert [query.id for query in queries] == [0, 1, 2, 3]
     assert not any(query.audit for query in expected)
 
 
-def test_every_sample_that_is_not_asked_about_anyway_is_as_likely_to_be_audited():
-    """Of 12 samples the 2 most doubtful are taken: each other has a chance of 1 in 10."""
+def test_every_sample_is_as_likely_to_be_audited_the_most_doubtful_too():
+    """Each of 12 has a chance of 1 in 12: without those that are asked about, audits would flatter.
+
+    Without dropout the same two are most doubtful every time.
+    """
     counts = torch.zeros(12)
     for seed in range(300):
         with Session(toy_classifier(), n_queries=3, audits=1, seed=seed, dropout=0.0) as session:
             counts[session.predict(images()).queries[-1].index] += 1
-    assert (counts == 0).sum() == 2, "without dropout the same two are most doubtful every time"
-    assert counts[counts > 0].min() >= 12
-    assert counts.max() <= 55
+    assert counts.min() >= 9
+    assert counts.max() <= 47
 
 
 def test_a_session_of_audits_alone_needs_no_policy_and_goes_on_from_its_state(tmp_path):

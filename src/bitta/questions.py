@@ -44,11 +44,12 @@ class Questioner:
         # One transfer for all that the questions need to know.
         known = torch.stack([rows.double(), judged.labels[rows].double(), doubts[rows].double()])
         ordered = [(int(row), int(label), doubt) for row, label, doubt in known.T.tolist()]
-        doubtful = [one for one in ordered[:n_doubtful] if one[2] > -inf]
-        others = ordered[len(doubtful) :]
+        # Of all, and before the doubtful: what is left when those are taken is easier than usual.
         chance = generator(self._adapter.seed, "audit", step)
-        drawn = torch.randperm(len(others), generator=chance)[:n_audits].tolist()
-        audited = [others[place] for place in drawn]
+        drawn = torch.randperm(len(ordered), generator=chance)[:n_audits].tolist()
+        audited = [ordered[place] for place in drawn]
+        others = [one for place, one in enumerate(ordered) if place not in drawn]
+        doubtful = [one for one in others[:n_doubtful] if one[2] > -inf]
         queries = tuple(
             Query(
                 id=asked + place,
