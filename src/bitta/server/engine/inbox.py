@@ -104,7 +104,8 @@ class Inbox:
     def batch(self, *, patience: float) -> list[Request]:
         """The next requests, of one shape and at most `max_batch` samples unless one has more.
 
-        Waits up to `patience` seconds for the first; an order ends the waiting.
+        Waits up to `patience` seconds for the first; an order ends the waiting, and comes before,
+        but where there is no patience: then nobody can carry it out now.
         """
         with self._changed:
             if not self._requests and not self._orders and patience > 0:
@@ -117,6 +118,8 @@ class Inbox:
                 if left <= 0 or patience <= 0:
                     break
                 self._changed.wait(left)
+            if self._orders and patience > 0:
+                return []  # they come first
             taken = self._taken(max(self.max_batch, len(self._requests[0].inputs)))
             self._sought = sum(len(one.inputs) for one in taken) if len(taken) > 1 else 1
             return taken
