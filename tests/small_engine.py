@@ -1,5 +1,6 @@
 """A small engine on a store of its own."""
 
+import time
 from contextlib import contextmanager
 from itertools import count
 
@@ -30,11 +31,11 @@ def clock():
 @contextmanager
 def running(folder, **changes):
     """An engine that serves, and its store."""
-    time = clock()
-    with Store.open(None, folder, clock=time) as store:
+    ticks = clock()
+    with Store.open(None, folder, clock=ticks) as store:
         engine = Engine(
             toy_classifier(), CLASSES, store, config(**changes),
-            data_dir=folder, clock=time, input_shape=(3, 8, 8), name="toy",
+            data_dir=folder, clock=ticks, input_shape=(3, 8, 8), name="toy",
         )  # fmt: skip
         engine.start()
         try:
@@ -60,3 +61,11 @@ def answer(store, prediction_id, *, correct=True, key=None):
         idempotency_key=key or f"key-{prediction_id}",
     )
     return store.answer(given).result(10)
+
+
+def until(true, seconds=20.0):
+    """Wait for something that another thread does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)

@@ -20,6 +20,7 @@ import torch
 from bitta.client import Client, ClientError, ExpiredError
 from bitta.seeding import generator
 from bitta.server.store import Store
+from bitta.statefile import load_state
 
 MODEL = "embedded:cifar10-resnet8"
 ROLES = ("client", "annotator", "operator")
@@ -271,10 +272,13 @@ def check_stored(server, acknowledged):
     with server.store() as store:
         records = list(store.all_feedback())
         events = [event for page in _pages(store) for event in page]
+        check_memory(server.data_dir / store.last_snapshot().path)
     stored = [record.id for record in records]
     assert len(stored) == len(set(stored))
     lost = set(acknowledged) - set(stored)
     assert not lost, f"{len(lost)} acknowledged answers are lost"
+    forgone = {record.id for record in records if record.status == "expired"} & set(acknowledged)
+    assert not forgone, f"{len(forgone)} acknowledged answers will never be learned from"
     held = in_memory_once(events)
     applied = {record.id for record in records if record.status == "applied"}
     assert held == applied, "the log and the answers tell different stories"
@@ -288,6 +292,13 @@ def check_stored(server, acknowledged):
         **{f"events_{kind}": kinds.count(kind) for kind in
            ("served", "asked", "answered", "learned", "snapshot", "recovered", "rollback")},
     }  # fmt: skip
+
+
+def check_memory(path):
+    """No picture is twice in the memory of a snapshot: all that are served differ."""
+    memory = load_state(path)["session"]["adapter"]["memory"]
+    held = torch.cat([memory[side]["inputs"].flatten(1) for side in ("correct", "incorrect")])
+    assert len(held.unique(dim=0)) == len(held)
 
 
 def in_memory_once(events):

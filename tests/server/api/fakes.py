@@ -81,6 +81,7 @@ class FakeEngine:
         self.idle = 60.0
         self.failing = None
         self.forgotten = []
+        self.kept_answered = []
         self.now = Status()
         self.position = 0
         self.requests = []
@@ -189,6 +190,9 @@ class FakeEngine:
         self.now = replace(self.now, learning="on", reason=None)
         self.store.event("resumed", {"by": by}).result()
         return done(None)
+
+    def keep_answered(self, prediction_id):
+        self.kept_answered.append(prediction_id)
 
     def forget(self, sha256):
         self.forgotten.append(sha256)

@@ -257,3 +257,15 @@ def test_exports_are_streamed_in_three_forms(answer, engine, call):
     tasks = call("operator", "GET", "/v1/feedback/export?format=labelstudio").json()
     assert sorted(task["annotations"][0]["was_cancelled"] for task in tasks) == [False, True]
     assert call("operator", "GET", "/v1/feedback/export?format=xml").status_code == 422
+
+
+def test_the_image_of_an_answer_that_nobody_asked_for_is_kept_first(call, engine):
+    """What was asked about is kept already."""
+    engine.ask(1)
+    question = call("annotator", "GET", "/v1/queue/next").json()["question"]
+    asked = {"prediction_id": question["prediction_id"], "verdict": "correct"}
+    leased = asked | {"lease": question["lease"]["token"]}
+    for number, body in enumerate([leased, asked]):
+        headers = {"Idempotency-Key": f"k{number}"}
+        assert call("annotator", "POST", "/v1/feedback", json=body, headers=headers).is_success
+        assert engine.kept_answered == [question["prediction_id"]] * number

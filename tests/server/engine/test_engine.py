@@ -1,6 +1,5 @@
 """The model behind a server: served, asked about, learned from, kept, gone back to, lived again."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,7 @@ from bitta.server.guard import GuardConfig
 from bitta.server.store import GivenAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
-from small_engine import CLASSES, WINDOW, answer, config, images, running, serve
-
-
-def until(true, seconds=20.0):
-    """Wait for something that another thread does."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+from small_engine import CLASSES, WINDOW, answer, config, images, running, serve, until
 
 
 def learned(store):
@@ -124,7 +115,7 @@ def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash
         store.drop_snapshots([newest.id]).result()
         Path(tmp_path, newest.path).unlink()
     with running(tmp_path) as (engine, store):
-        assert engine.status().model_version == "1.0"
+        assert engine.status().model_version == "2.0"
         assert store.feedback(record.id).status == "pending"
         serve(engine, 2)
         until(steps(engine, 1))
@@ -140,7 +131,7 @@ def test_a_damaged_snapshot_is_passed_over(tmp_path):
         newest = max(store.snapshots(), key=lambda one: one.seq)
     Path(tmp_path, newest.path).write_bytes(b"torn")
     with running(tmp_path) as (engine, store):
-        assert engine.status().model_version == "1.0"
+        assert engine.status().model_version == "2.0"
 
 
 def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
@@ -217,6 +208,7 @@ def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
     simatta = {"method": "simatta", "settings": ()}
     with running(tmp_path / "data", learner=simatta) as (engine, store):
         names = serve(engine, 0).prediction_ids
+        until(steps(engine, 1))
         answer(store, names[2], key="k0")
         for number, correct in enumerate([True, False], start=1):
             record = answer(store, names[3], correct=correct, key=f"k{number}")
@@ -237,6 +229,7 @@ def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
     """Two people said the same; one of them changes her mind."""
     with running(tmp_path) as (engine, store):
         name = serve(engine, 0).prediction_ids[3]
+        until(steps(engine, 1))
         memory = engine._worker.learner._session.adapter.memory
         answer(store, name)
         second = store.answer(GivenAnswer(name, "correct", "bea", "k1")).result(10)
@@ -349,9 +342,10 @@ def test_a_server_that_does_not_learn_is_left_where_its_operator_has_put_it(tmp_
     with running(tmp_path, guard=guard) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
-        engine.pause("me", "to look")
+        engine.pause("me", "to look").result(20)
         serve(engine, 1)
         until(lambda: engine.status().collapse["state"] == "collapsed")
+        engine.ping().result(20)
         assert not store.events(kinds=["rollback"])
 
 
@@ -391,13 +385,14 @@ def test_one_window_raises_questions_until_learning_may_go_on(tmp_path):
 def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
     """Before anything is learned they say what is served: they err where that was incorrect."""
     with running(tmp_path) as (engine, store):
-        engine.pause("me", "to stay with the source")
+        engine.pause("me", "to stay with the source").result(20)
         for number in range(3):
             serve(engine, number)
             until(lambda n=number: store.counts().asked == 3 * (n + 1))
         audits = [one for one in store.questions() if one.reason == "audit"]
         for place, audit in enumerate(audits):
             answer(store, audit.prediction_id, correct=place > 0)
+        engine.ping().result(20)
         audited = engine._worker.gauge.audited()
         assert (audited.n, audited.correct) == (3, 2)
         assert (audited.compared, audited.source_wrong, audited.total) == (3, 1, 3)
@@ -405,9 +400,10 @@ def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
 
 def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
     with running(tmp_path) as (engine, store):
-        engine.pause("me", "so that nothing is learned")
+        engine.pause("me", "so that nothing is learned").result(20)
         serve(engine, 0)
         until(lambda: store.counts().asked == 3)
+        until(lambda: len(engine.status().history["at"]) == 1)
         first, second, _ = store.questions(status="open")
         answer(store, first.prediction_id)
         answer(store, second.prediction_id, correct=False)

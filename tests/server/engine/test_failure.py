@@ -1,6 +1,5 @@
 """A step that torch cannot make: the model goes back, serves on, and waits for an operator."""
 
-import time
 from concurrent.futures import Future
 
 import pytest
@@ -11,19 +10,12 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.store import Busy, Store, Unavailable
 from bitta.testing import toy_classifier
-from small_engine import answer, config, images, running, serve
+from small_engine import WINDOW, answer, config, images, running, serve, until
 
 ERRORS = [
     RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED\nand much more"),
     torch.OutOfMemoryError("no room for 3 TiB"),
 ]
-
-
-def until(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def fail_once(engine, error, *, inside=lambda: None):
@@ -51,7 +43,8 @@ def failed(tmp_path, request):
     """An engine that has learned 1.1 from an answer, and failed to learn 1.2 from another."""
     error = getattr(request, "param", ERRORS[0])
     with running(tmp_path / "data", snapshot_steps=1000) as (engine, store):
-        learned = answer(store, serve(engine, 0).prediction_ids[0])
+        learned = answer(store, serve(engine, 0, n=WINDOW - 1).prediction_ids[0])
+        serve(engine, 9, n=1)
         until(lambda: engine.status().n_steps == 1)
         engine.pause("ada", "to break it").result(20)
         until(lambda: store.feedback(learned.id).status == "applied")

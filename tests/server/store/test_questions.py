@@ -162,6 +162,31 @@ def test_audits_are_the_standing_verdicts_on_random_questions(served_ten):
         (name(2), False),
     ]
     assert len(served_ten.audits(since=audits[0].seq)) == 1
+    assert [one.prediction_id for one in served_ten.audits(newest=1)] == [name(2)]
+    assert (served_ten.n_audits(), served_ten.n_audits(since=audits[0].seq)) == (2, 1)
+
+
+def test_an_audit_counts_once_however_many_judge_it(served_ten):
+    served_ten.asked([question(n, reason="audit", overlap=3) for n in range(2)]).result()
+    first = served_ten.answer(given(0, "incorrect", by="anna")).result()
+    served_ten.answer(given(0, by="bert")).result()
+    served_ten.answer(given(1, by="bert")).result()
+    assert [one.correct for one in served_ten.audits()] == [False, True]
+    assert served_ten.n_audits() == 2
+    served_ten.undo(first.id, "anna").result()
+    assert [one.correct for one in served_ten.audits()] == [True, True]
+
+
+def test_what_a_client_says_unasked_is_no_audit(served_ten):
+    """Who has something to complain of says so: that would bias the estimate."""
+    client, anna = (served_ten.keys.create(role, role).record for role in ("client", "annotator"))
+    served_ten.asked([question(n, reason="audit", overlap=2) for n in range(2)]).result()
+    served_ten.answer(given(0, "incorrect", by=client.id)).result()
+    served_ten.answer(given(1, by=anna.id)).result()
+    assert [(one.prediction_id, one.correct) for one in served_ten.audits()] == [(name(1), True)]
+    assert served_ten.n_audits() == 1
+    served_ten.answer(given(0, by=anna.id)).result()
+    assert len(served_ten.audits()) == 2
 
 
 def test_the_log_tells_what_was_served_and_asked(served_ten):

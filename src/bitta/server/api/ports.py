@@ -113,5 +113,8 @@ class Engine(Protocol):
 
     def pause(self, by: str, reason: str) -> "Future[None]": ...
     def resume(self, by: str) -> "Future[None]": ...
+    def keep_answered(self, prediction_id: str) -> None:
+        """Keep the image of an answer that nobody asked for, if it is at hand."""
+
     def forget(self, sha256: str) -> None:
         """Let go of every copy of an image that is only in memory."""

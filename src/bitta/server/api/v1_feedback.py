@@ -139,6 +139,8 @@ async def give_feedback(
         shown_at=body.shown_at,
         lead_time_ms=body.lead_time_ms,
     )
+    if body.lease is None:  # nobody asked, so its image may not be kept yet
+        parts.engine.keep_answered(body.prediction_id)
     record = await parts.wait(parts.store.answer(given))
     if not record.repeated:
         parts.metrics.answers.labels(record.verdict).inc()

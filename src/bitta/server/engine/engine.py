@@ -16,7 +16,7 @@ from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.inbox import Order, Request
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Served
-from bitta.server.engine.worker import Worker
+from bitta.server.engine.worker import PAUSED, Worker
 from bitta.server.store import Snapshot, Store, Unavailable
 
 _STUCK = 30.0  # seconds without a round
@@ -155,7 +155,7 @@ class Engine:
 
         def work() -> None:
             self._worker.store.event("paused", {"by": by, "reason": reason}).result()
-            self._worker.paused = reason or "paused by an operator"
+            self._worker.paused = reason or PAUSED
 
         return self._ordered(work)
 
@@ -168,6 +168,10 @@ class Engine:
             self._worker.resume()
 
         return self._ordered(work)
+
+    def keep_answered(self, prediction_id: str) -> None:
+        """Keep the image of an answer that nobody asked for, if it is at hand."""
+        self._worker.ledger.keep_answered(prediction_id)
 
     def forget(self, sha256: str) -> None:
         """Let go of every copy of an image that is only in memory, before the next batch."""

@@ -38,15 +38,16 @@ class Gauge:
             return self._audited
         oldest = self._clock() - int(1e6 * self._config.audit_seconds)
         with suppress(StoreError):
-            found = self._store.audits(since=self.lineage_began)
+            size = self._config.audit_window
+            found = self._store.audits(since=self.lineage_began, newest=size)
             self._audited = Audited.of(
                 [
                     (one.correct, self._same.of(one.prediction_id))
                     for one in found
                     if one.received_at > oldest
                 ],
-                size=self._config.audit_window,
-                total=len(found),
+                size=size,
+                total=self._store.n_audits(since=self.lineage_began),
             )
         return self._audited
 

@@ -1,7 +1,7 @@
 """Snapshots: taken, dropped, gone back to, and begun from."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
@@ -15,7 +15,14 @@ from bitta.errors import InputError
 from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.continued import require_same
 from bitta.server.engine.learner import Learner, copy_into_lineage
-from bitta.server.store import NewSnapshot, Snapshot, SnapshotReason, Store, new_id
+from bitta.server.store import (
+    NewSnapshot,
+    Recovered,
+    Snapshot,
+    SnapshotReason,
+    Store,
+    new_id,
+)
 from bitta.server.store.errors import StoreError, UnknownSnapshot
 from bitta.server.store.trouble import of_disk
 from bitta.version import __version__
@@ -55,12 +62,11 @@ class Keeper:
         if self._kept():
             snapshot = self._newest()
             self._sweep()
-            self._learner.load(self._path(snapshot))
-            self._learner.lineage = snapshot.lineage
-            self.last = snapshot
-            recovered = self._store.recovered(snapshot.id, self._environment).result()
+            recovered = self._recovered(snapshot)
+            self.last = recovered.snapshot
+            self._learner.load(self._path(self.last))
             return (
-                f"version {snapshot.model_version} from snapshot {snapshot.id}; "
+                f"version {self.last.model_version} from snapshot {snapshot.id}; "
                 f"{len(recovered.reentered)} answers learned from after it are taken in again"
             )
         self._store.event(
@@ -73,6 +79,25 @@ class Keeper:
         ).result()
         self.take("source")
         return f"version {self._learner.version}, as given"
+
+    def _recovered(self, snapshot: Snapshot) -> Recovered:
+        """In another lineage, unless the process before has kept its last state and said so.
+
+        Steps that were lost have served, maybe; their versions must not name other weights.
+        """
+        last = self._store.last_event(("started", "recovered", "stopped"))
+        if last is not None and last.body.get("kept") == snapshot.id:
+            return self._store.recovered(snapshot.id, self._environment).result()
+        with self._copied(snapshot, "recovered") as new:
+            recovered = self._store.recovered(snapshot.id, self._environment, new=new).result()
+        if snapshot.reason == "recovered":  # the same weights
+            self._drop([snapshot])
+        return recovered
+
+    def stopped(self) -> None:
+        """Keep the last state, and say so: nothing serves after it."""
+        snapshot = self.take("interval")
+        self._store.event("stopped", {"kept": snapshot.id}).result()
 
     def learned(self) -> None:
         """One more step since the last snapshot."""
@@ -114,11 +139,11 @@ class Keeper:
     def older_than(self, windows: int) -> str:
         """The newest snapshot of this lineage from before so many windows; else the first of all.
 
-        A step learns from one window at most.
+        A step learns from one window at most. A lineage that a restart has ended goes on in this.
         """
-        lineage, step = map(int, self._learner.version.split("."))
+        most, ended = self._learner.step - windows, self._store.continued()
         kept = [one for one in self._kept() if self._path(one).is_file()]
-        fit = [one for one in kept if one.lineage == lineage and one.step <= step - windows]
+        fit = [one for one in kept if one.step <= min(most, ended.get(one.lineage, -1))]
         if not kept:
             raise self._none_whole()
         return (fit or kept[:1])[-1].id
@@ -151,13 +176,7 @@ class Keeper:
 
     def _begun_anew(self, target: Snapshot, *, by: str, reason: str, again: bool) -> Snapshot:
         """The model goes back last: where the disk or the database fails, nothing has changed."""
-        lineage = max(one.lineage for one in self._store.snapshots(dropped=True)) + 1
-        name = new_id(self._clock())
-        path = self._data_dir / FOLDER / f"{name}.safetensors"
-        with self._kept_whole(path):
-            copy_into_lineage(self._path(target), path, lineage=lineage)
-            version = f"{lineage}.{target.step}"
-            new = _described(path, name, version, target.weights_hash, "rollback")
+        with self._copied(target, "rollback") as new:
             snapshot = self._store.rolled_back(
                 target.id,
                 new,
@@ -166,10 +185,21 @@ class Keeper:
                 by=by,
                 again=again,
             ).result()
-        self._learner.load(path)
+        self._learner.load(self._path(snapshot))
         self.last = snapshot
         self._steps, self._since = 0, monotonic()
         return snapshot
+
+    @contextmanager
+    def _copied(self, target: Snapshot, reason: SnapshotReason) -> Iterator[NewSnapshot]:
+        """A file of the same state that begins the next lineage; no other has its number."""
+        lineage = max(one.lineage for one in self._store.snapshots(dropped=True)) + 1
+        name = new_id(self._clock())
+        path = self._data_dir / FOLDER / f"{name}.safetensors"
+        with self._kept_whole(path):
+            copy_into_lineage(self._path(target), path, lineage=lineage)
+            version = f"{lineage}.{target.step}"
+            yield _described(path, name, version, target.weights_hash, reason)
 
     @contextmanager
     def _kept_whole(self, path: Path) -> Iterator[None]:
@@ -206,13 +236,15 @@ class Keeper:
             self._store.drop_snapshots(gone).result()
 
     def _drop_old(self) -> None:
-        """All but the source, the newest, and those that began a lineage."""
-        kept = [one for one in self._kept() if one.reason == "interval"]
-        old = kept[: -self._config.keep_snapshots]
-        if old:
-            self._store.drop_snapshots([one.id for one in old]).result()
-            for one in old:
-                self._path(one).unlink(missing_ok=True)
+        """All but the source, the newest, and those that somebody asked for or went back to."""
+        kept = [one for one in self._kept() if one.reason in ("interval", "recovered")]
+        if old := kept[: -self._config.keep_snapshots]:
+            self._drop(old)
+
+    def _drop(self, old: Sequence[Snapshot]) -> None:
+        self._store.drop_snapshots([one.id for one in old]).result()
+        for one in old:
+            self._path(one).unlink(missing_ok=True)
 
     def _kept(self) -> list[Snapshot]:
         """Oldest first."""

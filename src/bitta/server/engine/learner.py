@@ -216,11 +216,6 @@ class Learner:
             )
         self.lineage = state["lineage"]
 
-    def go_back(self, path: Path, *, lineage: int) -> None:
-        """Roll back to a file: another lineage begins."""
-        self.load(path)
-        self.lineage = lineage
-
     def close(self) -> None:
         """Give the model back."""
         self._session.close()

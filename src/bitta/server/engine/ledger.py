@@ -102,7 +102,7 @@ class Ledger:
         # A window that a rollback brought back holds samples from before, at other positions.
         known = [(query, one) for query, one in found if one is not None and _about(query, one)]
         if self._config.keep_images == "queried":
-            self._keep([sample for _, sample in known])
+            self._keep([sample.input for _, sample in known])
         expires = self._clock() + int(1e6 * self._config.question_seconds)
         self._store.asked(
             [
@@ -133,15 +133,14 @@ class Ledger:
 
     def input(self, answer: PendingAnswer) -> Tensor | None:
         """What an answer is about, where it can still be found."""
-        sample = self.recent.find(answer.prediction_id)
-        if sample is not None:
-            return sample.input.clone()  # its place may be taken while it is learned from
-        record = self._store.image(answer.input_sha256)
-        content = self._store.images.read(answer.input_sha256)
-        if record is None or content is None:
-            return None
-        array = np.frombuffer(content, dtype=record.dtype).reshape(record.shape)
-        return torch.from_numpy(array.copy())
+        at_hand = self.recent.copy(answer.prediction_id)
+        return self._kept(answer.input_sha256) if at_hand is None else at_hand
+
+    def keep_answered(self, prediction_id: str) -> None:
+        """Let the image of an answer that nobody asked for outlive the process; in any thread."""
+        if self._config.keep_images == "queried":
+            at_hand = self.recent.copy(prediction_id)
+            self._keep([] if at_hand is None else [at_hand])
 
     def count_written(self) -> None:
         """Let go of what has been stored meanwhile."""
@@ -156,7 +155,7 @@ class Ledger:
         for sample in samples:
             self.recent.add(sample)
         if self._config.keep_images == "all":
-            self._keep(samples)
+            self._keep([sample.input for sample in samples])
         return samples
 
     def _as_served(self, prediction: Prediction, samples: Sequence[Sample], version: str) -> Served:
@@ -205,11 +204,20 @@ class Ledger:
         self._writing.append((self._store.served(batch), len(samples)))
         self.unwritten += len(samples)
 
-    def _keep(self, samples: Sequence[Sample]) -> None:
-        arrays = [sample.input.cpu().numpy() for sample in samples]
+    def _kept(self, name: str) -> Tensor | None:
+        """From the disk."""
+        record, content = self._store.image(name), self._store.images.read(name)
+        if record is None or content is None:
+            return None
+        array = np.frombuffer(content, dtype=record.dtype).reshape(record.shape)
+        return torch.from_numpy(array.copy())
+
+    def _keep(self, inputs: Sequence[Tensor]) -> None:
+        arrays = [one.cpu().numpy() for one in inputs]
         images = [NewImage(a.tobytes(), tuple(a.shape), str(a.dtype)) for a in arrays]
         # Nobody waits: without an image an answer may come too late, no more.
-        self._store.keep_images(images)
+        if images:
+            self._store.keep_images(images)
 
 
 def _about(query: Query, sample: Sample) -> bool:

@@ -1,6 +1,7 @@
 """What was served lately, by prediction: answers come late, and about any of it."""
 
 from dataclasses import dataclass, replace
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class Recent:
 
     Their inputs lie in one block. Apart, they would come to lie between what learning takes and
     frees, which then could not be used again as a whole: the process would grow to several times
-    of what it needs.
+    of what it needs. One thread adds and looks up; any may ask for a copy.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,20 +33,28 @@ class Recent:
         self._names: list[str] = []
         """Whose input lies, or lay, in each place of the block."""
         self._next = 0
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def add(self, sample: Sample) -> None:
         """Copy it to the place of the oldest."""
-        place = self._place_for(sample.prediction_id, sample.input)
-        place.copy_(sample.input)
-        self._samples[sample.prediction_id] = replace(sample, input=place)
-        self._by_position[sample.position] = sample.prediction_id
+        with self._lock:
+            place = self._place_for(sample.prediction_id, sample.input)
+            place.copy_(sample.input)
+            self._samples[sample.prediction_id] = replace(sample, input=place)
+            self._by_position[sample.position] = sample.prediction_id
 
     def find(self, prediction_id: str) -> Sample | None:
         """By its prediction; its input is overwritten when it is the oldest."""
         return self._samples.get(prediction_id)
+
+    def copy(self, prediction_id: str) -> Tensor | None:
+        """Of its input."""
+        with self._lock:
+            sample = self._samples.get(prediction_id)
+            return None if sample is None else sample.input.clone()
 
     def at(self, position: int) -> Sample | None:
         """By its place in the stream."""
@@ -53,9 +62,10 @@ class Recent:
 
     def forget(self, sha256: str) -> None:
         """Let go of every copy of one image."""
-        for sample in [s for s in self._samples.values() if s.sha256 == sha256]:
-            sample.input.zero_()
-            self._drop(sample.prediction_id)
+        with self._lock:
+            for sample in [s for s in self._samples.values() if s.sha256 == sha256]:
+                sample.input.zero_()
+                self._drop(sample.prediction_id)
 
     def _place_for(self, name: str, like: Tensor) -> Tensor:
         if self._block is None:

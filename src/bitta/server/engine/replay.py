@@ -13,7 +13,7 @@ from torch import Tensor
 from bitta.errors import InputError
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.lesson import Lesson
-from bitta.server.store import Event, Prediction, Store
+from bitta.server.store import Event, Prediction, Store, parse_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,16 @@ class Replay:
 
     def _rolled_back(self, body: Mapping[str, Any]) -> None:
         self._course.waiting.clear()
-        lineage = int(body["version"].partition(".")[0])
-        self._learner.go_back(self._path(body["snapshot_id"]), lineage=lineage)
+        self._learner.load(self._path(body["snapshot_id"]))
+        self._learner.lineage = parse_version(body["version"])[0]
 
     def _recovered(self, body: Mapping[str, Any]) -> None:
         """A restart lost what was served and learned after its snapshot."""
         self._started(body)
         self._course.waiting.clear()
         self._learner.load(self._path(body["snapshot"]))
+        if "version" in body:
+            self._learner.lineage = parse_version(body["version"])[0]
 
     def _path(self, snapshot_id: str) -> Path:
         return self._folder / f"{snapshot_id}.safetensors"

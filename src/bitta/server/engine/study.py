@@ -9,8 +9,10 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
 from bitta.server.guard import DutyCycle
-from bitta.server.store import LearnedStep, Store
+from bitta.server.store import LearnedStep, PendingAnswer, Store
 from bitta.server.store.errors import StoreError
+
+_AT_ONCE = 0.1  # seconds: a database in good health takes less, a step of the optimiser as long
 
 
 class Study:
@@ -31,6 +33,8 @@ class Study:
         self.last_step_at: int | None = None
         self._owed: Future[None] | None = None
         """The last step, on its way to the disk."""
+        self._claim: Future[list[PendingAnswer]] | None = None
+        """Answers for the next step, on their way from there."""
 
     @property
     def settled(self) -> bool:
@@ -55,13 +59,19 @@ class Study:
     def step(self, *, between: Callable[[int], None], turn: Callable[[], None]) -> bool:
         """The answers enter the memory with the step that is committed with them; whether it was.
 
-        `between` is told how many steps of the optimiser are made. What it and `turn` do is no part
-        of the step's time.
+        Nobody who is to be served waits for the database: while it has not handed them out, there
+        is no step yet. `between` is told how many steps of the optimiser are made. What it and
+        `turn` do is no part of the step's time.
         """
+        if self._claim is None:
+            self._claim = self._store.take()
+            wait([self._claim], timeout=_AT_ONCE)
+        if not self._claim.done():
+            return False
+        claim, self._claim = self._claim, None
         stopwatch = Stopwatch()
         try:
-            taken = self._store.take().result()
-            known = [(answer, self._ledger.input(answer)) for answer in taken]
+            known = [(answer, self._ledger.input(answer)) for answer in claim.result()]
         except StoreError:  # tried again in a while; whatever was claimed is free again by then
             self._store.release_all()
             return False
@@ -81,6 +91,12 @@ class Study:
         losses = self._learner.learn(lessons_of(known), between=after_epoch, turn=given_turn)
         self._commit(known, losses.mean(), stopwatch.worked)
         return True
+
+    def give_back(self) -> None:
+        """Claim nothing: there is no step to come soon, or another state is to make it."""
+        if self._claim is not None:
+            self._claim = None
+            self._store.release_all()
 
     def _commit(self, known: Known, losses: Mapping[str, float], seconds: float) -> None:
         self._duty.spent(seconds)

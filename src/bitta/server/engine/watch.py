@@ -1,8 +1,9 @@
 """What is known of how the model fares, and whether it has collapsed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,6 +99,21 @@ class Watch:
         """Other weights serve from now on."""
         self._detector.rolled_back(to_source=to_source)
         self._start_over()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is normal, what has been seen, and the curves; nothing of a window half full."""
+        return {
+            "detector": self._detector.state_dict(),
+            "history": self.history.state_dict(),
+            "agreement": self.agreement,
+            "confidence": self.confidence,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._detector.load_state_dict(state["detector"])
+        self.history.load_state_dict(state["history"])
+        self.agreement, self.confidence = state["agreement"], state["confidence"]
 
     def _start_over(self) -> None:
         self._counts.zero_()

@@ -19,6 +19,7 @@ from bitta.server.engine.keeper import Keeper
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Stopwatch
+from bitta.server.engine.notebook import Notebook
 from bitta.server.engine.study import Study
 from bitta.server.engine.watch import Watch
 from bitta.server.guard import DutyCycle
@@ -30,6 +31,9 @@ _log = logging.getLogger(__name__)
 _IDLE = 0.05  # seconds between two looks at the clock
 _LAST_WRITE = 10.0  # seconds that a full or locked database is waited for at the end
 _PATIENCE = 1.0  # seconds between two tries to go back
+_SECOND = 1.0  # between two looks at questions that nobody has answered
+PAUSED = "paused by an operator"
+"""Where no reason was given."""
 _TORCH = (RuntimeError, BittaError)
 """What torch raises is of the first kind; of the second is what the library says in its place."""
 
@@ -60,13 +64,14 @@ class Worker(Thread):
         self.gauge = Gauge(store, learner, config.guard, clock=clock)
         self.duty = DutyCycle(config.duty)
         self.study = Study(learner, store, self.ledger, self.duty, clock=clock)
+        self.notebook = Notebook(data_dir)
         self.paused = ""
         """Why it does not learn; empty while it does."""
         self.failure = ""
         """What has failed, until somebody lets it learn again."""
         self._astray = False
         """Whether what failed has left the model in a state that must not serve."""
-        self._not_before = 0.0
+        self._not_before = self._expire_at = 0.0
         self.beat = monotonic()
         """When it last went round, or got further in a step."""
         self.n_served = 0
@@ -89,16 +94,25 @@ class Worker(Thread):
         """Recover, then run; raises where there is nothing to go on from."""
         self.begun_from = self.keeper.begin()
         self._offset = self.store.counts().served - self.learner.n_seen
-        lineages = [one for one in self.store.snapshots() if one.lineage == self.learner.lineage]
-        self.gauge.lineage_began = min(one.seq for one in lineages)
+        back = self.store.last_event(("rollback",))
+        self.gauge.lineage_began = 0 if back is None else back.seq
+        self.notebook.read(self.watch.load_state_dict)
+        self._stay_paused()
         self.start()
+
+    def _stay_paused(self) -> None:
+        """As it was when the process before ended: only an operator lets it learn again."""
+        last = self.store.last_event(("paused", "resumed"))
+        if last is not None and last.kind == "paused":
+            self.paused = last.body["reason"] or PAUSED
+            self.failure = self.paused if last.body["by"] == "guard" else ""
 
     def run(self) -> None:
         """Orders, requests, learning, snapshots: round and round."""
         while not self._stopping.is_set():
             try:
                 self._go_round()
-            except _TORCH as error:
+            except Exception as error:  # whatever it is, serving goes on
                 self._has_failed(error)
         self._whole = not self._astray
 
@@ -115,14 +129,23 @@ class Worker(Thread):
             return
         if requests:
             self._serve(requests)
+        self._expire()
         # First what is due to be kept: a step under way would have to settle before.
         if self.keeper.due and self.study.settled and self.store.trouble is None:
             with suppress(StoreError):  # tried again in a while
                 self.keeper.take("interval")
-        if self.study.due and not self.paused and self._compiler.finished():
+        if self.paused:
+            self.study.give_back()
+        elif self.study.due and self._compiler.finished():
             self._learn()
 
-    def _has_failed(self, error: RuntimeError | BittaError) -> None:
+    def _expire(self) -> None:
+        """Questions whose time is over are no longer open, seen every second."""
+        if monotonic() >= self._expire_at and self.store.trouble is None:
+            self._expire_at = monotonic() + _SECOND
+            self.store.expire()
+
+    def _has_failed(self, error: Exception) -> None:
         """Learn no more for now, and go back soon: not in here, as the error holds on to memory."""
         self.failure = f"learning failed: {brief(error)}"
         _log.error("%s", self.failure, exc_info=error)
@@ -147,10 +170,12 @@ class Worker(Thread):
         self.join()
         for left in self.inbox.empty():
             left.done.set_exception(BittaError("the server is shutting down; try again soon."))
+        self.study.give_back()
         self.study.settle(_LAST_WRITE)
+        self.notebook.write(self.watch.state_dict, now=True)
         if self.study.settled and self._whole:
             with suppress(StoreError):  # the next start goes on from the one before
-                self.keeper.take("interval")
+                self.keeper.stopped()
         self.learner.close()
 
     def _serve(self, requests: Sequence[Request]) -> None:
@@ -250,6 +275,7 @@ class Worker(Thread):
         verdict = self.watch.window(
             self.distance, self.gauge.audited(), agreement, self.gauge.answers()
         )
+        self.notebook.write(self.watch.state_dict)
         if verdict.state != "collapsed" or not self.config.rollback:
             return
         if self._during is not None or self.paused:
@@ -270,11 +296,13 @@ class Worker(Thread):
     def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool = False) -> str:
         """Serve by a snapshot from now on; `again`: learn again what was learned after it."""
         position = self._position
+        self.study.give_back()
         snapshot = self.keeper.roll_back(snapshot_id, by=by, reason=reason, again=again)
         self._astray = False
         self._offset = position - self.learner.n_seen
         self.gauge.lineage_began = snapshot.seq
         self.watch.rolled_back(to_source=snapshot.step == 0)
+        self.notebook.write(self.watch.state_dict, now=True)
         return snapshot.model_version
 
     def _learn(self) -> None:

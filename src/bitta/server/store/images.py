@@ -4,16 +4,20 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from errno import EMFILE, ENFILE, ENOMEM
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
+from bitta.server.store.errors import Unavailable
 from bitta.server.store.ids import new_token
 from bitta.server.store.trouble import of_disk
 
 _log = logging.getLogger(__name__)
 _HEX = frozenset("0123456789abcdef")
+_FOR_NOW = {EMFILE, ENFILE, ENOMEM}
+"""What a file that is whole may be refused for."""
 
 
 class Images:
@@ -33,11 +37,22 @@ class Images:
         return self._folder / name[:2] / name[2:4] / name
 
     def read(self, name: str) -> bytes | None:
-        """Content of an image; None where it is not kept."""
+        """Content of an image; None where it is not kept, or not whole any more."""
         try:
-            return self.path(name).read_bytes()
+            content = self.path(name).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno in _FOR_NOW:
+                raise Unavailable(
+                    f"an image cannot be read ({error.strerror}); try again"
+                ) from error
+            _log.warning("the image %s cannot be read: %s", name, error.strerror)
+            return None
+        if name_of(content) != name:
+            _log.warning("the image %s is damaged", name)
+            return None
+        return content
 
     def keep(self, contents: Sequence[bytes]) -> None:
         """Write images durably; those that are there are left as they are."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,6 @@ from sqlalchemy import (
     and_,
     case,
     exists,
-    func,
     insert,
     select,
     update,
@@ -74,18 +74,47 @@ def _settle_with_memory(connection: Connection) -> set[str]:
 def _held_of_mine(connection: Connection) -> dict[str, RowMapping]:
     """By pending answer, what the memory holds of the same person about the same prediction.
 
-    That is the last that was learned in this lineage: each word has overruled the one before.
+    That is the last that was learned on the way to these weights, in this lineage or in one that
+    it came from: each word has overruled the one before.
     """
-    kept = select(func.max(snapshots.c.lineage)).where(snapshots.c.dropped_at.is_(None))
-    lineage = connection.execute(kept).scalar() or 1
     columns = [_EARLIER.c[name] for name in ("id", "verdict", *_PLACE)]
     found = (
         select(feedback.c.id.label("new"), feedback.c.verdict.label("now"), *columns)
         .where(_FREE, feedback.c.verdict != "skip", _of_same_person(_EARLIER))
-        .where(_EARLIER.c.status == "applied", _EARLIER.c.applied_lineage == lineage)
-        .order_by(_EARLIER.c.applied_step)
+        .where(_EARLIER.c.status == "applied")
+        .order_by(_EARLIER.c.applied_lineage, _EARLIER.c.applied_step)
     )
-    return {row["new"]: row for row in connection.execute(found).mappings()}
+    rows = connection.execute(found).mappings().all()
+    came_by = way(connection) if rows else {}
+    return {
+        row["new"]: row
+        for row in rows
+        if row["applied_step"] <= came_by.get(row["applied_lineage"], -1)
+    }
+
+
+def way(
+    connection: Connection, *, through: Sequence[str] = ("rollback", "recovered")
+) -> dict[int, int]:
+    """The lineages that led to the newest, and up to which step each.
+
+    `through` are the kinds of events at which one goes over into another.
+    """
+    taken = [as_snapshot(row) for row in connection.execute(select(snapshots)).mappings()]
+    places = {one.id: (one.lineage, one.step) for one in taken}
+    found = select(events.c.body).where(events.c.kind.in_(through))
+    bodies = [json.loads(body) for body in connection.execute(found).scalars()]
+    left = {
+        parse_version(body["version"])[0]: places[body.get("snapshot_id") or body["snapshot"]]
+        for body in bodies
+        if "version" in body
+    }
+    lineage = max((one.lineage for one in taken if one.dropped_at is None), default=1)
+    came_by = {lineage: sys.maxsize}
+    while lineage in left:
+        lineage, step = left[lineage]
+        came_by[lineage] = step
+    return came_by
 
 
 def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
@@ -180,12 +209,22 @@ def rolled_back(
 
 
 def recovered(
-    connection: Connection, *, snapshot_id: str, environment: Mapping[str, Any], at: int
+    connection: Connection,
+    *,
+    snapshot_id: str,
+    new: NewSnapshot | None,
+    environment: Mapping[str, Any],
+    at: int,
 ) -> Recovered:
     """Log a restart; what the snapshot does not hold is to be learned again."""
-    ids = _reenter(connection, find_snapshot(connection, snapshot_id))
+    target = find_snapshot(connection, snapshot_id)
+    ids = _reenter(connection, target)
     body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
-    return Recovered(append(connection, kind="recovered", body=body, at=at), tuple(ids))
+    if new is not None:
+        body["version"] = new.model_version
+    seq = append(connection, kind="recovered", body=body, at=at)
+    begun = target if new is None else snapshot(connection, new=new, at=at)
+    return Recovered(seq, tuple(ids), begun)
 
 
 def _reenter(connection: Connection, target: Snapshot) -> list[str]:

@@ -4,10 +4,21 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, Executable, Select, and_, case, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Executable,
+    FromClause,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    select,
+)
 
 from bitta.server.store.answers import PENDING
-from bitta.server.store.lineage import learned_after
+from bitta.server.store.lineage import learned_after, way
 from bitta.server.store.pictures import find_image
 from bitta.server.store.records import (
     AnnotatorCount,
@@ -31,7 +42,15 @@ from bitta.server.store.rows import (
     learnable,
     question_columns,
 )
-from bitta.server.store.tables import events, feedback, images, predictions, questions, snapshots
+from bitta.server.store.tables import (
+    events,
+    feedback,
+    images,
+    keys,
+    predictions,
+    questions,
+    snapshots,
+)
 from bitta.server.store.trouble import reading
 
 _PAGE = 500
@@ -82,10 +101,18 @@ class Reads:
         found = select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
         if kinds is not None:
             found = found.where(events.c.kind.in_(kinds))
-        return [
-            Event(row["seq"], row["at"], row["kind"], json.loads(row["body"]))
-            for row in self._rows(found)
-        ]
+        return [_as_event(row) for row in self._rows(found)]
+
+    def last_event(self, kinds: Collection[str]) -> Event | None:
+        """The newest of some kinds."""
+        found = select(events).where(events.c.kind.in_(kinds)).order_by(events.c.seq.desc())
+        rows = self._rows(found.limit(1))
+        return _as_event(rows[0]) if rows else None
+
+    def continued(self) -> dict[int, int]:
+        """Lineages that only restarts parted from the newest, with the last step of each."""
+        with reading(self._reader) as connection:
+            return way(connection, through=["recovered"])
 
     def last_seq(self) -> int:
         """Seq of the newest event; 0 where there is none."""
@@ -209,18 +236,17 @@ class Reads:
             for name, row in done.items()
         ]
 
-    def audits(self, *, since: int = 0) -> list[Audit]:
-        """Standing verdicts on audits after a seq, by seq."""
+    def audits(self, *, since: int = 0, newest: int | None = None) -> list[Audit]:
+        """The first standing verdict on each audit after a seq, by seq; the last so many.
+
+        What clients say unasked is left out: who has something to say of it says so.
+        """
         found = (
             select(feedback, predictions.c.model_version)
             .select_from(feedback.join(predictions))
-            .where(
-                feedback.c.seq > since,
-                feedback.c.selection_reason == "audit",
-                feedback.c.standing,
-                feedback.c.verdict != "skip",
-            )
-            .order_by(feedback.c.seq)
+            .where(feedback.c.seq > since, *_of_audits(feedback), ~_said_before())
+            .order_by(feedback.c.seq.desc())
+            .limit(newest)
         )
         return [
             Audit(
@@ -231,8 +257,14 @@ class Reads:
                 row["model_version"],
                 row["received_at"],
             )
-            for row in self._rows(found)
+            for row in reversed(self._rows(found))
         ]
+
+    def n_audits(self, *, since: int = 0) -> int:
+        """How many there are."""
+        distinct = func.count(feedback.c.prediction_id.distinct()).label("n")
+        found = select(distinct).where(feedback.c.seq > since, *_of_audits(feedback))
+        return int(self._rows(found)[0]["n"])
 
     def image(self, sha256: str) -> ImageRecord | None:
         """A kept image's row."""
@@ -247,6 +279,24 @@ class Reads:
     def _rows(self, found: Executable) -> list[Mapping[str, Any]]:
         with reading(self._reader) as connection:
             return [dict(row) for row in connection.execute(found).mappings()]
+
+
+def _as_event(row: Mapping[str, Any]) -> Event:
+    return Event(row["seq"], row["at"], row["kind"], json.loads(row["body"]))
+
+
+def _of_audits(given: FromClause) -> list[ColumnElement[bool]]:
+    """Hold for standing verdicts on audits by those who were asked."""
+    client = exists().where(keys.c.id == given.c.annotator_id, keys.c.role == "client")
+    verdict = and_(given.c.standing, given.c.verdict != "skip")
+    return [given.c.selection_reason == "audit", verdict, ~client]
+
+
+def _said_before() -> ColumnElement[bool]:
+    """Hold for an audit that somebody else has judged before."""
+    first = feedback.alias("first")
+    same = and_(first.c.prediction_id == feedback.c.prediction_id, first.c.seq < feedback.c.seq)
+    return exists().where(same, *_of_audits(first))
 
 
 def _questions() -> Select[Any]:

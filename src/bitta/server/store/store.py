@@ -235,11 +235,22 @@ class Store(Reads):
         return self.submit(change)
 
     def recovered(
-        self, snapshot_id: str, environment: Mapping[str, Any] = MappingProxyType({})
+        self,
+        snapshot_id: str,
+        environment: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        new: NewSnapshot | None = None,
     ) -> Future[Recovered]:
-        """Log a restart from a snapshot: answers learned after it in its lineage pend again."""
+        """Log a restart from a snapshot: answers learned after it in its lineage pend again.
+
+        `new` is its copy in the lineage that begins, where the process before ended in disorder.
+        """
         change = partial(
-            lineage.recovered, snapshot_id=snapshot_id, environment=environment, at=self._clock()
+            lineage.recovered,
+            snapshot_id=snapshot_id,
+            new=new,
+            environment=environment,
+            at=self._clock(),
         )
         return self.submit(change)
 
