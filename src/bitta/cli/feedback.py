@@ -100,7 +100,7 @@ def _import(store: "Store", path: Path) -> int:
         try:
             given = json.loads(line)
             answer = GivenAnswer(**{name: given[name] for name in _TAKEN if name in given})
-            record = store.answer(answer).result()
+            record = store.restore(answer).result()
         except (ValueError, TypeError, KeyError, BittaError) as error:
             raise InputError(
                 f"line {number} of {str(path)!r} cannot be taken in ({error}); {new} answers "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
+from reprlib import repr as shortened
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
@@ -17,6 +18,10 @@ from bitta.server.store.tables import feedback, predictions, questions
 
 PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.taken_at.is_(None)
 """Nothing has learned from it, and no step that runs does."""
+_SAID = (
+    *("prediction_id", "verdict", "annotator_id", "annotator_kind", "comment", "metadata"),
+    *("shown_at", "answered_at", "lead_time_ms", "weight"),
+)
 
 
 def answer(
@@ -57,6 +62,17 @@ def answer(
     return _record(connection, feedback_id)
 
 
+def restore(
+    connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
+) -> FeedbackRecord:
+    """Store a verdict that was exported, unless it is stored already."""
+    stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
+    if stored is None:
+        return answer(connection, given=given, feedback_id=feedback_id, at=at)
+    _same(stored, given)
+    return _record(connection, stored["id"], repeated=True)
+
+
 def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> Undone:
     """Take an answer back; once is enough."""
     found = _one(connection, feedback.c.id == feedback_id)
@@ -89,6 +105,17 @@ def _repeated(connection: Connection, stored: RowMapping, body_hash: str) -> Fee
             "give each answer a key of its own, and repeat one only as it was"
         )
     return _record(connection, stored["id"], repeated=True)
+
+
+def _same(stored: RowMapping, given: GivenAnswer) -> None:
+    """Refuse an answer that says something else than the stored one of its key."""
+    told = _columns(given, at=stored["answered_at"])
+    for name in _SAID:
+        if stored[name] != told[name]:
+            raise Conflict(
+                f"the answer with the idempotency key {given.idempotency_key!r} is stored with "
+                f"another {name}: {shortened(stored[name])}, not {shortened(told[name])}"
+            )
 
 
 def _known(connection: Connection, prediction_id: str) -> None:
@@ -142,5 +169,7 @@ def _columns(given: GivenAnswer, at: int) -> Mapping[str, Any]:
 
 
 def _hash(given: GivenAnswer) -> str:
-    """Of everything the client sent, and of who sent it."""
-    return sha256(canonical(asdict(given)).encode()).hexdigest()
+    """Of what was said and who said it: an export knows no lease, and tells the moment."""
+    said = asdict(given)
+    del said["lease"], said["answered_at"]
+    return sha256(canonical(said).encode()).hexdigest()

@@ -165,6 +165,14 @@ class Store(Reads):
         at = self._clock()
         return self.submit(partial(answers.answer, given=given, feedback_id=new_id(at), at=at))
 
+    def restore(self, given: GivenAnswer) -> Future[FeedbackRecord]:
+        """Store a verdict as it was exported; one that is stored already gives its record.
+
+        Raises `Conflict` (same key, something else said), `UnknownPrediction`, `Expired`.
+        """
+        at = self._clock()
+        return self.submit(partial(answers.restore, given=given, feedback_id=new_id(at), at=at))
+
     def undo(self, feedback_id: str, by: str) -> Future[Undone]:
         """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""
         change = partial(answers.undo, feedback_id=feedback_id, by=by, at=self._clock())
