@@ -1,6 +1,5 @@
-"""Changes to answers: given once, replaced, taken back."""
+"""Changes to answers: given once, replaced, taken back, brought back from a file."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from reprlib import repr as shortened
@@ -11,7 +10,13 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, sele
 from bitta.server.store.errors import Conflict, Expired, UnknownFeedback, UnknownPrediction
 from bitta.server.store.log import append
 from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
-from bitta.server.store.records import FeedbackRecord, GivenAnswer, Undone
+from bitta.server.store.records import (
+    ExportedAnswer,
+    FeedbackRecord,
+    GivenAnswer,
+    Restored,
+    Undone,
+)
 from bitta.server.store.rows import as_feedback, feedback_records
 from bitta.server.store.strict import canonical
 from bitta.server.store.tables import feedback, predictions, questions
@@ -62,15 +67,58 @@ def answer(
     return _record(connection, feedback_id)
 
 
-def restore(
-    connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
-) -> FeedbackRecord:
-    """Store a verdict that was exported, unless it is stored already."""
-    stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
+def restore(connection: Connection, *, told: ExportedAnswer, feedback_id: str, at: int) -> Restored:
+    """Store an answer with what became of it elsewhere; one that stood no longer does not stand."""
+    stored = _one(connection, feedback.c.idempotency_key == told.given.idempotency_key)
     if stored is None:
-        return answer(connection, given=given, feedback_id=feedback_id, at=at)
-    _same(stored, given)
-    return _record(connection, stored["id"], repeated=True)
+        ended = _put_back(connection, told, feedback_id, at)
+    else:
+        _same(stored, told.given)
+        feedback_id = stored["id"]
+        ended = bool(stored["standing"]) and not told.stood
+        if ended:
+            _retire(connection, feedback_id)
+    if told.undone:
+        undo(connection, feedback_id=feedback_id, by="import", at=at)
+    settle(connection, [told.given.prediction_id])
+    return Restored(_record(connection, feedback_id, repeated=stored is not None), ended)
+
+
+def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at: int) -> bool:
+    """Insert an answer that was in time once; whether it replaces one that stood."""
+    given = told.given
+    _known(connection, given.prediction_id)
+    if _one(connection, feedback.c.id == feedback_id) is not None:
+        raise Conflict(f"the id {feedback_id!r} is that of another stored answer; leave it out")
+    mine = (feedback.c.prediction_id == given.prediction_id) & (
+        feedback.c.annotator_id == given.annotator_id
+    )
+    columns = _columns(given, at)
+    replaced = _one(connection, mine & (feedback.c.id == told.supersedes_id))
+    last = _one(connection, mine & feedback.c.standing)
+    # Said after the one in the file, it is still the last word.
+    stands = told.stood and (last is None or last["answered_at"] <= columns["answered_at"])
+    if not stands:
+        columns |= {"standing": False, "status": "superseded"}
+    elif last is not None:
+        _retire(connection, last["id"])
+        replaced = last
+    seq = append(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
+    asked = _question(connection, given.prediction_id)
+    connection.execute(
+        insert(feedback).values(
+            **columns,
+            id=feedback_id,
+            seq=seq,
+            body_hash=_hash(given),
+            uncertainty=told.uncertainty if asked is None else asked["uncertainty"],
+            selection_reason=told.selection_reason if asked is None else asked["reason"],
+            supersedes_id=None if replaced is None else replaced["id"],
+        )
+    )
+    if stands:
+        end_lease(connection, given.prediction_id, given.annotator_id)
+    return stands and last is not None
 
 
 def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> Undone:
@@ -154,7 +202,7 @@ def _record(connection: Connection, feedback_id: str, *, repeated: bool = False)
     return as_feedback(connection.execute(found).mappings().one(), repeated=repeated)
 
 
-def _columns(given: GivenAnswer, at: int) -> Mapping[str, Any]:
+def _columns(given: GivenAnswer, at: int) -> dict[str, Any]:
     fields = asdict(given)
     del fields["lease"]
     written = None if given.metadata is None else canonical(given.metadata)
