@@ -77,7 +77,7 @@ def _export(store: "Store", form: str, out: str | None) -> int:
     from bitta.server.store.exports import export  # noqa: PLC0415
 
     with open(out, "w", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
-        _write(file, export(form, store.all_feedback()))
+        _write(file, export(form, store.all_feedback(), names=store.keys.names()))
     if out:
         print(f"written: {out}")
     return 0

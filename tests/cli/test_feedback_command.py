@@ -1,4 +1,4 @@
-"""bitta feedback import: what was exported comes back as it was."""
+"""bitta feedback export and import: what was exported comes back as it was."""
 
 import json
 import shutil
@@ -340,3 +340,15 @@ def test_a_file_that_cannot_be_read_is_refused(folder, asked, run, content):
     code, output = run("import", "answers.jsonl", "--data-dir", asked("data"))
     assert code == 2
     assert "'answers.jsonl' cannot be read" in output.err
+
+
+def test_label_studio_gets_the_name_of_the_key_that_answered(folder, asked, run):
+    asked("data")
+    with opened(folder) as store:
+        key = store.keys.create("annotator", "anna@example.org").record
+        store.answer(given(0, by=key.id)).result()
+    code, output = run("export", "--format", "labelstudio", "--data-dir", "data")
+    assert code == 0
+    (task,) = json.loads(output.out)
+    assert task["annotations"][0]["completed_by"] == {"email": "anna@example.org"}
+    assert task["meta"]["answers"][0]["annotator_name"] == "anna@example.org"
