@@ -1,7 +1,6 @@
 """bitta feedback: export what people answered, take answers in, live a server's log again."""
 
 import argparse
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +19,8 @@ examples:
   bitta feedback export --format csv --out answers.csv
   bitta feedback import answers.jsonl
   bitta feedback replay --model weights.safetensors
+
+An import stores what is not there yet, so it can be repeated; what was undone or replaced stays so.
 
 A replay serves and learns again what the log says, in the same order, and compares the weights with
 those of every snapshot: bit for bit the same on the same version of torch with as many threads. It
@@ -76,7 +77,7 @@ def _export(store: "Store", form: str, out: str | None) -> int:
     from bitta.server.store.exports import export  # noqa: PLC0415
 
     with open(out, "w", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
-        _write(file, export(form, store.all_feedback()))
+        _write(file, export(form, store.all_feedback(), names=store.keys.names()))
     if out:
         print(f"written: {out}")
     return 0
@@ -89,32 +90,37 @@ def _write(file: TextIO, lines: Any) -> None:
 
 def _import(store: "Store", path: Path) -> int:
     """Line by line: what was stored before is stored once."""
-    from bitta.server.store import GivenAnswer  # noqa: PLC0415
+    from bitta.server.store.imports import read  # noqa: PLC0415
 
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
-    new = known = 0
-    for number, line in enumerate(lines, start=1):
+    new = known = idle = ended = 0
+    for number, line in _lines(path):
         try:
-            given = json.loads(line)
-            answer = GivenAnswer(**{name: given[name] for name in _TAKEN if name in given})
-            record = store.answer(answer).result()
-        except (ValueError, TypeError, KeyError, BittaError) as error:
+            restored = store.restore(read(line)).result()
+        except BittaError as error:
             raise InputError(
                 f"line {number} of {str(path)!r} cannot be taken in ({error}); {new} answers "
                 f"before it were new, {known} were there."
             ) from None
-        new, known = new + (not record.repeated), known + record.repeated
+        repeated = restored.record.repeated
+        new, known = new + (not repeated), known + repeated
+        idle += not (repeated or restored.record.standing)
+        ended += restored.ended
     print(f"{new} answers taken in, {known} were there already")
+    if idle:
+        print(f"{idle} of those taken in were undone or replaced; nothing is learned from them")
+    if ended:
+        print(f"{ended} that stood here stand no longer: undone or replaced since")
     return 0
 
 
-_TAKEN = (
-    "prediction_id", "verdict", "annotator_id", "idempotency_key", "annotator_kind", "comment",
-    "metadata", "shown_at", "answered_at", "lead_time_ms", "weight",
-)  # fmt: skip
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Lines with their numbers, from 1; empty ones are left out."""
+    try:
+        # Not splitlines: a comment may hold what Unicode, but not JSON, takes for the end of one.
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _replay(store: "Store", arguments: argparse.Namespace) -> int:

@@ -74,6 +74,13 @@ def test_the_same_key_and_body_give_the_stored_record(asked, watch):
     assert len(asked.history()) == 1
 
 
+def test_the_lease_and_the_moment_are_no_part_of_what_was_said(asked):
+    lease = asked.lease("anna", seconds=60).result()
+    number = int(lease.question.prediction_id[1:])
+    asked.answer(given(number, key="k", lease=lease.token)).result()
+    assert asked.answer(given(number, key="k", answered_at=START + 1)).result().repeated
+
+
 @pytest.mark.parametrize(
     "other",
     [

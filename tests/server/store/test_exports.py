@@ -58,10 +58,48 @@ def test_label_studio_gets_a_task_for_each_prediction_with_standing_answers(answ
     assert verdict["completed_by"] == {"email": "anna@example.org"}
     assert (skip["was_cancelled"], skip["result"]) == (True, [])
     assert "completed_by" not in skip
-    assert skip["meta"]["annotator_id"] == "bert"
+    assert first["meta"]["answers"][1]["annotator_id"] == "bert"
     assert first["predictions"][0]["score"] == 0.5
     (only,) = second["annotations"]
     assert only["result"][0]["value"] == {"choices": ["incorrect"]}
+
+
+@pytest.mark.parametrize(
+    ("owner", "completed_by"),
+    [
+        ("anna@example.org", {"email": "anna@example.org"}),
+        ("Anna", None),
+        ("night shift @ plant 2.1", None),
+        ("anna@plant", None),
+        ("a@b@example.org", None),
+    ],
+)
+def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, completed_by):
+    """Over HTTP an annotator is the id of a key."""
+    key = store.keys.create("annotator", owner).record
+    store.served(served(range(1)))
+    store.answer(given(0, by=key.id, key="a")).result()
+    store.keys.revoke(key.id)
+    names = store.keys.names()
+    (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
+    (annotation,) = task["annotations"]
+    assert annotation.get("completed_by") == completed_by
+    (choice,) = annotation["result"]
+    assert task["meta"]["answers"] == [choice["meta"]]
+    assert choice["meta"]["annotator_id"] == key.id
+    assert choice["meta"]["annotator_name"] == owner
+
+
+def test_label_studio_is_told_who_skipped(store):
+    key = store.keys.create("annotator", "Bert").record
+    store.served(served(range(1)))
+    store.answer(given(0, "skip", by=key.id, key="a", comment="too dark")).result()
+    names = store.keys.names()
+    (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
+    assert task["annotations"][0]["result"] == []
+    (said,) = task["meta"]["answers"]
+    assert (said["annotator_id"], said["annotator_name"]) == (key.id, "Bert")
+    assert (said["verdict"], said["comment"]) == ("skip", "too dark")
 
 
 @pytest.mark.parametrize(("form", "empty"), [("jsonl", ""), ("labelstudio", "[]\n")])

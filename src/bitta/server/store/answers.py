@@ -1,8 +1,8 @@
-"""Changes to answers: given once, replaced, taken back."""
+"""Changes to answers: given once, replaced, taken back, brought back from a file."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
+from reprlib import repr as shortened
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
@@ -10,13 +10,23 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, sele
 from bitta.server.store.errors import Conflict, Expired, UnknownFeedback, UnknownPrediction
 from bitta.server.store.log import append
 from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
-from bitta.server.store.records import FeedbackRecord, GivenAnswer, Undone
+from bitta.server.store.records import (
+    ExportedAnswer,
+    FeedbackRecord,
+    GivenAnswer,
+    Restored,
+    Undone,
+)
 from bitta.server.store.rows import as_feedback, feedback_records
 from bitta.server.store.strict import canonical
 from bitta.server.store.tables import feedback, predictions, questions
 
 PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.taken_at.is_(None)
 """Nothing has learned from it, and no step that runs does."""
+_SAID = (
+    *("prediction_id", "verdict", "annotator_id", "annotator_kind", "comment", "metadata"),
+    *("shown_at", "answered_at", "lead_time_ms", "weight"),
+)
 
 
 def answer(
@@ -57,6 +67,60 @@ def answer(
     return _record(connection, feedback_id)
 
 
+def restore(connection: Connection, *, told: ExportedAnswer, feedback_id: str, at: int) -> Restored:
+    """Store an answer with what became of it elsewhere; one that stood no longer does not stand."""
+    stored = _one(connection, feedback.c.idempotency_key == told.given.idempotency_key)
+    if stored is None:
+        ended = _put_back(connection, told, feedback_id, at)
+    else:
+        _same(stored, told.given)
+        feedback_id = stored["id"]
+        ended = bool(stored["standing"]) and not told.stood
+        if ended:
+            _retire(connection, feedback_id)
+    if told.undone:
+        undo(connection, feedback_id=feedback_id, by="import", at=at)
+    settle(connection, [told.given.prediction_id])
+    return Restored(_record(connection, feedback_id, repeated=stored is not None), ended)
+
+
+def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at: int) -> bool:
+    """Insert an answer that was in time once; whether it replaces one that stood."""
+    given = told.given
+    _known(connection, given.prediction_id)
+    if _one(connection, feedback.c.id == feedback_id) is not None:
+        raise Conflict(f"the id {feedback_id!r} is that of another stored answer; leave it out")
+    mine = (feedback.c.prediction_id == given.prediction_id) & (
+        feedback.c.annotator_id == given.annotator_id
+    )
+    columns = _columns(given, at)
+    replaced = _one(connection, mine & (feedback.c.id == told.supersedes_id))
+    last = _one(connection, mine & feedback.c.standing)
+    # Said after the one in the file, it is still the last word.
+    stands = told.stood and (last is None or last["answered_at"] <= columns["answered_at"])
+    if not stands:
+        columns |= {"standing": False, "status": "superseded"}
+    elif last is not None:
+        _retire(connection, last["id"])
+        replaced = last
+    seq = append(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
+    asked = _question(connection, given.prediction_id)
+    connection.execute(
+        insert(feedback).values(
+            **columns,
+            id=feedback_id,
+            seq=seq,
+            body_hash=_hash(given),
+            uncertainty=told.uncertainty if asked is None else asked["uncertainty"],
+            selection_reason=told.selection_reason if asked is None else asked["reason"],
+            supersedes_id=None if replaced is None else replaced["id"],
+        )
+    )
+    if stands:
+        end_lease(connection, given.prediction_id, given.annotator_id)
+    return stands and last is not None
+
+
 def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> Undone:
     """Take an answer back; once is enough."""
     found = _one(connection, feedback.c.id == feedback_id)
@@ -89,6 +153,17 @@ def _repeated(connection: Connection, stored: RowMapping, body_hash: str) -> Fee
             "give each answer a key of its own, and repeat one only as it was"
         )
     return _record(connection, stored["id"], repeated=True)
+
+
+def _same(stored: RowMapping, given: GivenAnswer) -> None:
+    """Refuse an answer that says something else than the stored one of its key."""
+    told = _columns(given, at=stored["answered_at"])
+    for name in _SAID:
+        if stored[name] != told[name]:
+            raise Conflict(
+                f"the answer with the idempotency key {given.idempotency_key!r} is stored with "
+                f"another {name}: {shortened(stored[name])}, not {shortened(told[name])}"
+            )
 
 
 def _known(connection: Connection, prediction_id: str) -> None:
@@ -127,7 +202,7 @@ def _record(connection: Connection, feedback_id: str, *, repeated: bool = False)
     return as_feedback(connection.execute(found).mappings().one(), repeated=repeated)
 
 
-def _columns(given: GivenAnswer, at: int) -> Mapping[str, Any]:
+def _columns(given: GivenAnswer, at: int) -> dict[str, Any]:
     fields = asdict(given)
     del fields["lease"]
     written = None if given.metadata is None else canonical(given.metadata)
@@ -142,5 +217,7 @@ def _columns(given: GivenAnswer, at: int) -> Mapping[str, Any]:
 
 
 def _hash(given: GivenAnswer) -> str:
-    """Of everything the client sent, and of who sent it."""
-    return sha256(canonical(asdict(given)).encode()).hexdigest()
+    """Of what was said and who said it: an export knows no lease, and tells the moment."""
+    said = asdict(given)
+    del said["lease"], said["answered_at"]
+    return sha256(canonical(said).encode()).hexdigest()

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from itertools import groupby
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from bitta.errors import unknown
@@ -20,13 +22,24 @@ MEDIA_TYPES = {
 COLUMNS = tuple(field.name for field in fields(FeedbackRecord) if field.name != "repeated")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What makes a spreadsheet run a cell."""
+_ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 
 
-def export(form: str, records: Iterable[FeedbackRecord]) -> Iterator[str]:
-    """Write records as `jsonl`, `csv` or `labelstudio`; each piece ends a line."""
-    if form not in _WRITERS:
-        raise unknown("export format", form, _WRITERS)
-    return _WRITERS[form](records)
+def export(
+    form: str,
+    records: Iterable[FeedbackRecord],
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[str]:
+    """Write records as `jsonl`, `csv` or `labelstudio`; each piece ends a line.
+
+    `names`: of annotators by their ids, as `Keys.names` gives them; Label Studio asks for them.
+    """
+    if form not in MEDIA_TYPES:
+        raise unknown("export format", form, MEDIA_TYPES)
+    if form == "labelstudio":
+        return _labelstudio(records, names)
+    return _csv(records) if form == "csv" else _jsonl(records)
 
 
 def _jsonl(records: Iterable[FeedbackRecord]) -> Iterator[str]:
@@ -40,21 +53,15 @@ def _csv(records: Iterable[FeedbackRecord]) -> Iterator[str]:
         yield _line([_cell(value) for value in _plain(record).values()])
 
 
-def _labelstudio(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+def _labelstudio(records: Iterable[FeedbackRecord], names: Mapping[str, str]) -> Iterator[str]:
     """Tasks with a choice each; answers that were undone or replaced have no place there."""
     standing = sorted((one for one in records if one.standing), key=attrgetter("prediction_id"))
     mark = "[\n"
     for _, group in groupby(standing, key=attrgetter("prediction_id")):
-        yield mark + json.dumps(_task(sorted(group, key=attrgetter("seq"))), ensure_ascii=False)
+        task = _task(sorted(group, key=attrgetter("seq")), names)
+        yield mark + json.dumps(task, ensure_ascii=False)
         mark = ",\n"
     yield "[]\n" if mark == "[\n" else "\n]\n"
-
-
-_WRITERS: Mapping[str, Callable[[Iterable[FeedbackRecord]], Iterator[str]]] = {
-    "jsonl": _jsonl,
-    "csv": _csv,
-    "labelstudio": _labelstudio,
-}
 
 
 def _plain(record: FeedbackRecord) -> dict[str, Any]:
@@ -78,7 +85,7 @@ def _cell(value: object) -> object:
     return value
 
 
-def _task(group: list[FeedbackRecord]) -> dict[str, Any]:
+def _task(group: list[FeedbackRecord], names: Mapping[str, str]) -> dict[str, Any]:
     about = group[0]
     return {
         "data": {
@@ -87,7 +94,9 @@ def _task(group: list[FeedbackRecord]) -> dict[str, Any]:
             "input_sha256": about.input_sha256,
             "predicted_label": about.predicted_label,
         },
-        "annotations": [_annotation(record) for record in group],
+        # Of an annotation no more than its result is kept, and a skip has none.
+        "meta": {"answers": [_answer(record, names) for record in group]},
+        "annotations": [_annotation(record, names) for record in group],
         "predictions": [
             {
                 "model_version": about.model_version,
@@ -98,24 +107,32 @@ def _task(group: list[FeedbackRecord]) -> dict[str, Any]:
     }
 
 
-def _annotation(record: FeedbackRecord) -> dict[str, Any]:
+def _annotation(record: FeedbackRecord, names: Mapping[str, str]) -> dict[str, Any]:
     skipped = record.verdict == "skip"
     lead = record.lead_time_ms
+    verdict = _choice("verdict", record.verdict) | {"meta": _answer(record, names)}
     annotation = {
-        "result": [] if skipped else [_choice("verdict", record.verdict)],
+        "result": [] if skipped else [verdict],
         "was_cancelled": skipped,
         "lead_time": None if lead is None else lead / 1000,
         "unique_id": record.id,
-        "meta": {
-            "annotator_id": record.annotator_id,
-            "annotator_kind": record.annotator_kind,
-            "comment": record.comment,
-        },
     }
     # Label Studio refuses a file that names a person in any other way than by address.
-    if "@" in record.annotator_id:
-        annotation["completed_by"] = {"email": record.annotator_id}
+    name = names.get(record.annotator_id, record.annotator_id)
+    if _ADDRESS.fullmatch(name):
+        annotation["completed_by"] = {"email": name}
     return annotation
+
+
+def _answer(record: FeedbackRecord, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "feedback_id": record.id,
+        "verdict": record.verdict,
+        "annotator_id": record.annotator_id,
+        "annotator_name": names.get(record.annotator_id),
+        "annotator_kind": record.annotator_kind,
+        "comment": record.comment,
+    }
 
 
 def _choice(name: str, value: str) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class Keys:
             found = select(*_COLUMNS).order_by(keys.c.created_at, keys.c.id)
             return [KeyRecord(**row) for row in connection.execute(found).mappings()]
 
+    def names(self) -> dict[str, str]:
+        """Tell whose each key is, by its id, revoked ones included."""
+        return {key.id: key.name for key in self.list()}
+
     def revoke(self, key_id: str) -> bool:
         """End a key; False where there is none that is valid."""
         revoked = bool(self._submit(partial(_revoke, key_id=key_id, at=self._clock())).result())

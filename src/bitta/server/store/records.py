@@ -181,6 +181,44 @@ class FeedbackRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportedAnswer:
+    """A verdict and what became of it, as an export tells it; `InputError` where it is not so."""
+
+    given: GivenAnswer
+    id: str | None = None
+    """Kept, as others may name it; None for a new one."""
+    uncertainty: float | None = None
+    """Counts, as the reason, where the store has no question about the prediction."""
+    selection_reason: QuestionReason | None = None
+    supersedes_id: str | None = None
+    standing: bool = True
+    undone: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("id", "supersedes_id"):
+            strict.identifier(name, getattr(self, name), most=26, optional=True)
+        strict.number("uncertainty", self.uncertainty, optional=True)
+        if self.selection_reason is not None:
+            strict.one_of("selection_reason", self.selection_reason, get_args(QuestionReason))
+        for name in ("standing", "undone"):
+            strict.truth(name, getattr(self, name))
+
+    @property
+    def stood(self) -> bool:
+        """It was the last word of its annotator."""
+        return self.standing and not self.undone
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An answer that came in from a file; `record.repeated` where it was stored before."""
+
+    record: FeedbackRecord
+    ended: bool
+    """One that stood here stands no longer: this one, or the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """An answer that was taken back."""
 

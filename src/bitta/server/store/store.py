@@ -19,6 +19,7 @@ from bitta.server.store.log import append
 from bitta.server.store.migrate import migrate
 from bitta.server.store.reads import Reads
 from bitta.server.store.records import (
+    ExportedAnswer,
     FeedbackRecord,
     GivenAnswer,
     ImageRecord,
@@ -29,6 +30,7 @@ from bitta.server.store.records import (
     NewSnapshot,
     PendingAnswer,
     Recovered,
+    Restored,
     ServedBatch,
     Snapshot,
     Undone,
@@ -164,6 +166,16 @@ class Store(Reads):
         """
         at = self._clock()
         return self.submit(partial(answers.answer, given=given, feedback_id=new_id(at), at=at))
+
+    def restore(self, told: ExportedAnswer) -> Future[Restored]:
+        """Store an answer as it was exported, whether its question is still open or not.
+
+        Undone or replaced there, it does not stand here. Raises `Conflict` (same key, something
+        else said), `UnknownPrediction`.
+        """
+        at = self._clock()
+        change = partial(answers.restore, told=told, feedback_id=told.id or new_id(at), at=at)
+        return self.submit(change)
 
     def undo(self, feedback_id: str, by: str) -> Future[Undone]:
         """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""

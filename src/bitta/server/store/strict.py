@@ -32,6 +32,27 @@ def text(
         raise InputError(f"{name} holds a character that is no text; leave out NUL and surrogates")
 
 
+def identifier(name: str, given: object, *, most: int, optional: bool = False) -> None:
+    """Refuse what is no id: letters and digits alone, so that it can stand in an address."""
+    text(name, given, most=most, optional=optional)
+    if isinstance(given, str) and not (given.isascii() and given.isalnum()):
+        raise InputError(f"{name} is {given!r}; give letters and digits")
+
+
+def truth(name: str, given: object) -> None:
+    """Refuse everything but true and false."""
+    if type(given) is not bool:
+        raise InputError(f"{name} is {given!r}; allowed: true, false")
+
+
+def number(name: str, given: object, *, optional: bool = False) -> None:
+    """Refuse what is no finite number."""
+    if given is None and optional:
+        return
+    if type(given) not in (int, float) or not math.isfinite(given):  # type: ignore[arg-type]
+        raise InputError(f"{name} is {given!r}; give a finite number")
+
+
 def count(name: str, given: object, *, optional: bool = False) -> None:
     """Refuse what is no whole number from 0 that fits into a column."""
     if given is None and optional:

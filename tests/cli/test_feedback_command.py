@@ -1,0 +1,354 @@
+"""bitta feedback export and import: what was exported comes back as it was."""
+
+import json
+import shutil
+
+import pytest
+
+from bitta.cli.main import main
+
+pytest.importorskip("sqlalchemy", reason="the extra 'serve' is not installed")
+
+from bitta.server.store import LearnedStep, Store
+from server.store.made import START, Watch, given, name, question, served
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*arguments):
+        code = main(["feedback", *arguments])
+        return code, capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def export(run):
+    """The records of a data folder, read from the file that is written for them."""
+
+    def call(data, file="answers.jsonl"):
+        assert run("export", "--data-dir", data, "--out", file)[0] == 0
+        return records(file)
+
+    return call
+
+
+@pytest.fixture
+def take_in(run):
+    """Import a file that is good, and give what is said about it."""
+
+    def call(data, file="answers.jsonl"):
+        code, output = run("import", file, "--data-dir", data)
+        assert (code, output.err) == (0, "")
+        return output.out
+
+    return call
+
+
+def records(file):
+    with open(file, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def write(file, *lines):
+    with open(file, "w", encoding="utf-8") as out:
+        out.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def opened(folder, data="data", *, seconds=0):
+    watch = Watch()
+    watch.move(seconds)
+    return Store.open(None, folder / data, clock=watch)
+
+
+def lasting(record):
+    """What is the same wherever an answer is taken in: all but its place and what was learned."""
+    here = ("seq", "received_at", "status", "applied_in_version")
+    return {name: value for name, value in record.items() if name not in here}
+
+
+def pending(folder, data):
+    with opened(folder, data) as store:
+        return sorted(store.feedback(one.feedback_id).idempotency_key for one in store.pending())
+
+
+@pytest.fixture
+def asked(folder):
+    """Make a data folder with predictions 0 to 3, of which 0 and 1 are asked about."""
+
+    def make(data, *, asks=True):
+        with opened(folder, data) as store:
+            store.served(served(range(4)))
+            store.asked([question(0), question(1, reason="audit")] if asks else []).result()
+        return data
+
+    return make
+
+
+@pytest.fixture
+def answered(folder, asked):
+    """A folder with one answer under a lease, one with all that can be said, and a skip."""
+    asked("data")
+    with opened(folder) as store:
+        lease = store.lease("anna", seconds=60).result()
+        number = int(lease.question.prediction_id[1:])
+        store.answer(given(number, key="a", lease=lease.token)).result()
+        full = {"comment": "a dog", "metadata": {"app": [1.5, "ä"]}, "lead_time_ms": 1200}
+        store.answer(given(2, "incorrect", by="bert", key="b", shown_at=START, **full)).result()
+        store.answer(given(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()
+    return "data"
+
+
+@pytest.fixture
+def changed(folder, answered):
+    """The same folder after changes of mind and undos of all kinds, some of them learned."""
+    with opened(folder, seconds=10) as store:
+        kept = {}
+
+        def say(number, verdict, key):
+            kept[key] = store.answer(given(number, verdict, by="cleo", key=key)).result().id
+
+        say(0, "correct", "once")
+        store.learned(LearnedStep("1.1", [kept["once"]], {}, 0.1)).result()
+        say(0, "incorrect", "twice")
+        say(0, "correct", "thrice")
+        say(1, "correct", "undone")
+        store.undo(kept["undone"], by="cleo").result()
+        say(1, "incorrect", "after an undo")
+        say(2, "correct", "replaced and undone")
+        say(2, "incorrect", "its successor")
+        store.undo(kept["replaced and undone"], by="cleo").result()
+        say(3, "correct", "left behind")
+        say(3, "incorrect", "undone successor")
+        store.undo(kept["undone successor"], by="cleo").result()
+    return answered
+
+
+def test_what_the_store_has_is_there_already(answered, export, take_in):
+    before = export(answered)
+    assert "0 answers taken in, 3 were there already" in take_in(answered)
+    assert export(answered) == before
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ({"verdict": "correct"}, "another verdict: 'incorrect', not 'correct'"),
+        ({"prediction_id": name(3)}, "another prediction_id"),
+        ({"annotator_id": "anna"}, "another annotator_id: 'bert', not 'anna'"),
+        ({"comment": "a cat"}, "another comment"),
+        ({"metadata": None}, "another metadata"),
+        ({"answered_at": START + 1}, "another answered_at"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_a_key_with_something_else_said_is_refused_with_its_line(
+    answered, export, run, other, sentence
+):
+    before = export(answered)
+    first, second, third = before
+    write("changed.jsonl", first, second | other, third)
+    code, output = run("import", "changed.jsonl", "--data-dir", answered)
+    assert code == 2
+    assert "line 2 of 'changed.jsonl' cannot be taken in" in output.err
+    assert sentence in output.err
+    assert "0 answers before it were new, 1 were there" in output.err
+    assert export(answered) == before
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_empty_store_comes_to_hold_the_same_records(asked, changed, export, take_in, asks):
+    before = export(changed)
+    said = take_in(asked("other", asks=asks))
+    assert "12 answers taken in, 0 were there already" in said
+    assert "6 of those taken in were undone or replaced" in said
+    after = export("other")
+    assert [lasting(record) for record in after] == [lasting(record) for record in before]
+    assert {record["status"] for record in after} == {"pending", "superseded"}
+    assert take_in("other").startswith("0 answers taken in, 12 were there already")
+    assert export("other") == after
+
+
+def test_nothing_is_learned_from_what_was_undone_or_replaced(
+    folder, asked, changed, export, take_in
+):
+    export(changed)
+    take_in(asked("other"))
+    with opened(folder, "other") as store:
+        taken = [store.feedback(one.feedback_id) for one in store.take().result()]
+        counts = store.counts()
+        assert store.question(name(1)).status == "closed"
+    keys = {"a", "b", "thrice", "after an undo", "its successor"}
+    assert {record.idempotency_key for record in taken} == keys
+    assert (counts.undone, counts.skipped) == (3, 1)
+
+
+def test_an_undo_that_comes_in_is_an_event(folder, asked, changed, export, take_in):
+    (undone,) = (one for one in export(changed) if one["idempotency_key"] == "undone")
+    take_in(asked("other"))
+    with opened(folder, "other") as store:
+        bodies = [event.body for event in store.events(kinds=["undone"])]
+    assert [body["by"] for body in bodies] == ["import"] * 3
+    assert undone["id"] in [body["feedback_id"] for body in bodies]
+
+
+def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export, take_in):
+    with opened(folder) as store:
+        first = store.answer(given(0, by="cleo", key="mistaken")).result()
+        store.answer(given(1, by="cleo", key="first thought")).result()
+    shutil.copytree("data", "backup")
+    with opened(folder, seconds=5) as store:
+        store.undo(first.id, by="cleo").result()
+        for verdict, key in (("incorrect", "second thought"), ("correct", "third thought")):
+            store.answer(given(1, verdict, by="cleo", key=key)).result()
+    before = export("data")
+    said = take_in("backup")
+    assert "2 answers taken in, 5 were there already" in said
+    assert "1 of those taken in were undone or replaced" in said
+    assert "2 that stood here stand no longer" in said
+    assert [lasting(record) for record in export("backup")] == [lasting(one) for one in before]
+    assert pending(folder, "backup") == pending(folder, "data") == ["a", "b", "third thought"]
+
+
+def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
+    export(changed, "early.jsonl")
+    with opened(folder, seconds=20) as store:
+        store.answer(given(0, "incorrect", by="cleo", key="at last")).result()
+        newest = store.history("bert")[-1]
+        store.undo(newest.id, by="bert").result()
+    before = export(changed)
+    assert take_in(changed, "early.jsonl") == "0 answers taken in, 12 were there already\n"
+    assert export(changed) == before
+
+
+def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
+    folder, asked, export, take_in
+):
+    asked("data")
+    shutil.copytree("data", "backup")
+    for data, seconds, verdict in (("data", 5, "correct"), ("backup", 10, "incorrect")):
+        with opened(folder, data, seconds=seconds) as store:
+            store.answer(given(0, verdict, key=data)).result()
+    export("data")
+    assert "1 of those taken in were undone or replaced" in take_in("backup")
+    last, earlier = export("backup")
+    assert (last["verdict"], last["standing"]) == ("incorrect", True)
+    assert (earlier["verdict"], earlier["standing"]) == ("correct", False)
+    assert pending(folder, "backup") == ["backup"]
+    export("backup", "back.jsonl")
+    assert "1 that stood here stand no longer" in take_in("data", "back.jsonl")
+    assert pending(folder, "data") == ["backup"]
+
+
+def test_a_client_may_repeat_what_was_imported(folder, asked, answered, export, take_in):
+    """It sent a lease, and no moment; the file has it the other way round."""
+    export(answered)
+    take_in(asked("other"))
+    with opened(folder, "other") as store:
+        assert store.answer(given(1, key="a", lease="of a server that is gone")).result().repeated
+
+
+def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export, take_in):
+    write("own.jsonl", *(
+        {"prediction_id": name(number), "verdict": "skip", "annotator_id": "me",
+         "idempotency_key": f"own-{number}"}
+        for number in range(2)
+    ))  # fmt: skip
+    assert take_in(asked("data"), "own.jsonl") == "2 answers taken in, 0 were there already\n"
+    assert [record["verdict"] for record in export("data")] == ["skip", "skip"]
+    assert take_in("data", "own.jsonl") == "0 answers taken in, 2 were there already\n"
+    assert pending(folder, "data") == []
+
+
+def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in):
+    odd = "a\u2028b\x85c\nd\re"
+    asked("data")
+    with opened(folder) as store:
+        store.answer(given(0, comment=odd)).result()
+    export("data")
+    take_in(asked("other"))
+    assert [record["comment"] for record in export("other")] == [odd]
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n\n"])
+def test_an_empty_file_brings_nothing(asked, take_in, folder, content):
+    (folder / "empty.jsonl").write_text(content)
+    said = take_in(asked("data"), "empty.jsonl")
+    assert said == "0 answers taken in, 0 were there already\n"
+
+
+def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked, export, run):
+    first, *others = export(answered)
+    write("odd.jsonl", first, first | {"prediction_id": "nobody", "idempotency_key": "x"}, *others)
+    code, output = run("import", "odd.jsonl", "--data-dir", asked("other"))
+    assert code == 2
+    assert "line 2 of 'odd.jsonl' cannot be taken in (no prediction has the id" in output.err
+    assert "1 answers before it were new, 0 were there" in output.err
+    assert len(export("other")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda line: line[: len(line) // 2], "it is no JSON"),
+        (lambda line: "id,idempotency_key,seq", "it is no JSON"),
+        (lambda line: f"[{line}]", "it is list; give an object per line"),
+        (lambda line: line.replace('"verdict"', '"Verdict"'), "it has no verdict"),
+        (lambda line: line.replace('"incorrect"', '"yes"'), "verdict is 'yes'"),
+        (lambda line: line.replace('"undone": false', '"undone": "no"'), "undone is 'no'"),
+        (lambda line: line.replace('"standing": true', '"standing": 1'), "standing is 1"),
+        (lambda line: line.replace('{"id": "', '{"id": "../'), "id has 29 characters"),
+        (lambda line: line.replace('{"id": "0', '{"id": "/'), "give letters and digits"),
+        (lambda line: line.replace('"uncertainty": null', '"uncertainty": NaN'), "uncertainty is"),
+        (lambda line: line.replace('n": null', 'n": "bored"'), "selection_reason is 'bored'"),
+    ],
+)
+def test_a_broken_line_is_refused_with_its_number(
+    folder, asked, answered, export, run, change, sentence
+):
+    export(answered)
+    lines = (folder / "answers.jsonl").read_text("utf-8").splitlines()
+    broken = change(lines[1])
+    assert broken != lines[1]
+    (folder / "broken.jsonl").write_text("\n".join([lines[0], broken, lines[2]]), "utf-8")
+    code, output = run("import", "broken.jsonl", "--data-dir", asked("other"))
+    assert code == 2
+    assert "line 2 of 'broken.jsonl' cannot be taken in" in output.err
+    assert sentence in output.err
+    assert "Traceback" not in output.err
+    assert len(export("other")) == 1
+
+
+def test_an_id_that_another_answer_has_is_refused(answered, export, run):
+    first, *_ = export(answered)
+    write("odd.jsonl", first | {"idempotency_key": "another"})
+    code, output = run("import", "odd.jsonl", "--data-dir", answered)
+    assert code == 2
+    assert f"the id '{first['id']}' is that of another stored answer" in output.err
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_refused(folder, asked, run, content):
+    if content is not None:
+        (folder / "answers.jsonl").write_bytes(content)
+    code, output = run("import", "answers.jsonl", "--data-dir", asked("data"))
+    assert code == 2
+    assert "'answers.jsonl' cannot be read" in output.err
+
+
+def test_label_studio_gets_the_name_of_the_key_that_answered(folder, asked, run):
+    asked("data")
+    with opened(folder) as store:
+        key = store.keys.create("annotator", "anna@example.org").record
+        store.answer(given(0, by=key.id)).result()
+    code, output = run("export", "--format", "labelstudio", "--data-dir", "data")
+    assert code == 0
+    (task,) = json.loads(output.out)
+    assert task["annotations"][0]["completed_by"] == {"email": "anna@example.org"}
+    assert task["meta"]["answers"][0]["annotator_name"] == "anna@example.org"
