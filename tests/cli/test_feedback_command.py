@@ -139,9 +139,9 @@ def test_what_the_store_has_is_there_already(answered, export, take_in):
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        ({"verdict": "correct"}, "another verdict: 'incorrect', not 'correct'"),
+        ({"verdict": "correct"}, "another verdict"),
         ({"prediction_id": name(3)}, "another prediction_id"),
-        ({"annotator_id": "anna"}, "another annotator_id: 'bert', not 'anna'"),
+        ({"annotator_id": "anna"}, "another annotator_id"),
         ({"comment": "a cat"}, "another comment"),
         ({"metadata": None}, "another metadata"),
         ({"answered_at": START + 1}, "another answered_at"),

@@ -256,6 +256,7 @@ def test_exports_are_streamed_in_three_forms(answer, engine, call):
     assert table.text.splitlines()[0].startswith("id,idempotency_key,seq")
     tasks = call("operator", "GET", "/v1/feedback/export?format=labelstudio").json()
     assert sorted(task["annotations"][0]["was_cancelled"] for task in tasks) == [False, True]
+    assert {task["meta"]["answers"][0]["annotator_name"] for task in tasks} == {"Annotator"}
     assert call("operator", "GET", "/v1/feedback/export?format=xml").status_code == 422
 
 

@@ -217,8 +217,9 @@ async def export_feedback(
 ) -> Response:
     """jsonl and csv are records; labelstudio is what Label Studio imports."""
     ending = "json" if format == "labelstudio" else format
+    names = await run_in_threadpool(parts.store.keys.names)
     return StreamingResponse(
-        _joined(export(format, parts.store.all_feedback())),
+        _joined(export(format, parts.store.all_feedback(), names=names)),
         media_type=MEDIA_TYPES[format],
         headers={"Content-Disposition": f'attachment; filename="feedback.{ending}"'},
     )

@@ -1,8 +1,6 @@
 """Changes to answers: given once, replaced, taken back, brought back from a file."""
 
 from dataclasses import asdict
-from hashlib import sha256
-from reprlib import repr as shortened
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
@@ -33,10 +31,10 @@ def answer(
     connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
 ) -> FeedbackRecord:
     """Store a verdict, unless it is stored already."""
-    body_hash = _hash(given)
     stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
     if stored is not None:
-        return _repeated(connection, stored, body_hash)
+        _same(stored, given)
+        return _record(connection, stored["id"], repeated=True)
     _known(connection, given.prediction_id)
     question = _question(connection, given.prediction_id)
     standing = _one(
@@ -56,7 +54,6 @@ def answer(
             **_columns(given, at),
             id=feedback_id,
             seq=seq,
-            body_hash=body_hash,
             uncertainty=asked["uncertainty"],
             selection_reason=asked["reason"],
             supersedes_id=None if standing is None else standing["id"],
@@ -110,7 +107,6 @@ def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at
             **columns,
             id=feedback_id,
             seq=seq,
-            body_hash=_hash(given),
             uncertainty=told.uncertainty if asked is None else asked["uncertainty"],
             selection_reason=told.selection_reason if asked is None else asked["reason"],
             supersedes_id=None if replaced is None else replaced["id"],
@@ -146,23 +142,17 @@ def _retire(connection: Connection, feedback_id: str) -> None:
     )
 
 
-def _repeated(connection: Connection, stored: RowMapping, body_hash: str) -> FeedbackRecord:
-    if stored["body_hash"] != body_hash:
-        raise Conflict(
-            f"the idempotency key {stored['idempotency_key']!r} was used for another answer; "
-            "give each answer a key of its own, and repeat one only as it was"
-        )
-    return _record(connection, stored["id"], repeated=True)
-
-
 def _same(stored: RowMapping, given: GivenAnswer) -> None:
-    """Refuse an answer that says something else than the stored one of its key."""
+    """Refuse an answer that says something else than the stored one of its key.
+
+    The lease is how they came by the question; a moment that is not told is the stored one's.
+    """
     told = _columns(given, at=stored["answered_at"])
     for name in _SAID:
         if stored[name] != told[name]:
-            raise Conflict(
-                f"the answer with the idempotency key {given.idempotency_key!r} is stored with "
-                f"another {name}: {shortened(stored[name])}, not {shortened(told[name])}"
+            raise Conflict(  # without saying which, as it may be somebody else's
+                f"the idempotency key {given.idempotency_key!r} was used for another answer, with "
+                f"another {name}; give each answer a key of its own, and repeat one only as it was"
             )
 
 
@@ -214,10 +204,3 @@ def _columns(given: GivenAnswer, at: int) -> dict[str, Any]:
         "status": "pending",
         "standing": True,
     }
-
-
-def _hash(given: GivenAnswer) -> str:
-    """Of what was said and who said it: an export knows no lease, and tells the moment."""
-    said = asdict(given)
-    del said["lease"], said["answered_at"]
-    return sha256(canonical(said).encode()).hexdigest()

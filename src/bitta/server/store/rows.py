@@ -16,7 +16,7 @@ from bitta.server.store.tables import feedback, predictions, questions
 
 _OF_PREDICTION = ("request_id", "model_name", "model_version", "input_sha256", "confidence")
 _INNER = (
-    *("body_hash", "standing", "undone_seq", "taken_at", "applied_lineage", "applied_step"),
+    *("standing", "undone_seq", "taken_at", "applied_lineage", "applied_step"),
     "metadata",
 )
 _OF_QUESTION = ("class_index", "label", "confidence", "model_version", "input_sha256")

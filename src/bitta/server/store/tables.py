@@ -101,7 +101,6 @@ feedback = Table(
     Column("supersedes_id", _ID, ForeignKey("feedback.id")),
     Column("applied_in_version", String(40)),
     Column("weight", Float(53), nullable=False),
-    Column("body_hash", String(64), nullable=False),
     Column("standing", Boolean, nullable=False),
     Column("undone_seq", _SEQ, ForeignKey("events.seq")),
     Column("taken_at", BigInteger),
