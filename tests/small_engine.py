@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import torch
+import torch._dynamo  # else the first step waits for the engine to import it
 
 from bitta.seeding import generator
 from bitta.server.engine import Engine, EngineConfig, LearnerConfig

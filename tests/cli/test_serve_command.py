@@ -125,7 +125,7 @@ def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder
             learned = annotator.status()["learning"]["steps"]
             until(lambda: annotator.status()["learning"]["steps"] > learned)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.stdout.close()

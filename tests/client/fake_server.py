@@ -1,8 +1,10 @@
 """A server in a few lines, that can fail on demand: the protocol without a model."""
 
+import asyncio
 import json
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -15,6 +17,12 @@ KEY = "bitta_secret"
 PNG = BytesIO()
 Image.new("RGB", (2, 2), (255, 0, 0)).save(PNG, "PNG")
 PNG = PNG.getvalue()
+
+
+def run(coroutine):
+    """What it returns; in this thread the browser of other tests may have its loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 class FakeServer:

@@ -6,16 +6,16 @@ import httpx
 import pytest
 
 from bitta.client import AsyncClient, ExpiredError, UnavailableError
-from client.fake_server import KEY, PNG, FakeServer
+from client.fake_server import KEY, PNG, FakeServer, run
 
 
-def run(server, use, **settings):
+def using(server, use, **settings):
     async def main():
         transport = server.transport
         async with AsyncClient("http://server", KEY, transport=transport, **settings) as client:
             return await use(client)
 
-    return asyncio.run(main())
+    return run(main())
 
 
 def test_everything_the_other_client_does(server, pauses):
@@ -32,13 +32,13 @@ def test_everything_the_other_client_does(server, pauses):
         await client.answer(served, verdict="skip")
         return undone
 
-    assert run(server, use).feedback_id == "f0"
+    assert using(server, use).feedback_id == "f0"
     assert [record["verdict"] for record in server.records] == ["correct", "skip"]
 
 
 def test_retries_keep_the_key(server, pauses):
     server.troubles = [503, httpx.ReadError("cut"), ("after", 500)]
-    given = run(server, lambda client: client.answer("p1", correct=True))
+    given = using(server, lambda client: client.answer("p1", correct=True))
     assert given.repeated
     assert len({call[2]["idempotency-key"] for call in server.calls}) == 1
     assert (len(server.calls), len(server.records), len(pauses)) == (4, 1, 3)
@@ -46,17 +46,17 @@ def test_retries_keep_the_key(server, pauses):
 
 def test_errors_are_the_same(server, pauses):
     with pytest.raises(ExpiredError, match="expired at noon"):
-        run(server, lambda client: client.answer("gone", correct=True))
+        using(server, lambda client: client.answer("gone", correct=True))
     server.troubles = [500]
     with pytest.raises(UnavailableError, match="not now"):
-        run(server, lambda client: client.status(), retries=0)
+        using(server, lambda client: client.status(), retries=0)
 
 
 def test_thumbs_count_once_per_button(server):
     async def use(client):
         return [(await client.thumbs("p1", up=up)).id for up in (True, True, False, True)]
 
-    assert run(server, use) == ["f0", "f0", "f1", "f2"]
+    assert using(server, use) == ["f0", "f0", "f1", "f2"]
 
 
 def test_many_at_once(server):
@@ -64,7 +64,7 @@ def test_many_at_once(server):
         await client.predict(b"first")
         return await asyncio.gather(*(client.predict(b"png") for _ in range(20)))
 
-    ids = [served[0].prediction_id for served in run(server, use)]
+    ids = [served[0].prediction_id for served in using(server, use)]
     assert sorted(ids) == sorted({f"p{n}" for n in range(1, 21)})
 
 
@@ -78,4 +78,4 @@ def test_over_a_real_socket(pauses):
             return await client.answer(served, correct=True)
 
     with server.listening() as url:
-        assert asyncio.run(main(url)).id == "f0"
+        assert run(main(url)).id == "f0"

@@ -1,13 +1,12 @@
 """The examples of docs/client.md run as written."""
 
-import asyncio
 import re
 from pathlib import Path
 
 import httpx
 
 from bitta.client import Answered, AsyncClient, Client, ClientError, Served, Undone, errors
-from client.fake_server import KEY, PNG, FakeServer
+from client.fake_server import KEY, PNG, FakeServer, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
 BUTTON, EVERYTHING = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE, re.DOTALL)
@@ -37,7 +36,7 @@ def test_a_thumbs_button_in_ten_lines(monkeypatch):
             async with names["bitta"]:
                 return await use(names["app"])
 
-        assert asyncio.run(main()) == {"label": "cat", "prediction_id": "p0"}
+        assert run(main()) == {"label": "cat", "prediction_id": "p0"}
     assert [(r["prediction_id"], r["verdict"]) for r in server.records] == [
         ("p0", "correct"), ("p0", "incorrect"),
     ]  # fmt: skip

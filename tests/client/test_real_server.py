@@ -56,7 +56,7 @@ def test_a_day_of_an_application_and_its_annotator(clients):
     assert down.record["supersedes_id"] == first.id
     assert app.thumbs(served[0].prediction_id, up=True).record["standing"]
 
-    question = annotator.next_question(wait=10)
+    question = annotator.next_question(wait=60)
     assert question.prediction_id in {each.prediction_id for each in served}
     assert annotator.image(question).startswith(b"\x89PNG")
     given = annotator.answer(question, correct=False, comment="no")
@@ -87,7 +87,7 @@ def test_the_simulated_annotator_teaches_the_engine(clients):
         app.predict(images(number))
     tally = SimulatedAnnotator(annotator, lambda question: question.class_index).run(6)
     assert tally == Tally(correct=6)
-    until = monotonic() + 20
+    until = monotonic() + 60
     while clients["operator"].status()["learning"]["steps"] == 0 and monotonic() < until:
         app.predict(images(9, 1))
         sleep(0.05)

@@ -16,8 +16,10 @@ import torch._dynamo
 import bitta.server.api.run
 import bitta.server.host
 from bitta.cli.main import main
+from bitta.server.store import connect
 
 torch.set_num_threads(1)
+connect._OWNER_WAITS = "60s"  # a machine under load takes its time to end what was killed
 
 
 def born(arguments, log):

@@ -10,6 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 from uuid import uuid4
@@ -33,6 +35,8 @@ _PAUSE = 0.02
 """Seconds between two tries of a load that is refused or has nothing to do."""
 _LOOK = 0.005
 """Seconds between two looks at whether a server is ready."""
+_PLACES = count(os.getpid() * 101)
+"""Where this process looks for its next port."""
 
 
 class ServerProcess:
@@ -261,10 +265,15 @@ def until(condition, *, seconds, what, look=_PAUSE):
 
 
 def free_port():
-    """One that nobody listens at."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
+    """One that nobody listens at, nor takes before the server does.
+
+    It is below those that connections are given, and processes that test begin far from each other.
+    """
+    while True:
+        port = 20_000 + next(_PLACES) % 12_000
+        with socket.socket() as bound, suppress(OSError):
+            bound.bind(("127.0.0.1", port))
+            return port
 
 
 def check_stored(server, acknowledged):

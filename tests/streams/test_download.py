@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.wfile.flush()
         if step == "stall":
-            self.server.release.wait(10)
+            self.server.release.wait(60)
         if step == "drop":
             # Lingering for no time sends a reset instead of an orderly end.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -118,7 +118,7 @@ def target(tmp_path):
 
 
 def fetch(server, target, **settings):
-    return download(server.url, target, **{"timeout": 5.0, "pause": 0.001} | settings)
+    return download(server.url, target, **{"timeout": 30.0, "pause": 0.001} | settings)
 
 
 def parts(target):
@@ -160,8 +160,8 @@ def test_a_broken_connection_goes_on_where_it_broke_off(server, target, how):
 def test_a_stalled_connection_is_given_up_and_goes_on(server, target):
     server.script = ["stall"]
     began = time.monotonic()
-    fetch(server, target, sha256=SHA256, timeout=0.2)
-    assert time.monotonic() - began < 5
+    fetch(server, target, sha256=SHA256, timeout=3)
+    assert time.monotonic() - began < 30
     assert target.read_bytes() == FILE
     assert server.seen == [(None, None), (f"bytes={HALF}-", '"one"')]
 

@@ -215,7 +215,7 @@ def running(app, settings):
     server = make_server(app, settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not server.started and time.monotonic() < until:
         time.sleep(0.01)
     assert server.started
@@ -223,5 +223,5 @@ def running(app, settings):
         yield bound.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

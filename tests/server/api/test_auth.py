@@ -105,7 +105,7 @@ def test_the_key_may_be_a_password_of_basic(http, tokens):
 def test_a_revoked_key_is_refused_within_seconds(call, store):
     me = call("annotator", "GET", "/v1/session").json()
     store.keys.revoke(me["id"])
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while call("annotator", "GET", "/v1/session").status_code != 401:
         assert time.monotonic() < until
         time.sleep(0.1)

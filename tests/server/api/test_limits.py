@@ -30,11 +30,11 @@ def test_names_are_not_remembered_without_end():
     assert len(limit._buckets) <= 10_000
 
 
-@pytest.mark.parametrize("more", [{"limits": {"requests_per_second": 0.5, "burst": 3}}])
+@pytest.mark.parametrize("more", [{"limits": {"requests_per_second": 0.01, "burst": 3}}])
 def test_a_key_that_asks_too_often_is_told_when_to_come_back(call):
     answers = [call("operator", "GET", "/v1/session") for _ in range(4)]
     assert [each.status_code for each in answers] == [200, 200, 200, 429]
-    assert answers[-1].headers["retry-after"] == "2"
+    assert 90 <= int(answers[-1].headers["retry-after"]) <= 100
     assert answers[-1].json()["code"] == "too_many"
     assert call("annotator", "GET", "/v1/session").status_code == 200
     assert set(call("operator", "GET", "/v2").json()) == {"error"}
@@ -51,10 +51,10 @@ def port(app, settings):
 
 def exchange(port, sent):
     """What comes back for raw bytes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(sent)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         got = b""
-        with suppress(ConnectionResetError):
+        with suppress(ConnectionError):
+            connection.sendall(sent)
             while chunk := connection.recv(65536):
                 got += chunk
         return got
@@ -89,7 +89,7 @@ def test_a_body_that_comes_too_slowly_is_given_up(port, tokens):
     began = time.monotonic()
     got = exchange(port, head(tokens, "/v1/rollback", "Content-Length: 100") + b"{")
     assert got.startswith(b"HTTP/1.1 408")
-    assert 0.5 < time.monotonic() - began < 3
+    assert 0.5 < time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("more", [SMALL])
@@ -97,24 +97,25 @@ def test_a_body_that_comes_too_slowly_is_given_up(port, tokens):
 def test_headers_that_come_too_slowly_are_given_up(port, sent):
     began = time.monotonic()
     assert exchange(port, sent) == b""
-    assert 0.5 < time.monotonic() - began < 3
+    assert 0.5 < time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("more", [SMALL])
 def test_headers_that_drip_are_given_up_all_the_same(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        sent = 0
-        with suppress(ConnectionError):
-            for letter in "GET / HTTP/1.1\r\nX-Slow: " + "a" * 100:
-                connection.sendall(letter.encode())
-                sent += 1
-                time.sleep(0.05)
-        assert 5 < sent < 60
+    began, sent = time.monotonic(), 0
+    opened = socket.create_connection(("127.0.0.1", port), timeout=60)
+    with opened as connection, suppress(ConnectionError):
+        for letter in "GET / HTTP/1.1\r\nX-Slow: " + "a" * 100:
+            connection.sendall(letter.encode())
+            sent += 1
+            time.sleep(0.05)
+    assert time.monotonic() - began > 0.5
+    assert sent < 100
 
 
 @pytest.mark.parametrize("more", [SMALL])
 def test_a_connection_is_used_again(port, tokens):
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     for _ in range(3):
         connection.request("GET", "/v2/health/live")
         answer = connection.getresponse()
@@ -126,14 +127,15 @@ def test_a_connection_is_used_again(port, tokens):
 
 @pytest.mark.parametrize("more", [{"limits": {"connections": 3}}])
 def test_connections_beyond_the_limit_are_closed(port):
-    held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(3)]
-    time.sleep(0.2)
+    held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
     assert exchange(port, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n") == b""
     for connection in held:
         connection.close()
-    time.sleep(0.2)
     closing = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    assert exchange(port, closing).startswith(b"HTTP/1.1 200")
+    deadline = time.monotonic() + 60
+    while not exchange(port, closing).startswith(b"HTTP/1.1 200"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_head_without_end_is_refused(port):

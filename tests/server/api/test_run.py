@@ -83,7 +83,7 @@ def test_a_failure_is_logged_with_its_request(app, settings, stream, store, toke
     monkeypatch.setattr(store, "snapshots", broken)
     with running(app, settings) as port:
         headers = {"Authorization": f"Bearer {tokens['operator']}", "X-Request-Id": "r-2"}
-        failed = httpx.get(f"http://127.0.0.1:{port}/v1/snapshots", headers=headers)
+        failed = httpx.get(f"http://127.0.0.1:{port}/v1/snapshots", headers=headers, timeout=60)
     assert failed.status_code == 500
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     (told,) = [line for line in lines if line["event"] == "request"]
@@ -117,7 +117,8 @@ def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
     with running(app, settings) as port:
         url = f"https://localhost:{port}/v1/session"
         headers = {"Authorization": f"Bearer {tokens['client']}"}
-        assert httpx.get(url, headers=headers, verify=context).json()["role"] == "client"
+        said = httpx.get(url, headers=headers, verify=context, timeout=60)
+    assert said.json()["role"] == "client"
 
 
 @pytest.fixture
@@ -143,7 +144,9 @@ from bitta.server.settings import load_settings
 from bitta.server.store import Store
 
 folder = Path(sys.argv[1])
-settings = load_settings({"data_dir": folder, "port": 0, "log_level": "error"}, environment={})
+settings = load_settings(
+    {"data_dir": folder, "port": 0, "log_level": "error", "shutdown_seconds": 60}, environment={}
+)
 with Store.open(None, folder) as store:
     print(store.keys.create("operator", "o").token, flush=True)
     serve(create_app(FakeEngine(store), store, settings), settings,
@@ -166,7 +169,7 @@ def test_sigterm_ends_open_streams_and_what_comes_after_is_done(tmp_path):
         headers = {"Authorization": f"Bearer {token}"}
         transport = httpx.HTTPTransport(retries=5)
         with (
-            httpx.Client(transport=transport, timeout=20) as client,
+            httpx.Client(transport=transport, timeout=60) as client,
             client.stream("GET", f"{root}/v1/events", headers=headers) as stream,
         ):
             lines = stream.iter_lines()
@@ -175,6 +178,6 @@ def test_sigterm_ends_open_streams_and_what_comes_after_is_done(tmp_path):
             process.send_signal(signal.SIGTERM)
             for _ in lines:
                 pass
-        assert process.wait(10) == 0
-        assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
+        assert process.wait(60) == 0
         assert process.stdout.read().strip() == "after"

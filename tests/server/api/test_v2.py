@@ -188,9 +188,9 @@ def test_live_means_that_the_worker_goes_round(call, engine):
 
 
 def test_ready_means_that_the_worker_answers(call, engine, monkeypatch):
-    monkeypatch.setattr("bitta.server.api.health._PATIENCE", 0.1)
     monkeypatch.setattr("bitta.server.api.health._FRESH", 0.0)
     assert call(None, "GET", "/v2/health/ready").json() == {"ready": True}
+    monkeypatch.setattr("bitta.server.api.health._PATIENCE", 0.1)
     engine.stuck = True
     said = call(None, "GET", "/v2/health/ready")
     assert said.status_code == 503
@@ -201,7 +201,7 @@ def test_ready_means_that_the_worker_answers(call, engine, monkeypatch):
 
 
 def test_ready_holds_inside_a_long_step_in_which_requests_are_served(call, engine, monkeypatch):
-    monkeypatch.setattr("bitta.server.api.health._PATIENCE", 0.1)
+    monkeypatch.setattr("bitta.server.api.health._PATIENCE", 2.0)
     engine.stuck, engine.idle = True, 0.0
     assert call(None, "GET", "/v2/health/ready").json() == {"ready": True}
 

@@ -46,14 +46,14 @@ def test_a_window_raises_questions_whose_answers_are_learned_from(client):
     served = infer(client, 0)
     assert len(served["prediction_id"]) == WINDOW
     assert set(served["label"]) <= set(CLASSES)
-    question = client.get("/v1/queue/next?wait=10").json()["question"]
+    question = client.get("/v1/queue/next?wait=25").json()["question"]
     assert question["prediction_id"] in served["prediction_id"]
     assert client.get(question["image_url"]).headers["content-type"] == "image/png"
     body = {"prediction_id": question["prediction_id"], "verdict": "incorrect",
             "lease": question["lease"]["token"]}  # fmt: skip
     given = client.post("/v1/feedback", json=body, headers={"Idempotency-Key": "k"})
     assert given.status_code == 201
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     number = 1
     while client.get("/v1/feedback").json()["feedback"][0]["status"] != "applied":
         assert time.monotonic() < deadline

@@ -2,6 +2,15 @@
 
 from typing import Any
 
+_AHEAD = """() => {
+  const places = Object.keys(localStorage).filter((name) => name.startsWith("bitta.held."));
+  const held = places.flatMap((name) => JSON.parse(localStorage[name]));
+  const entries = performance.getEntriesByType("resource").filter((entry) => entry.responseEnd > 0);
+  const fetched = new Set(entries.map((entry) => entry.name));
+  const here = ({ image_url }) => fetched.has(new URL(image_url, location.href).href);
+  return held.length === 2 && held.every(here);
+}"""
+
 
 def ready(page: Any) -> str:
     """Wait for a question that can be answered, and give its prediction id."""
@@ -27,8 +36,13 @@ def verdicts(state: Any, annotator: str = "ada") -> dict[str, str]:
     return {one["prediction_id"]: one["verdict"] for one in state.standing(annotator)}
 
 
+def ahead(page: Any) -> None:
+    """Wait for the next question and its picture; then two can be answered without a network."""
+    page.wait_for_function(_AHEAD)
+
+
 def says(page: Any, selector: str, text: str) -> None:
     """Wait until an element has a text in it."""
     from playwright.sync_api import expect  # noqa: PLC0415
 
-    expect(page.locator(selector)).to_contain_text(text, timeout=6000)
+    expect(page.locator(selector)).to_contain_text(text, timeout=30_000)

@@ -49,7 +49,7 @@ def visit(browser: Any, site: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(30_000)
         page.on("pageerror", lambda error: heard.append(str(error)))
         page.on("console", lambda line: heard.append(line.text) if line.type == "error" else None)
         page.goto(site.url + address)

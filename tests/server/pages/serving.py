@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import uvicorn
@@ -30,9 +31,12 @@ class Site:
         self.url = f"http://127.0.0.1:{port}"
         return self
 
-    def drop_streams(self) -> None:
-        """End every open event stream, as a restart of the server does."""
-        self.state.streams += 1
+    @contextmanager
+    def without_streams(self) -> Iterator[None]:
+        """End every open event stream and take no other, as while the server restarts."""
+        self.state.streaming = False
+        yield
+        self.state.streaming = True
 
     def __exit__(
         self,
@@ -42,10 +46,10 @@ class Site:
     ) -> None:
         self.state.stopping = True
         self._server.should_exit = True
-        self._thread.join(5)
+        self._thread.join(30)
 
 
-def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for something to become true, or fail."""
     end = time.monotonic() + seconds
     while not condition():

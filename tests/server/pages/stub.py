@@ -229,6 +229,8 @@ def _operation(app: FastAPI, state: State) -> None:
         me = caller(request)
         if me is None:
             return problem(401, "unauthorized", "sign in first")
+        if not state.streaming:
+            return problem(503, "unavailable", "the server restarts")
         return EventSourceResponse(_stream(state, me))
 
     @app.get("/v1/questions")
@@ -265,8 +267,8 @@ def _operation(app: FastAPI, state: State) -> None:
 
 async def _stream(state: State, me: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
     sent = len(state.events)
-    told, streams = 0.0, state.streams
-    while not state.stopping and streams == state.streams:
+    told = 0.0
+    while not state.stopping and state.streaming:
         if time.monotonic() - told > 1:
             told = time.monotonic()
             yield {"event": "status", "data": json.dumps(figures.status(state, me))}

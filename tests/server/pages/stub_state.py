@@ -44,8 +44,8 @@ class State:
     snapshots: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stopping: bool = False
-    streams: int = 0
-    """Streams opened before this changed come to their end."""
+    streaming: bool = True
+    """Whether event streams are taken; those that are open come to their end."""
     began: int = field(default_factory=micro)
 
     def __post_init__(self) -> None:

@@ -78,7 +78,8 @@ def test_undo_reaches_back_over_a_reload_and_says_when_it_was_learned_from(visit
     first = press(page, "c")
     saved(page)
     site.state.applied.add(site.state.feedback[0]["id"])
-    page.reload()
+    with page.expect_request_finished(lambda request: "/v1/feedback?mine" in request.url):
+        page.reload()
     assert ready(page) != first
     page.keyboard.press("u")
     says(page, "#notice", "already learned")
@@ -88,7 +89,7 @@ def test_undo_reaches_back_over_a_reload_and_says_when_it_was_learned_from(visit
 def test_a_change_of_mind_replaces_the_answer_and_keeps_the_old_one_in_the_log(visit, site):
     page = visit()
     first = press(page, "c")
-    ready(page)
+    saved(page)
     page.click("#history-open")
     page.click("text=Make it incorrect")
     until(lambda: verdicts(site.state) == {first: "incorrect"})

@@ -63,7 +63,7 @@ def test_questions_say_why_they_are_asked_and_a_collapse_is_said_in_words(visit,
 def test_an_answer_is_seen_without_a_reload(visit):
     operator, annotator = visit("/operate", key="key-op"), visit()
     ready(annotator)
-    operator.wait_for_selector("#versions li")
+    says(operator, "#connection", "Live")
     press(annotator, "c")
     says(operator, "#log", "An answer came in.")
     until(lambda: operator.text_content("#people tr:first-child .number") == "1")
@@ -72,6 +72,6 @@ def test_an_answer_is_seen_without_a_reload(visit):
 def test_it_comes_back_after_the_network_did(visit, site):
     page = visit("/operate", key="key-op")
     says(page, "#connection", "Live")
-    site.drop_streams()
-    says(page, "#connection", "Reconnecting")
+    with site.without_streams():
+        says(page, "#connection", "Reconnecting")
     says(page, "#connection", "Live")

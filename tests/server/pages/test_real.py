@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from server.pages.acting import press, ready, saved, says
+from server.pages.acting import ahead, press, ready, saved, says
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are not served")
 
@@ -26,7 +26,7 @@ def real(tmp_path):
 
 def open_page(browser, url, key):
     page = browser.new_context().new_page()
-    page.set_default_timeout(6000)
+    page.set_default_timeout(30_000)
     heard = []
     page.on("pageerror", lambda error: heard.append(str(error)))
     page.on("console", lambda line: heard.append(line.text) if line.type == "error" else None)
@@ -95,7 +95,7 @@ def test_two_people_answer_thirty_questions_and_a_lost_network_neither_loses_nor
     answer(ada, "cxcxc")
     answer(bo, "xx")
     ready(bo)
-    bo.wait_for_timeout(300)  # the question after this one is fetched meanwhile
+    ahead(bo)
     bo.context.set_offline(True)
     answer(bo, "cx")
     says(bo, "#state", "Waiting for network · 2 answers kept")

@@ -1,6 +1,6 @@
 """Networks that go away, answers that are lost on the way, leases that end, tabs side by side."""
 
-from server.pages.acting import press, ready, saved, says, verdicts
+from server.pages.acting import ahead, press, ready, saved, says, verdicts
 from server.pages.serving import until
 
 
@@ -9,7 +9,7 @@ def test_answers_given_without_a_network_are_kept_and_sent_once(visit, site):
     expected = {press(page, "c"): "correct"}
     saved(page)
     ready(page)
-    page.wait_for_timeout(300)
+    ahead(page)
     page.context.set_offline(True)
     expected[press(page, "x")] = "incorrect"
     expected[press(page, "c")] = "correct"
@@ -65,6 +65,7 @@ def test_an_unsent_answer_of_one_person_is_not_sent_under_the_name_of_another(vi
 def test_an_undo_without_a_network_never_reaches_the_server(visit, site):
     page = visit()
     ready(page)
+    ahead(page)
     page.context.set_offline(True)
     page.keyboard.press("c")
     second = press(page, "s")
@@ -80,7 +81,7 @@ def test_an_answer_whose_receipt_was_lost_is_a_success_when_repeated(visit, site
     site.state.failing = [503]
     page = visit()
     first = press(page, "c")
-    says(page, "#state", "Waiting for the server")
+    until(lambda: len(site.state.posts) == 2)
     saved(page)
     assert verdicts(site.state) == {first: "correct"}
     keys = {key for key, _ in site.state.posts}
@@ -91,7 +92,7 @@ def test_an_answer_whose_receipt_was_lost_is_a_success_when_repeated(visit, site
 def test_a_question_whose_answer_waits_is_not_asked_again(visit, site):
     page = visit()
     ready(page)
-    page.wait_for_timeout(300)
+    ahead(page)
     site.state.down = True
     waiting = [press(page, "c"), press(page, "x")]
     says(page, "#state", "Waiting for the server · 2 answers kept")
@@ -115,11 +116,11 @@ def test_a_question_that_expired_is_said_to_have_and_the_next_comes(visit, site)
 
 
 def test_a_lease_that_ends_unused_brings_the_next_question_and_then_waits_for_a_person(visit, site):
-    site.state.lease_seconds = 1.7
+    site.state.lease_seconds = 4
     page = visit()
     ready(page)
     says(page, "#notice", "This question expired")
-    page.wait_for_selector("#stage:not([hidden])")
+    until(lambda: len(site.state.given_out) > 2)
     says(page, "#idle-title", "This question expired")
     given = len(site.state.given_out)
     page.wait_for_timeout(400)
@@ -148,7 +149,7 @@ def test_two_tabs_take_turns_and_hold_no_question_twice(visit, site):
     page = visit()
     first = ready(page)
     other = page.context.new_page()
-    other.set_default_timeout(5000)
+    other.set_default_timeout(30_000)
     other.goto(site.url + "/annotate")
     says(page, "#idle-title", "another tab")
     assert press(other, "c") == first

@@ -14,14 +14,14 @@ ROOM = 1_000_000
 
 
 def killed(url, folder, first, seconds):
-    """Let a process answer for a while after its first answer; the numbers it acknowledged."""
+    """Let a process answer for a while after its first answers; the numbers it acknowledged."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bitta.server.store"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=answer_until_killed, args=(url, str(folder), first, there))
     process.start()
     there.close()
-    told = [here.recv()]
+    told = [here.recv() for _ in range(3)]
     time.sleep(seconds)
     process.kill()
     process.join()
@@ -43,7 +43,6 @@ def test_every_acknowledged_answer_is_there_exactly_once(url, tmp_path):
             assert len(stored) == len(set(stored))
             assert {f"k{one}" for one in told} <= set(stored)
             assert store.answer(given(told[-1], key=f"k{told[-1]}")).result().repeated
-    assert len(told) > 2 * ROUNDS
     with Store.open(url, tmp_path) as store:
         learned_in_log = [
             one

@@ -212,7 +212,7 @@ def postgres():
 def test_a_statement_that_takes_too_long_is_a_trouble_and_then_everything_goes_on(
     postgres, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(connect, "_LONGEST", 100)
+    monkeypatch.setattr(connect, "_LONGEST", 2000)
     with Store.open(postgres, tmp_path) as store:
         slow = store.submit(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(600)"))
         with pytest.raises(Busy, match="canceling statement due to statement timeout"):

@@ -181,10 +181,10 @@ def test_a_jpeg_that_repeats_a_scan_without_end_is_refused_at_once():
     content = encoded(gradient(), "JPEG", progressive=True)
     last, end = content.rindex(b"\xff\xda"), content.rindex(b"\xff\xd9")
     bomb = content[:end] + content[last:end] * 50_000 + content[end:]
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(V2Error, match="more than 50 scans"):
         decode(bomb)
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
 
 
 def test_pictures_are_brought_to_size_as_streams_do():
