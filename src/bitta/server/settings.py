@@ -32,7 +32,9 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Bytes of a request's body, as sent and again after decompression."""
+    """Bytes of an inference request's body, as sent and again after decompression."""
+    other_bytes: int = Field(default=256 * 1024, ge=1024)
+    """Bytes of any other request's body."""
     json_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Bytes of an inference request's JSON, which takes far more once it is read."""
     images: int = Field(default=128, ge=1)

@@ -22,12 +22,12 @@ from bitta.server.api.models import (
     Records,
     UndoneBody,
 )
-from bitta.server.api.parts import Annotators, Everybody, Operators, Own, Parts
+from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own, Parts
 from bitta.server.api.pictures import as_png
 from bitta.server.store import FeedbackRecord, GivenAnswer, LeasedQuestion
 from bitta.server.store.exports import MEDIA_TYPES, export
 
-router = APIRouter(prefix="/v1", tags=["feedback"])
+router = APIRouter(prefix="/v1", tags=["feedback"], route_class=KeyedRoute)
 
 Id = Annotated[str, Path(min_length=1, max_length=100, pattern="^[0-9A-Za-z_-]+$")]
 IdempotencyKey = Annotated[

@@ -23,7 +23,7 @@ from bitta.server.api.models import (
     Snapshots,
     VersionBody,
 )
-from bitta.server.api.parts import Annotators, Everybody, Operators, Own
+from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own
 from bitta.server.api.sse import event_stream
 from bitta.server.api.status import status_body
 from bitta.server.api.status_models import StatusBody
@@ -31,7 +31,7 @@ from bitta.server.api.v1_feedback import image_url
 from bitta.server.store import Snapshot
 from bitta.server.store.records import QuestionStatus
 
-router = APIRouter(prefix="/v1", tags=["operation"])
+router = APIRouter(prefix="/v1", tags=["operation"], route_class=KeyedRoute)
 sessions = APIRouter(prefix="/v1/session", tags=["session"])
 
 _INVALID = {422: "A field is missing, unknown or not of its exact form."}
