@@ -81,6 +81,14 @@ class Auth:
         _same_site(request)
         return caller
 
+    async def still(self, request: Request, caller: Caller) -> bool:
+        """Whether a request that lasts may go on: its key is valid, its session not over."""
+        if _bearer(request.headers.get("authorization")) is None:
+            cookie = request.cookies.get(COOKIE, "")
+            if self.sessions.key_id(cookie) != caller.id:
+                return False
+        return await self._named(caller.id) is not None
+
     async def signed_in(self, request: Request, token: str) -> Caller:
         """The owner of a key that somebody has typed in."""
         _same_site(request)

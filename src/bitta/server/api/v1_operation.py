@@ -57,12 +57,13 @@ async def status(parts: Own, caller: Everybody) -> StatusBody:
     },
 )
 async def events(
+    request: Request,
     parts: Own,
     caller: Annotators,
     last_event_id: Annotated[str | None, Header(description="Go on after this seq.")] = None,
 ) -> Response:
-    """Without Last-Event-ID it begins with what happens next."""
-    return event_stream(parts, caller, last_event_id)
+    """Without Last-Event-ID it begins with what happens next; it ends with its key or session."""
+    return event_stream(parts, request, caller, last_event_id)
 
 
 @router.get(
