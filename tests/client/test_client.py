@@ -36,13 +36,13 @@ def test_a_question_is_answered_under_its_lease(client, server):
         model_version="1.3", asked_at=5, expires_at=9, lease="lease-p7", lease_until=8, left=1,
         has_image=True,
     )  # fmt: skip
-    given = client.answer(question, correct=False, comment="a dog", lead_time_ms=800)
+    given = client.answer(question, correct=False, comment="a dog", answered_at=7, lead_time_ms=800)
     assert (given.id, given.verdict, given.status, given.repeated) == (
         "f0", "incorrect", "pending", False,
     )  # fmt: skip
     assert server.records[0]["body"] == {
         "prediction_id": "p7", "verdict": "incorrect", "lease": "lease-p7", "comment": "a dog",
-        "lead_time_ms": 800, "annotator_kind": "HUMAN",
+        "answered_at": 7, "lead_time_ms": 800, "annotator_kind": "HUMAN",
     }  # fmt: skip
     assert client.next_question() is None
 

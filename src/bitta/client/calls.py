@@ -86,6 +86,7 @@ def answer(
     comment: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     shown_at: int | None = None,
+    answered_at: int | None = None,
     lead_time_ms: int | None = None,
     kind: Kind = "HUMAN",
     idempotency_key: str | None = None,
@@ -98,6 +99,7 @@ def answer(
         "comment": comment,
         "metadata": None if metadata is None else dict(metadata),
         "shown_at": shown_at,
+        "answered_at": answered_at,
         "lead_time_ms": lead_time_ms,
         "annotator_kind": kind,
     }
