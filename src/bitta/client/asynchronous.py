@@ -92,8 +92,8 @@ class AsyncClient(Shared):
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> Answered:
         """What a thumbs-up/down button sends: a second click on it changes nothing."""
-        key = calls.thumbs_key(prediction_id, up=up)
-        given = await self.answer(prediction_id, correct=up, metadata=metadata, idempotency_key=key)
+        call = calls.thumbs(prediction_id, up=up, metadata=metadata, by=self._owner)
+        given = await self._do(call)
         if given.repeated and not given.record.get("standing", True):
             # Up, down, and up again: the first is no longer what counts.
             return await self.answer(prediction_id, correct=up, metadata=metadata)
