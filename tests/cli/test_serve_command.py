@@ -47,6 +47,10 @@ def said(capsys, *arguments):
         (["--demo", "--rate", "-1"], "rate is -1; allowed: 0 to 1000 pictures a second"),
         (["--demo", "corruptions", "--rate", "nan"], "rate is nan; allowed"),
         (["--model", "embedded:digits-resnet8", "--rate", "5"], "it needs --demo"),
+        (
+            ["--demo", "--tls-cert", "/nope", "--tls-key", "/nope"],
+            "tls_cert '/nope' cannot be used",
+        ),
     ],
 )
 def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
@@ -55,6 +59,13 @@ def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
     assert sentence in output.err
     assert output.err.startswith("bitta serve: ")
     assert "Traceback" not in output.err
+
+
+def test_a_start_with_a_wrong_certificate_begins_nothing(folder, capsys):
+    code, output = said(capsys, "serve", "--demo", "--tls-cert", "/nope", "--tls-key", "/nope")
+    assert code == 2
+    assert "tls_cert '/nope' cannot be used: No such file or directory." in output.err
+    assert list(folder.iterdir()) == []
 
 
 def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys):

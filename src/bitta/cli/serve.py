@@ -48,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="0 takes a free one (default: 8000)")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="who signs the certificates that clients must show"
+    )
     parser.add_argument("--method", help='(default: bitta; "bitta methods" lists them)')
     parser.add_argument("--preset", help="named settings of the method")
     parser.add_argument(
@@ -72,12 +75,14 @@ def main(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         from bitta.server.api.run import serve  # noqa: PLC0415 (an extra that may not be there)
+        from bitta.server.api.tls import check_tls  # noqa: PLC0415
         from bitta.server.host import hosting  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InputError(
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
         ) from None
     settings, rate = _settings(arguments), rate_of(arguments)
+    check_tls(settings)
     if arguments.check:
         return _check(settings)
     with hosting(settings) as host:
@@ -96,7 +101,7 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
     from bitta.server.settings import load_settings  # noqa: PLC0415
 
     names = ("model", "classes", "input_shape", "database", "data_dir", "host", "port",
-             "tls_cert", "tls_key", "method", "preset", "keep_images")  # fmt: skip
+             "tls_cert", "tls_key", "tls_client_ca", "method", "preset", "keep_images")  # fmt: skip
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     given["input_shape"] = input_shape(given["input_shape"])
     given = {name: value for name, value in given.items() if value is not None}

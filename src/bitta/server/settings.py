@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -103,6 +103,12 @@ class ServeSettings(BaseSettings):
     """Certificate chain in PEM; needs tls_key."""
     tls_key: Path | None = None
     """Private key in PEM; needs tls_cert."""
+    tls_key_password: SecretStr | None = Field(default=None, min_length=1, max_length=1000)
+    """Password of the private key; in the file or the environment alone, as arguments are seen by
+    everybody on the machine."""
+    tls_client_ca: Path | None = None
+    """Certificates in PEM; where given, every client has to show a certificate signed by one of
+    them, probes of its health too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least serious lines that are logged; "warning" leaves out requests that went well."""
     seed: int = Field(default=0, ge=0)
@@ -179,6 +185,9 @@ class ServeSettings(BaseSettings):
     def _consistent(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together or not at all")
+        for name in ("tls_key_password", "tls_client_ca"):
+            if getattr(self, name) is not None and not self.tls:
+                raise ValueError(f"{name} needs tls_cert and tls_key")
         if self.audits > self.n_queries:
             raise ValueError(
                 f"audits is {self.audits}, more than the {self.n_queries} questions of a window"
@@ -283,6 +292,5 @@ def _sentence(error: ValidationError) -> SettingError:
         place = "".join(f"{part}." for part in path)
         return SettingError(f"{place}{first['ctx']['error']}".rstrip(".") + ".")
     message = first["msg"]
-    return SettingError(
-        f"{'.'.join(path)} is {first['input']!r}; {message[0].lower()}{message[1:]}."
-    )
+    given = "not shown" if path[-1] == "tls_key_password" else repr(first["input"])
+    return SettingError(f"{'.'.join(path)} is {given}; {message[0].lower()}{message[1:]}.")
