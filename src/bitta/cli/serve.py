@@ -4,12 +4,13 @@ import argparse
 import gc
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitta.cli.serve_demo import (
     configure_demo,
-    demo_settings,
+    demo_defaults,
     rate_of,
     start_camera,
 )
@@ -29,7 +30,8 @@ examples:
   bitta serve --config server.toml --check
 
 Every setting also has a name in the file and in the environment: --data-dir is data_dir in the
-file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file. docs/serving.md lists them.
+file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file, then the environment, then what
+a demo has of its own. docs/serving.md lists them.
 """
 
 
@@ -108,9 +110,11 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
     own = dict(_assignment(text) for text in arguments.overrides)
     if own:
         given["settings"] = own
-    if arguments.demo:
-        given = demo_settings(arguments.demo, given)
-    settings = load_settings(given, config=arguments.config and Path(arguments.config))
+    settings = load_settings(
+        given,
+        config=arguments.config and Path(arguments.config),
+        defaults=partial(demo_defaults, arguments.demo) if arguments.demo else None,
+    )
     if not settings.model:
         raise SettingError("no model was given; use --model, or --demo to look around.")
     return settings

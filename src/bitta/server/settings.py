@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,6 +24,9 @@ from bitta.server.v2.limits import Limits as InferenceLimits
 PREFIX = "BITTA_SERVE_"
 """What the names of environment variables begin with; parts of a group are told by two strokes,
 as in BITTA_SERVE_LIMITS__PIXELS."""
+
+
+Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Limits(BaseModel):
@@ -214,13 +217,22 @@ def load_settings(
     *,
     config: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    defaults: Defaults | None = None,
 ) -> ServeSettings:
-    """Arguments over the file over the environment; None among the arguments is not given."""
+    """Arguments over the file over the environment over other defaults than our own.
+
+    None among the arguments is not given; `defaults` makes its own of what is given.
+    """
     given: dict[str, Any] = {}
     _merge(given, _from_environment(os.environ if environment is None else environment))
     if config is not None:
         _merge(given, _from_file(config))
     _merge(given, {name: value for name, value in (arguments or {}).items() if value is not None})
+    if defaults is not None:
+        beneath: dict[str, Any] = {}
+        _merge(beneath, defaults(given))
+        _merge(beneath, given)
+        given = beneath
     try:
         return ServeSettings(**given)
     except ValidationError as error:
