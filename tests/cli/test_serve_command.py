@@ -1,5 +1,6 @@
 """bitta serve and bitta feedback, from the outside."""
 
+import argparse
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitta.cli.main import main
+from bitta.cli.serve import _settings, configure
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
@@ -47,6 +49,10 @@ def said(capsys, *arguments):
         (["--demo", "--rate", "-1"], "rate is -1; allowed: 0 to 1000 pictures a second"),
         (["--demo", "corruptions", "--rate", "nan"], "rate is nan; allowed"),
         (["--model", "embedded:digits-resnet8", "--rate", "5"], "it needs --demo"),
+        (
+            ["--demo", "--tls-cert", "/nope", "--tls-key", "/nope"],
+            "tls_cert '/nope' cannot be used",
+        ),
     ],
 )
 def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
@@ -55,6 +61,13 @@ def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
     assert sentence in output.err
     assert output.err.startswith("bitta serve: ")
     assert "Traceback" not in output.err
+
+
+def test_a_start_with_a_wrong_certificate_begins_nothing(folder, capsys):
+    code, output = said(capsys, "serve", "--demo", "--tls-cert", "/nope", "--tls-key", "/nope")
+    assert code == 2
+    assert "tls_cert '/nope' cannot be used: No such file or directory." in output.err
+    assert list(folder.iterdir()) == []
 
 
 def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys):
@@ -80,6 +93,30 @@ def test_a_check_says_what_would_run(folder, capsys, demo, model):
     assert code == 0
     assert model in output.out
     assert 'make some with "bitta keys create"' in output.out
+
+
+def demo_of(*arguments):
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return _settings(parser.parse_args(["--demo", *arguments]))
+
+
+def test_what_a_demo_has_of_its_own_comes_last(folder, monkeypatch):
+    own = demo_of()
+    assert (own.data_dir, own.log_level) == (Path("bitta-serve-demo"), "warning")
+    assert (own.settings["lr"], own.guard.audit_window) == (6e-3, 30)
+    monkeypatch.setenv("BITTA_SERVE_DATA_DIR", "mine")
+    monkeypatch.setenv("BITTA_SERVE_GUARD__PATIENCE", "7")
+    Path("serve.toml").write_text('log_level = "debug"\n[settings]\nlr = 0.5\nepochs = 2\n')
+    made = demo_of("--config", "serve.toml", "--set", "epochs=3")
+    assert (made.data_dir, made.log_level) == (Path("mine"), "debug")
+    assert made.settings == {**own.settings, "lr": 0.5, "epochs": 3}
+    assert (made.guard.patience, made.guard.audit_window) == (7, 30)
+    monkeypatch.setenv("BITTA_SERVE_METHOD", "tent")
+    assert demo_of("--data-dir", "other").settings == {}
+    monkeypatch.setenv("BITTA_SERVE_MODEL", "embedded:cifar10-resnet8")
+    assert demo_of().classes is None
+    assert demo_of("--data-dir", "other").data_dir == Path("other")
 
 
 def lines_of(process, wanted, seconds=90.0):

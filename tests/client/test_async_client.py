@@ -29,11 +29,12 @@ def test_everything_the_other_client_does(server, pauses):
         undone = await client.undo(given.id)
         assert (await client.status()) == {"model": {"version": "1.3"}}
         assert (await client.next_question()) is None
-        await client.answer(served, verdict="skip")
+        await client.answer(served, verdict="skip", answered_at=7)
         return undone
 
     assert using(server, use).feedback_id == "f0"
     assert [record["verdict"] for record in server.records] == ["correct", "skip"]
+    assert server.records[1]["body"]["answered_at"] == 7
 
 
 def test_retries_keep_the_key(server, pauses):

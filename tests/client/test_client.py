@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -36,13 +37,13 @@ def test_a_question_is_answered_under_its_lease(client, server):
         model_version="1.3", asked_at=5, expires_at=9, lease="lease-p7", lease_until=8, left=1,
         has_image=True,
     )  # fmt: skip
-    given = client.answer(question, correct=False, comment="a dog", lead_time_ms=800)
+    given = client.answer(question, correct=False, comment="a dog", answered_at=7, lead_time_ms=800)
     assert (given.id, given.verdict, given.status, given.repeated) == (
         "f0", "incorrect", "pending", False,
     )  # fmt: skip
     assert server.records[0]["body"] == {
         "prediction_id": "p7", "verdict": "incorrect", "lease": "lease-p7", "comment": "a dog",
-        "lead_time_ms": 800, "annotator_kind": "HUMAN",
+        "answered_at": 7, "lead_time_ms": 800, "annotator_kind": "HUMAN",
     }  # fmt: skip
     assert client.next_question() is None
 
@@ -244,6 +245,26 @@ def test_a_second_click_changes_nothing_and_a_change_of_mind_counts(client, serv
     last = client.thumbs("p1", up=True)
     assert (last.id, last.verdict) == ("f2", "correct")
     assert [record["standing"] for record in server.records] == [False, False, True]
+
+
+def test_a_thumb_is_another_when_it_says_something_else_or_somebody_else_gives_it(server):
+    def key_of(*, owner=KEY, metadata=None):
+        with (
+            Client("http://server", owner, transport=server.transport) as client,
+            suppress(AccessError),  # the server knows one key only
+        ):
+            client.thumbs("p1", up=True, metadata=metadata)
+        return server.calls[-1][2]["idempotency-key"]
+
+    keys = [
+        key_of(),
+        key_of(owner="bitta_rotated"),
+        key_of(metadata={"page": 3}),
+        key_of(metadata={"page": 4}),
+    ]
+    assert len(set(keys)) == 4
+    assert key_of(owner="bitta_rotated") == keys[1]
+    assert key_of(metadata={"page": 3, "at": 1}) == key_of(metadata={"at": 1, "page": 3})
 
 
 def test_waiting_for_a_question_asks_in_stretches_a_server_allows(client, server, pauses):

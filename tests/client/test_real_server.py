@@ -55,6 +55,9 @@ def test_a_day_of_an_application_and_its_annotator(clients):
     down = app.thumbs(served[0].prediction_id, up=False)
     assert down.record["supersedes_id"] == first.id
     assert app.thumbs(served[0].prediction_id, up=True).record["standing"]
+    again = app.thumbs(served[0].prediction_id, up=True, metadata={"page": 3})
+    assert again.record["metadata"] == {"page": 3}
+    assert clients["operator"].thumbs(served[0].prediction_id, up=True).id != first.id
 
     question = annotator.next_question(wait=60)
     assert question.prediction_id in {each.prediction_id for each in served}

@@ -4,12 +4,13 @@ import argparse
 import gc
 import json
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitta.cli.serve_demo import (
     configure_demo,
-    demo_settings,
+    demo_defaults,
     rate_of,
     start_camera,
 )
@@ -29,7 +30,8 @@ examples:
   bitta serve --config server.toml --check
 
 Every setting also has a name in the file and in the environment: --data-dir is data_dir in the
-file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file. docs/serving.md lists them.
+file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file, then the environment, then what
+a demo has of its own. docs/serving.md lists them.
 """
 
 
@@ -48,6 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="0 takes a free one (default: 8000)")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain, PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="who signs the certificates that clients must show"
+    )
     parser.add_argument("--method", help='(default: bitta; "bitta methods" lists them)')
     parser.add_argument("--preset", help="named settings of the method")
     parser.add_argument(
@@ -72,12 +77,14 @@ def main(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         from bitta.server.api.run import serve  # noqa: PLC0415 (an extra that may not be there)
+        from bitta.server.api.tls import check_tls  # noqa: PLC0415
         from bitta.server.host import hosting  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InputError(
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
         ) from None
     settings, rate = _settings(arguments), rate_of(arguments)
+    check_tls(settings)
     if arguments.check:
         return _check(settings)
     with hosting(settings) as host:
@@ -96,16 +103,18 @@ def _settings(arguments: argparse.Namespace) -> "ServeSettings":
     from bitta.server.settings import load_settings  # noqa: PLC0415
 
     names = ("model", "classes", "input_shape", "database", "data_dir", "host", "port",
-             "tls_cert", "tls_key", "method", "preset", "keep_images")  # fmt: skip
+             "tls_cert", "tls_key", "tls_client_ca", "method", "preset", "keep_images")  # fmt: skip
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     given["input_shape"] = input_shape(given["input_shape"])
     given = {name: value for name, value in given.items() if value is not None}
     own = dict(_assignment(text) for text in arguments.overrides)
     if own:
         given["settings"] = own
-    if arguments.demo:
-        given = demo_settings(arguments.demo, given)
-    settings = load_settings(given, config=arguments.config and Path(arguments.config))
+    settings = load_settings(
+        given,
+        config=arguments.config and Path(arguments.config),
+        defaults=partial(demo_defaults, arguments.demo) if arguments.demo else None,
+    )
     if not settings.model:
         raise SettingError("no model was given; use --model, or --demo to look around.")
     return settings

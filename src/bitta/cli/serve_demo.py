@@ -79,13 +79,14 @@ def rate_of(arguments: argparse.Namespace) -> float:
     return given
 
 
-def demo_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The demo's settings under those given; another model or method brings its own along."""
+def demo_defaults(name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The demo's settings, to be put under those given; another model or method brings its own."""
     demo = dict(DEMOS[name])
     if "model" in given:
         demo.pop("classes", None)
-    own = {} if "method" in given or "preset" in given else demo["settings"]
-    return {**demo, **given, "settings": {**own, **given.get("settings", {})}}
+    if "method" in given or "preset" in given:
+        del demo["settings"]
+    return demo
 
 
 def start_camera(host: "Host", settings: "ServeSettings", name: str, rate: float) -> "Camera":

@@ -1,8 +1,9 @@
 """Every call as a value: what is sent, and what is made of the answer. No I/O."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -86,6 +87,7 @@ def answer(
     comment: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     shown_at: int | None = None,
+    answered_at: int | None = None,
     lead_time_ms: int | None = None,
     kind: Kind = "HUMAN",
     idempotency_key: str | None = None,
@@ -98,6 +100,7 @@ def answer(
         "comment": comment,
         "metadata": None if metadata is None else dict(metadata),
         "shown_at": shown_at,
+        "answered_at": answered_at,
         "lead_time_ms": lead_time_ms,
         "annotator_kind": kind,
     }
@@ -110,10 +113,14 @@ def answer(
     )
 
 
-def thumbs_key(prediction_id: str, *, up: bool) -> str:
-    """The same for every click on the same button."""
-    text = f"thumbs/{prediction_id}/{'up' if up else 'down'}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def thumbs(
+    prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None, by: str
+) -> Call[Answered]:
+    """One verdict whose key is the same for every click of the same owner on the same button."""
+    call = answer(prediction_id, correct=up, metadata=metadata)
+    said = json.dumps(["thumbs", by, call.json], sort_keys=True)
+    key = hashlib.sha256(said.encode()).hexdigest()[:32]
+    return replace(call, headers={"Idempotency-Key": key})
 
 
 def undo(feedback_id: str) -> Call[Undone]:

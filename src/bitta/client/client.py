@@ -68,11 +68,15 @@ class Client(Shared):
         comment: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         shown_at: int | None = None,
+        answered_at: int | None = None,
         lead_time_ms: int | None = None,
         kind: Kind = "HUMAN",
         idempotency_key: str | None = None,
     ) -> Answered:
-        """Say whether a prediction was right, or `verdict="skip"`; returns once it is on disk."""
+        """Say whether a prediction was right, or `verdict="skip"`; returns once it is on disk.
+
+        Times are microseconds since 1970; `answered_at` is for what is sent later than it was said.
+        """
         return self._do(
             calls.answer(
                 of,
@@ -81,6 +85,7 @@ class Client(Shared):
                 comment=comment,
                 metadata=metadata,
                 shown_at=shown_at,
+                answered_at=answered_at,
                 lead_time_ms=lead_time_ms,
                 kind=kind,
                 idempotency_key=idempotency_key,
@@ -91,8 +96,8 @@ class Client(Shared):
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> Answered:
         """What a thumbs-up/down button sends: a second click on it changes nothing."""
-        key = calls.thumbs_key(prediction_id, up=up)
-        given = self.answer(prediction_id, correct=up, metadata=metadata, idempotency_key=key)
+        call = calls.thumbs(prediction_id, up=up, metadata=metadata, by=self._owner)
+        given = self._do(call)
         if given.repeated and not given.record.get("standing", True):
             # Up, down, and up again: the first is no longer what counts.
             return self.answer(prediction_id, correct=up, metadata=metadata)

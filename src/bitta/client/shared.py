@@ -1,5 +1,6 @@
 """What both clients have in common: settings, requests, and when to try again."""
 
+import hashlib
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -32,6 +33,8 @@ class Shared:
         self.model = model
         """The name that predictions are asked of; found out if there is only one."""
         self.timeout = timeout
+        self._owner = hashlib.sha256(key.encode()).hexdigest()
+        """Tells owners of keys apart without telling their keys."""
         self._retry = Retry(times=retries)
         self._chance = Random()
 

@@ -3,12 +3,12 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -26,13 +26,18 @@ PREFIX = "BITTA_SERVE_"
 as in BITTA_SERVE_LIMITS__PIXELS."""
 
 
+Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
 class Limits(BaseModel):
     """What one caller may ask of the server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Bytes of a request's body, as sent and again after decompression."""
+    """Bytes of an inference request's body, as sent and again after decompression."""
+    other_bytes: int = Field(default=256 * 1024, ge=1024)
+    """Bytes of any other request's body."""
     json_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Bytes of an inference request's JSON, which takes far more once it is read."""
     images: int = Field(default=128, ge=1)
@@ -101,6 +106,12 @@ class ServeSettings(BaseSettings):
     """Certificate chain in PEM; needs tls_key."""
     tls_key: Path | None = None
     """Private key in PEM; needs tls_cert."""
+    tls_key_password: SecretStr | None = Field(default=None, min_length=1, max_length=1000)
+    """Password of the private key; in the file or the environment alone, as arguments are seen by
+    everybody on the machine."""
+    tls_client_ca: Path | None = None
+    """Certificates in PEM; where given, every client has to show a certificate signed by one of
+    them, probes of its health too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least serious lines that are logged; "warning" leaves out requests that went well."""
     seed: int = Field(default=0, ge=0)
@@ -177,6 +188,9 @@ class ServeSettings(BaseSettings):
     def _consistent(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together or not at all")
+        for name in ("tls_key_password", "tls_client_ca"):
+            if getattr(self, name) is not None and not self.tls:
+                raise ValueError(f"{name} needs tls_cert and tls_key")
         if self.audits > self.n_queries:
             raise ValueError(
                 f"audits is {self.audits}, more than the {self.n_queries} questions of a window"
@@ -203,13 +217,22 @@ def load_settings(
     *,
     config: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    defaults: Defaults | None = None,
 ) -> ServeSettings:
-    """Arguments over the file over the environment; None among the arguments is not given."""
+    """Arguments over the file over the environment over other defaults than our own.
+
+    None among the arguments is not given; `defaults` makes its own of what is given.
+    """
     given: dict[str, Any] = {}
     _merge(given, _from_environment(os.environ if environment is None else environment))
     if config is not None:
         _merge(given, _from_file(config))
     _merge(given, {name: value for name, value in (arguments or {}).items() if value is not None})
+    if defaults is not None:
+        beneath: dict[str, Any] = {}
+        _merge(beneath, defaults(given))
+        _merge(beneath, given)
+        given = beneath
     try:
         return ServeSettings(**given)
     except ValidationError as error:
@@ -281,6 +304,5 @@ def _sentence(error: ValidationError) -> SettingError:
         place = "".join(f"{part}." for part in path)
         return SettingError(f"{place}{first['ctx']['error']}".rstrip(".") + ".")
     message = first["msg"]
-    return SettingError(
-        f"{'.'.join(path)} is {first['input']!r}; {message[0].lower()}{message[1:]}."
-    )
+    given = "not shown" if path[-1] == "tls_key_password" else repr(first["input"])
+    return SettingError(f"{'.'.join(path)} is {given}; {message[0].lower()}{message[1:]}.")

@@ -120,6 +120,36 @@ def test_there_is_a_limit_of_streams(listen, app):
     until(lambda: app.state.parts.feed.n_streams == 0)
 
 
+def test_a_stream_ends_with_its_key(listen, store):
+    with listen("annotator") as stream:
+        told = messages(stream)
+        next(told)
+        (mine,) = [key for key in store.keys.list() if key.role == "annotator"]
+        store.keys.revoke(mine.id)
+        began = time.monotonic()
+        for kind, _, _ in told:
+            assert kind == "status"
+            assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("more", [{"status_seconds": 60, "limits": {"failures_per_minute": 1}}])
+def test_a_stream_ends_with_its_session(port, tokens, monkeypatch):
+    monkeypatch.setattr("bitta.server.api.sse._LOOK", 0.3)
+    root = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=root, timeout=60, headers={"X-Bitta": "1"}) as browser:
+        browser.post("/v1/session", json={"key": tokens["annotator"]})
+        browser.get("/v1/session", headers={"Authorization": "Bearer wrong"})
+        with browser.stream("GET", "/v1/events") as stream:
+            told = messages(stream)
+            next(told)
+            time.sleep(1.5)  # others' wrong keys and a quiet log end nothing
+            assert browser.get("/v1/session").status_code == 200
+            browser.delete("/v1/session")
+            began = time.monotonic()
+            assert list(told) == []
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize("more", [{"shutdown_seconds": 60}])
 def test_streams_and_waits_end_when_the_server_stops(app, settings, tokens):
     ended = []

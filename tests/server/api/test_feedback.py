@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bitta.server.store import NewImage
+from bitta.server.store import NewImage, now
 
 
 def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer, engine, store):
@@ -106,6 +106,8 @@ def test_verdicts_are_strict(answer, engine, verdict):
         {"shown_at": "today"},
         {"shown_at": 1.5},
         {"shown_at": -1},
+        {"answered_at": "now"},
+        {"answered_at": -1},
         {"lead_time_ms": 2**60},
         {"annotator_kind": "human"},
     ],
@@ -115,6 +117,26 @@ def test_fields_of_another_form_are_refused(answer, engine, fields):
     refused = answer("annotator", asked, key="a", **fields)
     assert refused.status_code == 422
     assert refused.json()["error"].endswith(".")
+
+
+def test_an_answer_that_comes_late_keeps_its_moment(answer, engine):
+    (asked,) = engine.ask()
+    earlier = now() - 3_600_000_000
+    stored = answer("annotator", asked, key="a", answered_at=earlier)
+    assert stored.status_code == 201
+    assert stored.json()["answered_at"] == earlier
+    assert stored.json()["received_at"] >= earlier + 3_600_000_000
+    assert answer("annotator", asked, key="a", answered_at=earlier).status_code == 200
+    assert answer("annotator", asked, key="a", answered_at=earlier + 1).status_code == 422
+
+
+def test_an_answer_from_the_future_is_refused(answer, engine):
+    (asked,) = engine.ask()
+    ahead = now() + 30_000_000
+    assert answer("annotator", asked, key="a", answered_at=ahead).status_code == 201
+    refused = answer("annotator", asked, key="b", answered_at=ahead + 60_000_000)
+    assert refused.status_code == 422
+    assert "more than a minute from now" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"NaN"])

@@ -40,7 +40,7 @@ def test_a_key_that_asks_too_often_is_told_when_to_come_back(call):
     assert set(call("operator", "GET", "/v2").json()) == {"error"}
 
 
-SMALL = {"limits": {"body_bytes": 2000, "read_seconds": 0.6}}
+SMALL = {"limits": {"body_bytes": 2000, "other_bytes": 2000, "read_seconds": 0.6}}
 
 
 @pytest.fixture
@@ -82,6 +82,31 @@ def test_a_body_is_counted_as_it_comes(port, tokens, path):
     got = exchange(port, sent)
     assert got.startswith(b"HTTP/1.1 413")
     assert b"more than 2,000" in got
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/feedback", "/v1/session", "/v1/rollback", "/v1/adaptation/pause"]
+)
+def test_only_inference_takes_long_bodies(port, tokens, path):
+    got = exchange(port, head(tokens, path, "Content-Length: 300000"))
+    assert got.startswith(b"HTTP/1.1 413")
+    assert b'"the body has 300,000 bytes; allowed here: 262,144. Send less at once."' in got
+    assert b'"code":"too_large"' in got
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    got = exchange(port, head(tokens, path, "Transfer-Encoding: chunked") + 5 * chunk)
+    assert got.startswith(b"HTTP/1.1 413")
+    body = b"{" + b" " * 299_998 + b"}"
+    infer = head(tokens, "/v2/models/toy/infer", "Content-Length: 300000")
+    assert exchange(port, infer + body).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("path", ["/v1/feedback", "/v1/rollback", "/v2/models/toy/infer"])
+@pytest.mark.parametrize("key", ["", "Authorization: Bearer wrong"])
+def test_without_a_valid_key_no_body_is_read(port, path, key):
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100", "Connection: close"]
+    sent = "\r\n".join([*lines, key] if key else lines) + "\r\n\r\n"
+    assert exchange(port, sent.encode()).startswith(b"HTTP/1.1 401")  # 408 had it waited for it
 
 
 @pytest.mark.parametrize("more", [SMALL])

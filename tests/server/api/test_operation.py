@@ -1,5 +1,8 @@
 """Versions, status, pause, questions, images: what an operator does."""
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,6 +53,20 @@ def test_status_tells_what_the_contract_says(call, engine, answer):
     assert said["history"]["latency_ms"] == [None]
     assert said["me"]["answered"] == said["me"]["answered_today"] == 1
     assert [each["name"] for each in said["annotators"]] == ["Annotator"]
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/metrics"])
+def test_the_event_loop_does_not_wait_for_the_status(call, engine, monkeypatch, path):
+    read, waiting = engine.status, []
+
+    def status():
+        with suppress(RuntimeError):
+            waiting.append(asyncio.get_running_loop())
+        return read()
+
+    monkeypatch.setattr(engine, "status", status)
+    assert call("operator", "GET", path).status_code == 200
+    assert waiting == []
 
 
 def test_only_operators_see_other_annotators(call, engine, answer):

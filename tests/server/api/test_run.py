@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -18,6 +19,7 @@ import pytest
 from bitta.cli import keys
 from bitta.errors import InputError
 from bitta.server.api.run import addresses, bind, make_server
+from bitta.server.api.tls import check_tls
 from bitta.server.logs import make_log
 from bitta.server.settings import load_settings
 from server.api.fakes import running
@@ -58,6 +60,25 @@ def test_tls_files_that_cannot_be_used_are_one_sentence(app, data_dir):
     given = {"data_dir": data_dir, "tls_cert": data_dir / "none", "tls_key": data_dir / "none"}
     with pytest.raises(InputError, match="cannot be used"):
         make_server(app, load_settings(given, environment={}))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"tls_cert": "key.pem"}, "they are no certificate and key in PEM"),
+        ({"tls_cert": "."}, "tls_cert '.' cannot be used: Is a directory."),
+        ({"tls_key": "other.pem"}, "the key is not that of the certificate."),
+        ({"tls_key": "locked.pem"}, "the key is encrypted; give tls_key_password"),
+        ({"tls_key": "locked.pem", "tls_key_password": "wrong"}, "does not open the key."),
+        ({"tls_client_ca": "none.pem"}, "tls_client_ca 'none.pem' cannot be used: No such file"),
+        ({"tls_client_ca": "key.pem"}, "it holds no certificates in PEM"),
+    ],
+)
+def test_what_is_wrong_with_tls_is_one_sentence(tls_files, monkeypatch, given, sentence):
+    monkeypatch.chdir(tls_files[0].parent)
+    files = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        check_tls(load_settings(files | given, environment={}))
 
 
 def test_every_request_is_one_line_of_json(call, stream, tokens, store):
@@ -121,8 +142,27 @@ def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
     assert said.json()["role"] == "client"
 
 
+def test_clients_show_a_certificate_where_the_server_wants_one(app, data_dir, tokens, tls_files):
+    certificate, key = tls_files
+    given = {
+        "data_dir": data_dir, "port": 0, "tls_cert": certificate,
+        "tls_key": key.with_name("locked.pem"), "tls_key_password": "geheim",
+        "tls_client_ca": certificate,
+    }  # fmt: skip
+    settings = load_settings(given, environment={})
+    with running(app, settings) as port:
+        url = f"https://localhost:{port}/v1/session"
+        headers = {"Authorization": f"Bearer {tokens['client']}"}
+        context = ssl.create_default_context(cafile=str(certificate))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url, headers=headers, verify=context)
+        context.load_cert_chain(certificate, key)
+        assert httpx.get(url, headers=headers, verify=context).json()["role"] == "client"
+
+
 @pytest.fixture
 def tls_files(tmp_path):
+    """A certificate and its key; beside them the key under a password, and another key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not there; apt install openssl to try TLS")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -132,6 +172,11 @@ def tls_files(tmp_path):
          "-out", certificate, "-keyout", key],
         check=True, capture_output=True,
     )  # fmt: skip
+    for command in (
+        ["rsa", "-in", key, "-aes256", "-passout", "pass:geheim", "-out", tmp_path / "locked.pem"],
+        ["genrsa", "-out", tmp_path / "other.pem", "2048"],
+    ):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
     return certificate, key
 
 

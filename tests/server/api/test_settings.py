@@ -49,6 +49,8 @@ def test_the_environment_of_the_process_is_read(monkeypatch):
         ({"duty": "all"}, "duty is 'all'; input should be a valid number"),
         ({"keep_images": "some"}, "keep_images is 'some'; input should be 'none', 'queried' or"),
         ({"tls_cert": "x"}, "tls_cert and tls_key are given together or not at all."),
+        ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert and tls_key."),
+        ({"tls_key_password": 4711}, "tls_key_password is not shown; input should be a valid"),
         ({"audits": 9}, "audits is 9, more than the 3 questions of a window."),
         ({"n_queries": 65}, "n_queries is 65, more than a window of 64."),
         ({"limits": {"burst": 0}}, "limits.burst is 0; input should be greater than or equal to 1"),
@@ -80,6 +82,14 @@ def test_a_wrong_file_is_one_sentence(tmp_path):
     (tmp_path / "bad.toml").write_text("port =")
     with pytest.raises(SettingError, match="is not TOML"):
         load_settings(config=tmp_path / "bad.toml", environment={})
+
+
+def test_a_password_is_in_no_representation():
+    given = {"tls_cert": "c", "tls_key": "k"}
+    environment = {"BITTA_SERVE_TLS_KEY_PASSWORD": "geheim"}
+    made = load_settings(given, environment=environment)
+    assert made.tls_key_password.get_secret_value() == "geheim"
+    assert "geheim" not in f"{made!r} {made} {made.model_dump()}"
 
 
 @pytest.mark.parametrize("kind", [ServeSettings, Limits])

@@ -206,6 +206,7 @@ def _stored(state: State, annotator: str, key: str, body: dict[str, Any]) -> dic
         "verdict": body["verdict"],
         "annotator_id": annotator,
         "comment": body.get("comment"),
+        "answered_at": body["answered_at"],
         "received_at": micro(),
         "status": "pending",
         "standing": True,

@@ -2,6 +2,7 @@
 
 from server.pages.acting import ahead, press, ready, saved, says, verdicts
 from server.pages.serving import until
+from server.pages.stub_state import micro
 
 
 def test_answers_given_without_a_network_are_kept_and_sent_once(visit, site):
@@ -22,6 +23,24 @@ def test_answers_given_without_a_network_are_kept_and_sent_once(visit, site):
     saved(page)
     assert verdicts(site.state) == expected
     assert len(site.state.feedback) == 3
+
+
+def test_an_answer_that_waited_tells_when_it_was_given(visit, site):
+    site.state.failing = [503]
+    page = visit()
+    ready(page)
+    page.context.set_offline(True)
+    began = micro() // 1000 * 1000
+    press(page, "x")
+    ended = micro()
+    says(page, "#state", "Waiting for network")
+    page.wait_for_timeout(1000)
+    page.context.set_offline(False)
+    until(lambda: len(site.state.posts) == 2)
+    saved(page)
+    (stored,) = site.state.feedback
+    assert began <= stored["answered_at"] <= ended
+    assert stored["received_at"] > ended + 900_000
 
 
 def test_an_unsent_answer_outlives_the_page(visit, site):

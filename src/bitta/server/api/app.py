@@ -95,7 +95,12 @@ def create_app(
     app.add_exception_handler(V2Error, _on_v2)
     install_document(app)
     limits = settings.limits
-    app.add_middleware(BoundedBodies, body_bytes=limits.body_bytes, seconds=limits.read_seconds)
+    app.add_middleware(
+        BoundedBodies,
+        body_bytes=limits.body_bytes,
+        other_bytes=limits.other_bytes,
+        seconds=limits.read_seconds,
+    )
     app.add_middleware(Access, log=parts.log, metrics=parts.metrics)
     return app
 

@@ -57,7 +57,7 @@ class Auth:
 
     async def caller(self, request: Request, roles: Collection[Role]) -> Caller:
         """Who makes this request; refused unless their role is one of these."""
-        caller = await self._known(request)
+        caller = await self.known(request)
         request.scope["state"]["key_id"] = caller.id
         if wait := self._rates.take(caller.id):
             raise too_many("this key has made too many requests", wait)
@@ -66,12 +66,8 @@ class Auth:
             raise Refused(403, f"the role of this key is {caller.role}; allowed here: {allowed}.")
         return caller
 
-    async def signed_in(self, request: Request, token: str) -> Caller:
-        """The owner of a key that somebody has typed in."""
-        _same_site(request)
-        return await self._owner(request, token)
-
-    async def _known(self, request: Request) -> Caller:
+    async def known(self, request: Request) -> Caller:
+        """Who makes this request, whatever their role."""
         token = _bearer(request.headers.get("authorization"))
         if token is not None:
             return await self._owner(request, token)
@@ -84,6 +80,19 @@ class Auth:
             raise _unauthorized("the session is over; sign in again.")
         _same_site(request)
         return caller
+
+    async def still(self, request: Request, caller: Caller) -> bool:
+        """Whether a request that lasts may go on: its key is valid, its session not over."""
+        if _bearer(request.headers.get("authorization")) is None:
+            cookie = request.cookies.get(COOKIE, "")
+            if self.sessions.key_id(cookie) != caller.id:
+                return False
+        return await self._named(caller.id) is not None
+
+    async def signed_in(self, request: Request, token: str) -> Caller:
+        """The owner of a key that somebody has typed in."""
+        _same_site(request)
+        return await self._owner(request, token)
 
     async def _named(self, key_id: str) -> Caller | None:
         caller = self._by_id.get(key_id)

@@ -59,11 +59,15 @@ class RateLimit:
 
 
 class BoundedBodies:
-    """Refuses bodies that are too long, whatever they claim, and clients that are too slow."""
+    """Refuses bodies that are too long, whatever they claim, and clients that are too slow.
 
-    def __init__(self, app: ASGIApp, *, body_bytes: int, seconds: float) -> None:
+    Only inference takes long ones: the JSON of all others is read in the event loop.
+    """
+
+    def __init__(self, app: ASGIApp, *, body_bytes: int, other_bytes: int, seconds: float) -> None:
         self._app = app
         self._body_bytes = body_bytes
+        self._other_bytes = other_bytes
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +75,8 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counted = _Counted(receive, claimed_length(scope), self._body_bytes, self._seconds)
+        limit = self._body_bytes if _infers(scope) else self._other_bytes
+        counted = _Counted(receive, claimed_length(scope), limit, self._seconds)
 
         async def patient_send(message: Message) -> None:
             if not message.get("more_body") and len(message.get("body", b"")) <= _SMALL:
@@ -90,6 +95,11 @@ def claimed_length(scope: Scope) -> int | None:
         if name == b"content-length" and value.isdigit():
             return int(value)
     return None
+
+
+def _infers(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith("/v2/models/") and path.endswith("/infer")
 
 
 class _Counted:
@@ -130,6 +140,6 @@ class _Counted:
     def _too_large(self, given: str) -> Refused:
         return Refused(
             413,
-            f"the body has {given} bytes; allowed: {self._limit:,}. Send fewer images at once.",
+            f"the body has {given} bytes; allowed here: {self._limit:,}. Send less at once.",
             headers={"Connection": "close"},
         )

@@ -88,7 +88,11 @@ class FeedbackBody(BaseModel):
     """One verdict on one prediction."""
 
     model_config = _example(
-        prediction_id=PREDICTION, verdict="correct", shown_at=1794787190000000, lead_time_ms=1840
+        prediction_id=PREDICTION,
+        verdict="correct",
+        shown_at=1794787190000000,
+        answered_at=1794787191840000,
+        lead_time_ms=1840,
     )
 
     prediction_id: Name
@@ -100,6 +104,8 @@ class FeedbackBody(BaseModel):
     metadata: Metadata | None = None
     """Anything of the caller's own, kept as it is."""
     shown_at: Time | None = None
+    answered_at: Time | None = None
+    """When the verdict was given, where it is sent later; at most a minute from now."""
     lead_time_ms: Whole | None = None
     annotator_kind: AnnotatorKind = "HUMAN"
 

@@ -106,7 +106,9 @@ class Engine(Protocol):
     def predict(self, inputs: NDArray[Any], *, request_id: str) -> "Future[Any]":
         """A `Served`, later."""
 
-    def status(self) -> EngineStatus: ...
+    def status(self) -> EngineStatus:
+        """It may read the store: not for the event loop."""
+
     def snapshot(self, reason: Literal["asked"]) -> "Future[Snapshot]": ...
     def rollback(self, snapshot_id: str, *, by: str, reason: str) -> "Future[str]":
         """The version that is served from then on."""

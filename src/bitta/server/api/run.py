@@ -5,7 +5,6 @@ import gc
 import logging
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from signal import SIGINT, SIGTERM
@@ -17,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bitta.errors import InputError
 from bitta.server.api.parts import Parts
+from bitta.server.api.tls import check_tls, tls_options
 from bitta.server.logs import Forward
 from bitta.server.settings import ServeSettings
 
@@ -56,6 +56,7 @@ def _obeyed() -> Iterator[None]:
 
 def make_server(app: FastAPI, settings: ServeSettings) -> "Server":
     """A server that has not begun, for `serve` and for tests."""
+    check_tls(settings)
     parts: Parts = app.state.parts
     limits = settings.limits
     for name in ("uvicorn.error", "bitta.server"):
@@ -73,16 +74,9 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "Server":
         h11_max_incomplete_event_size=_LONGEST_HEAD,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=settings.shutdown_seconds,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        **tls_options(settings),
     )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(
-            f"tls_cert {str(settings.tls_cert)!r} and tls_key {str(settings.tls_key)!r} cannot be "
-            f"used: {error}."
-        ) from None
+    config.load()
     return Server(config, parts)
 
 

@@ -64,7 +64,8 @@ class Reader:
 
 async def status_body(parts: "Parts", caller: Caller) -> StatusBody:
     """The whole, as this caller may see it."""
-    stored, status = await parts.reader.read(), parts.engine.status()
+    stored = await parts.reader.read()
+    status = await asyncio.to_thread(parts.engine.status)  # reads the store
     counts = stored.counts
     mine = next((each for each in stored.annotators if each.annotator_id == caller.id), None)
     shown = stored.annotators if caller.role == "operator" else [mine] if mine else []

@@ -22,12 +22,12 @@ from bitta.server.api.models import (
     Records,
     UndoneBody,
 )
-from bitta.server.api.parts import Annotators, Everybody, Operators, Own, Parts
+from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own, Parts
 from bitta.server.api.pictures import as_png
-from bitta.server.store import FeedbackRecord, GivenAnswer, LeasedQuestion
+from bitta.server.store import FeedbackRecord, GivenAnswer, LeasedQuestion, now
 from bitta.server.store.exports import MEDIA_TYPES, export
 
-router = APIRouter(prefix="/v1", tags=["feedback"])
+router = APIRouter(prefix="/v1", tags=["feedback"], route_class=KeyedRoute)
 
 Id = Annotated[str, Path(min_length=1, max_length=100, pattern="^[0-9A-Za-z_-]+$")]
 IdempotencyKey = Annotated[
@@ -42,6 +42,8 @@ IdempotencyKey = Annotated[
 _INVALID = {422: "A field is missing, unknown or not of its exact form."}
 _PATIENCE = 2.0
 """Seconds after which a lease of somebody else may have run out unnoticed."""
+_AHEAD = 60_000_000
+"""Microseconds by which a client's clock may be ahead of ours."""
 _EXPORTED = 16_384
 """Characters per part of an export."""
 
@@ -127,6 +129,12 @@ async def give_feedback(
     parts: Own, caller: Everybody, body: FeedbackBody, idempotency_key: IdempotencyKey
 ) -> Response:
     """It is durable once this is answered."""
+    if body.answered_at is not None and body.answered_at > now() + _AHEAD:
+        raise Refused(
+            422,
+            f"answered_at is {body.answered_at}, more than a minute from now; set the clock, or "
+            "leave it out.",
+        )
     given = GivenAnswer(
         prediction_id=body.prediction_id,
         verdict=body.verdict,
@@ -137,6 +145,7 @@ async def give_feedback(
         comment=body.comment,
         metadata=body.metadata,
         shown_at=body.shown_at,
+        answered_at=body.answered_at,
         lead_time_ms=body.lead_time_ms,
     )
     if body.lease is None:  # nobody asked, so its image may not be kept yet

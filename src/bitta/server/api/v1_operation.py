@@ -23,7 +23,7 @@ from bitta.server.api.models import (
     Snapshots,
     VersionBody,
 )
-from bitta.server.api.parts import Annotators, Everybody, Operators, Own
+from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own
 from bitta.server.api.sse import event_stream
 from bitta.server.api.status import status_body
 from bitta.server.api.status_models import StatusBody
@@ -31,7 +31,7 @@ from bitta.server.api.v1_feedback import image_url
 from bitta.server.store import Snapshot
 from bitta.server.store.records import QuestionStatus
 
-router = APIRouter(prefix="/v1", tags=["operation"])
+router = APIRouter(prefix="/v1", tags=["operation"], route_class=KeyedRoute)
 sessions = APIRouter(prefix="/v1/session", tags=["session"])
 
 _INVALID = {422: "A field is missing, unknown or not of its exact form."}
@@ -57,12 +57,13 @@ async def status(parts: Own, caller: Everybody) -> StatusBody:
     },
 )
 async def events(
+    request: Request,
     parts: Own,
     caller: Annotators,
     last_event_id: Annotated[str | None, Header(description="Go on after this seq.")] = None,
 ) -> Response:
-    """Without Last-Event-ID it begins with what happens next."""
-    return event_stream(parts, caller, last_event_id)
+    """Without Last-Event-ID it begins with what happens next; it ends with its key or session."""
+    return event_stream(parts, request, caller, last_event_id)
 
 
 @router.get(

@@ -4,6 +4,7 @@
 // only when the server has confirmed it. So a reload loses nothing, and a repeat is a success.
 
 import { call, uniqueKey } from "./api.js";
+import { microseconds, now } from "./clock.js";
 import { load, namesUnder, remove, save } from "./storage.js";
 
 const LONGEST_WAIT = 30;
@@ -31,7 +32,10 @@ export class Outbox extends EventTarget {
 
   /** `replaces` is the id of an own answer that stands until this one does. */
   answer(question, verdict, { comment, shownAt, leadTime, replaces }) {
-    const body = { prediction_id: question.prediction_id, verdict, annotator_kind: "HUMAN" };
+    const body = {
+      prediction_id: question.prediction_id, verdict, annotator_kind: "HUMAN",
+      answered_at: microseconds(now()),  // Now, however late it is sent.
+    };
     if (question.lease) body.lease = question.lease.token;
     if (comment) body.comment = comment;
     if (shownAt) body.shown_at = shownAt;
