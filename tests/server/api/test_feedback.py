@@ -127,16 +127,15 @@ def test_an_answer_that_comes_late_keeps_its_moment(answer, engine):
     assert stored.json()["answered_at"] == earlier
     assert stored.json()["received_at"] >= earlier + 3_600_000_000
     assert answer("annotator", asked, key="a", answered_at=earlier).status_code == 200
-    assert answer("annotator", asked, key="a", answered_at=earlier + 1).status_code == 422
 
 
-def test_an_answer_from_the_future_is_refused(answer, engine):
+def test_a_clock_that_is_ahead_costs_no_answer(answer, engine):
     (asked,) = engine.ask()
-    ahead = now() + 30_000_000
-    assert answer("annotator", asked, key="a", answered_at=ahead).status_code == 201
-    refused = answer("annotator", asked, key="b", answered_at=ahead + 60_000_000)
-    assert refused.status_code == 422
-    assert "more than a minute from now" in refused.json()["error"]
+    ahead = now() + 3_600_000_000
+    stored = answer("annotator", asked, key="a", answered_at=ahead)
+    assert stored.status_code == 201
+    assert stored.json()["answered_at"] == stored.json()["received_at"]
+    assert answer("annotator", asked, key="a", answered_at=ahead).status_code == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"NaN"])

@@ -105,7 +105,7 @@ class FeedbackBody(BaseModel):
     """Anything of the caller's own, kept as it is."""
     shown_at: Time | None = None
     answered_at: Time | None = None
-    """When the verdict was given, where it is sent later; at most a minute from now."""
+    """When the verdict was given, where it is sent later; one in the future counts as now."""
     lead_time_ms: Whole | None = None
     annotator_kind: AnnotatorKind = "HUMAN"
 

@@ -1,6 +1,6 @@
 """Changes to answers: given once, replaced, taken back, brought back from a file."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
@@ -33,7 +33,7 @@ def answer(
     """Store a verdict, unless it is stored already."""
     stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
     if stored is not None:
-        _same(stored, given)
+        _same(stored, replace(given, answered_at=None))
         return _record(connection, stored["id"], repeated=True)
     _known(connection, given.prediction_id)
     question = _question(connection, given.prediction_id)
@@ -145,7 +145,7 @@ def _retire(connection: Connection, feedback_id: str) -> None:
 def _same(stored: RowMapping, given: GivenAnswer) -> None:
     """Refuse an answer that says something else than the stored one of its key.
 
-    The lease is how they came by the question; a moment that is not told is the stored one's.
+    The lease is how they came by the question; a moment that is left out is the stored one's.
     """
     told = _columns(given, at=stored["answered_at"])
     for name in _SAID:
