@@ -196,3 +196,25 @@ def test_while_going_back_cannot_be_logged_requests_are_refused_and_nothing_is_k
             assert [one.reason for one in store.snapshots()] == ["source"]
         went_back(engine)
         assert serve(engine, 2).model_version == "2.0"
+
+
+def test_while_the_state_to_go_back_to_does_not_fit_no_files_pile_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "_PATIENCE", 0.0)
+    with running(tmp_path) as (engine, store):
+        engine.pause("ada", "to break it").result(20)
+        serve(engine, 0)
+        fail_once(engine, torch.OutOfMemoryError("no room for the step"))
+        tried = []
+
+        def too_large(_):
+            tried.append(1)
+            raise torch.OutOfMemoryError("no room for the state")
+
+        with monkeypatch.context() as full:
+            full.setattr(engine._worker.learner, "load", too_large)
+            engine.resume("ada").result(20)
+            until(lambda: len(tried) > 2)
+        until(lambda: engine.status().model_version != "1.0")
+        assert serve(engine, 1).model_version == engine.status().model_version
+        until(lambda: len(store.snapshots()) == 2)
+        assert len(list((tmp_path / "snapshots").iterdir())) == 2

@@ -156,11 +156,13 @@ def test_what_the_guard_knows_outlives_the_process(tmp_path):
         for number in range(3):
             learn(engine, number)
         engine.ping().result(20)
-        before, watch = engine.status(), engine._worker.watch
-        known = watch.state_dict()
+        before, worker = engine.status(), engine._worker
+        known, same = worker.watch.state_dict(), worker.gauge.state_dict()
         assert known["detector"]["reference"]["windows"] == 3
+        assert len(same["same"]) == 3
     with running(tmp_path) as (engine, _):
         assert engine._worker.watch.state_dict() == known
+        assert engine._worker.gauge.state_dict() == same
         after = engine.status()
         assert after.history == before.history
         assert after.confidence == before.confidence
@@ -175,7 +177,7 @@ def test_a_crash_loses_at_most_the_last_seconds_of_it(tmp_path):
         assert len(engine.status().history["at"]) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"detector": {}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"watch": {}}'])
 def test_where_its_file_is_damaged_the_guard_begins_anew(tmp_path, caplog, content):
     with running(tmp_path) as (engine, _):
         learn(engine, 0)

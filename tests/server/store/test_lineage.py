@@ -141,6 +141,29 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     assert again.reentered == ()
 
 
+def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_later_ones(answered):
+    """As when newer files are damaged: 0 is in 1.1, 1 in 2.2 after a crash, 2 in 3.3 after another.
+
+    What was learned in 4.2, and gone back from, is not learned again.
+    """
+    learn(answered, "1.1", answered.take(1).result())
+    oldest = kept = answered.snapshot(snapshot(1, "1.1")).result()
+    for lineage in (2, 3):
+        begun = snapshot(2 * lineage, f"{lineage}.{kept.step}", "recovered")
+        assert answered.recovered(kept.id, new=begun).result().reentered == ()
+        version = f"{lineage}.{kept.step + 1}"
+        learn(answered, version, answered.take(1).result())
+        kept = answered.snapshot(snapshot(2 * lineage + 1, version)).result()
+    recovered = answered.recovered(oldest.id, new=snapshot(8, "4.1", "recovered")).result()
+    assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k1", "k2"]
+    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
+    learn(answered, "4.2", answered.take(1).result())
+    answered.rolled_back(
+        oldest.id, snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
+    ).result()
+    assert answered.recovered(oldest.id).result().reentered == ()
+
+
 def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
     kept = answered.snapshot(snapshot(1, "1.0")).result()
     taken = answered.take(2).result()

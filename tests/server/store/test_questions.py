@@ -173,6 +173,9 @@ def test_an_audit_counts_once_however_many_judge_it(served_ten):
     served_ten.answer(given(1, by="bert")).result()
     assert [one.correct for one in served_ten.audits()] == [False, True]
     assert served_ten.n_audits() == 2
+    later = {"since": first.seq}
+    assert [one.prediction_id for one in served_ten.audits(**later)] == [name(1)]
+    assert served_ten.n_audits(**later) == 1
     served_ten.undo(first.id, "anna").result()
     assert [one.correct for one in served_ten.audits()] == [True, True]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from bitta.server.engine.learner import Learner
 from bitta.server.guard import Audited, GuardConfig, SameAsSource
@@ -50,6 +51,14 @@ class Gauge:
                 total=self._store.n_audits(since=self.lineage_began),
             )
         return self._audited
+
+    def state_dict(self) -> dict[str, Any]:
+        """What cannot be read again."""
+        return {"same": self._same.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._same.load_state_dict(state["same"])
 
     def answers(self) -> int:
         """How many were received in the last minute."""

@@ -185,7 +185,11 @@ class Keeper:
                 by=by,
                 again=again,
             ).result()
-        self._learner.load(self._path(snapshot))
+        try:
+            self._learner.load(self._path(snapshot))
+        except RuntimeError:  # for want of memory, as torch says it: the next try makes its own
+            self._drop([snapshot])
+            raise
         self.last = snapshot
         self._steps, self._since = 0, monotonic()
         return snapshot

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from bitta.types import Prediction, Query
 
 _MINUTE = 60_000_000
 """Microseconds."""
+_SECOND = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +76,7 @@ class Ledger:
         self.unwritten = 0
         """Predictions given out that are not stored yet."""
         self._writing: deque[tuple[Future[None], int]] = deque()
+        self._expire_at = 0.0
 
     def enter(
         self,
@@ -130,6 +133,12 @@ class Ledger:
             since = self._clock() - _MINUTE
             return self._store.open_questions(since=since) >= self._config.max_open
         return True
+
+    def expire(self) -> None:
+        """Questions whose time is over are no longer open, seen every second."""
+        if monotonic() >= self._expire_at and self._store.trouble is None:
+            self._expire_at = monotonic() + _SECOND
+            self._store.expire()
 
     def input(self, answer: PendingAnswer) -> Tensor | None:
         """What an answer is about, where it can still be found."""

@@ -30,8 +30,7 @@ from bitta.types import Prediction
 _log = logging.getLogger(__name__)
 _IDLE = 0.05  # seconds between two looks at the clock
 _LAST_WRITE = 10.0  # seconds that a full or locked database is waited for at the end
-_PATIENCE = 1.0  # seconds between two tries to go back
-_SECOND = 1.0  # between two looks at questions that nobody has answered
+_PATIENCE, _MOST_PATIENCE = 1.0, 60.0  # seconds between two tries to go back
 PAUSED = "paused by an operator"
 """Where no reason was given."""
 _TORCH = (RuntimeError, BittaError)
@@ -64,14 +63,14 @@ class Worker(Thread):
         self.gauge = Gauge(store, learner, config.guard, clock=clock)
         self.duty = DutyCycle(config.duty)
         self.study = Study(learner, store, self.ledger, self.duty, clock=clock)
-        self.notebook = Notebook(data_dir)
+        self.notebook = Notebook(data_dir, {"watch": self.watch, "gauge": self.gauge})
         self.paused = ""
         """Why it does not learn; empty while it does."""
         self.failure = ""
         """What has failed, until somebody lets it learn again."""
         self._astray = False
         """Whether what failed has left the model in a state that must not serve."""
-        self._not_before = self._expire_at = 0.0
+        self._not_before, self._patience = 0.0, _PATIENCE
         self.beat = monotonic()
         """When it last went round, or got further in a step."""
         self.n_served = 0
@@ -96,7 +95,7 @@ class Worker(Thread):
         self._offset = self.store.counts().served - self.learner.n_seen
         back = self.store.last_event(("rollback",))
         self.gauge.lineage_began = 0 if back is None else back.seq
-        self.notebook.read(self.watch.load_state_dict)
+        self.notebook.read()
         self._stay_paused()
         self.start()
 
@@ -129,7 +128,7 @@ class Worker(Thread):
             return
         if requests:
             self._serve(requests)
-        self._expire()
+        self.ledger.expire()
         # First what is due to be kept: a step under way would have to settle before.
         if self.keeper.due and self.study.settled and self.store.trouble is None:
             with suppress(StoreError):  # tried again in a while
@@ -138,12 +137,6 @@ class Worker(Thread):
             self.study.give_back()
         elif self.study.due and self._compiler.finished():
             self._learn()
-
-    def _expire(self) -> None:
-        """Questions whose time is over are no longer open, seen every second."""
-        if monotonic() >= self._expire_at and self.store.trouble is None:
-            self._expire_at = monotonic() + _SECOND
-            self.store.expire()
 
     def _has_failed(self, error: Exception) -> None:
         """Learn no more for now, and go back soon: not in here, as the error holds on to memory."""
@@ -155,13 +148,14 @@ class Worker(Thread):
 
     def _go_back(self) -> None:
         """To the newest snapshot, as after a crash; where that cannot be logged, later."""
-        self._not_before = monotonic() + _PATIENCE
+        self._not_before = monotonic() + self._patience
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
         try:
             self.roll_back(self.keeper.newest(), by="guard", reason=self.failure, again=True)
         except (BittaError, OSError) as error:
             _log.warning("the model cannot go back yet: %s", brief(error))
         else:
-            self._not_before = 0.0
+            self._not_before, self._patience = 0.0, _PATIENCE
             self.store.event("paused", {"by": "guard", "reason": self.failure})
 
     def stop(self) -> None:
@@ -172,7 +166,7 @@ class Worker(Thread):
             left.done.set_exception(BittaError("the server is shutting down; try again soon."))
         self.study.give_back()
         self.study.settle(_LAST_WRITE)
-        self.notebook.write(self.watch.state_dict, now=True)
+        self.notebook.write(now=True)
         if self.study.settled and self._whole:
             with suppress(StoreError):  # the next start goes on from the one before
                 self.keeper.stopped()
@@ -275,7 +269,7 @@ class Worker(Thread):
         verdict = self.watch.window(
             self.distance, self.gauge.audited(), agreement, self.gauge.answers()
         )
-        self.notebook.write(self.watch.state_dict)
+        self.notebook.write()
         if verdict.state != "collapsed" or not self.config.rollback:
             return
         if self._during is not None or self.paused:
@@ -302,7 +296,7 @@ class Worker(Thread):
         self._offset = position - self.learner.n_seen
         self.gauge.lineage_began = snapshot.seq
         self.watch.rolled_back(to_source=snapshot.step == 0)
-        self.notebook.write(self.watch.state_dict, now=True)
+        self.notebook.write(now=True)
         return snapshot.model_version
 
     def _learn(self) -> None:

@@ -1,7 +1,7 @@
 """Accuracy on questions drawn by chance, which nothing biases."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -67,7 +67,7 @@ class Audited:
 class SameAsSource:
     """Whether the source weights give the class that was served, for the newest predictions.
 
-    To be told when an audit is asked for; what has been forgotten, as after a restart, is None.
+    To be told when an audit is asked for; what has been forgotten is None.
     """
 
     def __init__(self, size: int = 1000) -> None:
@@ -84,3 +84,13 @@ class SameAsSource:
     def of(self, prediction_id: str) -> bool | None:
         """None where it is not known."""
         return self._same.get(prediction_id)
+
+    def state_dict(self) -> dict[str, bool]:
+        """By prediction, oldest first."""
+        return dict(self._same)
+
+    def load_state_dict(self, state: Mapping[str, bool]) -> None:
+        """Go on from a saved state, within the size of now."""
+        self._same.clear()
+        for prediction_id, same in state.items():
+            self.add(prediction_id, same=same)

@@ -228,21 +228,24 @@ def recovered(
 
 
 def _reenter(connection: Connection, target: Snapshot) -> list[str]:
-    """Let what was claimed, or learned after a snapshot, pend again; ids of the latter, by seq."""
-    after = learned_after(target)
+    """Let what was claimed, or learned after a snapshot, pend again; ids of the latter, by seq.
+
+    A lineage that a restart has ended goes on in the next.
+    """
+    went_on = way(connection, through=["recovered"])
+    later = [one for one in went_on if one > target.lineage] if target.lineage in went_on else []
+    after = learned_after(target, *later)
     standing = select(feedback.c.id).where(after, feedback.c.standing).order_by(feedback.c.seq)
     ids = list(connection.execute(standing).scalars())
     connection.execute(update(feedback).where(_claimed() | after).values(**_AGAIN))
     return ids
 
 
-def learned_after(found: Snapshot) -> ColumnElement[bool]:
-    """Hold for answers that entered the memory in the snapshot's lineage, after it."""
-    return and_(
-        feedback.c.status == "applied",
-        feedback.c.applied_lineage == found.lineage,
-        feedback.c.applied_step > found.step,
-    )
+def learned_after(found: Snapshot, *lineages: int) -> ColumnElement[bool]:
+    """Hold for answers that entered the memory in the snapshot's lineage after it, or in these."""
+    here = (feedback.c.applied_lineage == found.lineage) & (feedback.c.applied_step > found.step)
+    there = feedback.c.applied_lineage.in_(lineages)
+    return and_(feedback.c.status == "applied", here | there)
 
 
 def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:

@@ -263,7 +263,8 @@ class Reads:
     def n_audits(self, *, since: int = 0) -> int:
         """How many there are."""
         distinct = func.count(feedback.c.prediction_id.distinct()).label("n")
-        found = select(distinct).where(feedback.c.seq > since, *_of_audits(feedback))
+        new = feedback.c.seq > since
+        found = select(distinct).where(new, *_of_audits(feedback), ~_said_before())
         return int(self._rows(found)[0]["n"])
 
     def image(self, sha256: str) -> ImageRecord | None:

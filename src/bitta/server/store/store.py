@@ -207,7 +207,7 @@ class Store(Reads):
         change = partial(
             lineage.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
         )
-        return self.submit(change)
+        return self.submit(change, must=True)
 
     def snapshot(self, new: NewSnapshot) -> Future[Snapshot]:
         """Record a snapshot whose file is already durable."""

@@ -75,6 +75,7 @@ def tree(name: str, given: object, *, most: int) -> None:
         raise InputError(f"{name} is {type(given).__name__}; give an object")
     try:
         written = canonical(given)
+        json.dumps(given, ensure_ascii=False).encode()  # an export must be able to write it
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is no JSON ({error}); give text, numbers and lists") from error
     if len(written) > most:

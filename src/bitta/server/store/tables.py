@@ -107,6 +107,7 @@ feedback = Table(
     Column("applied_lineage", Integer),
     Column("applied_step", BigInteger),
     Index("ix_feedback_status_seq", "status", "seq"),
+    Index("ix_feedback_selection_reason_seq", "selection_reason", "seq"),
     Index("ix_feedback_annotator_id_seq", "annotator_id", "seq"),
     Index("ix_feedback_applied_lineage_applied_step", "applied_lineage", "applied_step"),
     Index("ix_feedback_prediction_id_annotator_id", "prediction_id", "annotator_id"),

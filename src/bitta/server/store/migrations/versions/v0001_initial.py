@@ -142,6 +142,7 @@ def _feedback() -> None:
         sa.Column("supersedes_id", sa.String(26)),
         sa.Column("applied_in_version", sa.String(40)),
         sa.Column("weight", sa.Float(53), nullable=False),
+        sa.Column("body_hash", sa.String(64), nullable=False),
         sa.Column("standing", sa.Boolean, nullable=False),
         sa.Column("undone_seq", _SEQ),
         sa.Column("taken_at", sa.BigInteger),
