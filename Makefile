@@ -26,6 +26,7 @@ soak: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint deploy/Dockerfile
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -149,12 +149,11 @@ def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_la
     learn(answered, "1.1", answered.take(1).result())
     oldest = kept = answered.snapshot(snapshot(1, "1.1")).result()
     for lineage in (2, 3):
-        begun = snapshot(2 * lineage, f"{lineage}.{kept.step}", "recovered")
-        assert answered.recovered(kept.id, new=begun).result().reentered == ()
+        assert answered.recovered(kept.id, lineage=lineage).result().reentered == ()
         version = f"{lineage}.{kept.step + 1}"
         learn(answered, version, answered.take(1).result())
-        kept = answered.snapshot(snapshot(2 * lineage + 1, version)).result()
-    recovered = answered.recovered(oldest.id, new=snapshot(8, "4.1", "recovered")).result()
+        kept = answered.snapshot(snapshot(lineage, version)).result()
+    recovered = answered.recovered(oldest.id, lineage=4).result()
     assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k1", "k2"]
     assert ids(answered.pending()) == [1, 2, 3, 4, 5]
     learn(answered, "4.2", answered.take(1).result())

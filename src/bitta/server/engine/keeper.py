@@ -15,14 +15,7 @@ from bitta.errors import InputError
 from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.continued import require_same
 from bitta.server.engine.learner import Learner, copy_into_lineage
-from bitta.server.store import (
-    NewSnapshot,
-    Recovered,
-    Snapshot,
-    SnapshotReason,
-    Store,
-    new_id,
-)
+from bitta.server.store import NewSnapshot, Snapshot, SnapshotReason, Store, new_id
 from bitta.server.store.errors import StoreError, UnknownSnapshot
 from bitta.server.store.trouble import of_disk
 from bitta.version import __version__
@@ -62,12 +55,15 @@ class Keeper:
         if self._kept():
             snapshot = self._newest()
             self._sweep()
-            recovered = self._recovered(snapshot)
-            self.last = recovered.snapshot
-            self._learner.load(self._path(self.last))
+            self._learner.load(self._path(snapshot))
+            self._learner.lineage = lineage = self._next_lineage(snapshot)
+            other = None if lineage == snapshot.lineage else lineage
+            recovered = self._store.recovered(snapshot.id, self._environment, lineage=other)
+            self.last = snapshot
             return (
-                f"version {self.last.model_version} from snapshot {snapshot.id}; "
-                f"{len(recovered.reentered)} answers learned from after it are taken in again"
+                f"version {self._learner.version} from snapshot {snapshot.id}; "
+                f"{len(recovered.result().reentered)} answers learned from after it are taken in "
+                "again"
             )
         self._store.event(
             "started",
@@ -80,19 +76,14 @@ class Keeper:
         self.take("source")
         return f"version {self._learner.version}, as given"
 
-    def _recovered(self, snapshot: Snapshot) -> Recovered:
-        """In another lineage, unless the process before has kept its last state and said so.
+    def _next_lineage(self, snapshot: Snapshot) -> int:
+        """Another one, unless the process before has kept its last state and said so.
 
         Steps that were lost have served, maybe; their versions must not name other weights.
         """
         last = self._store.last_event(("started", "recovered", "stopped"))
-        if last is not None and last.body.get("kept") == snapshot.id:
-            return self._store.recovered(snapshot.id, self._environment).result()
-        with self._copied(snapshot, "recovered") as new:
-            recovered = self._store.recovered(snapshot.id, self._environment, new=new).result()
-        if snapshot.reason == "recovered":  # the same weights
-            self._drop([snapshot])
-        return recovered
+        orderly = last is not None and last.body.get("kept") == snapshot.id
+        return snapshot.lineage if orderly else self._store.newest_lineage() + 1
 
     def stopped(self) -> None:
         """Keep the last state, and say so: nothing serves after it."""
@@ -176,7 +167,13 @@ class Keeper:
 
     def _begun_anew(self, target: Snapshot, *, by: str, reason: str, again: bool) -> Snapshot:
         """The model goes back last: where the disk or the database fails, nothing has changed."""
-        with self._copied(target, "rollback") as new:
+        lineage = self._store.newest_lineage() + 1
+        name = new_id(self._clock())
+        path = self._data_dir / FOLDER / f"{name}.safetensors"
+        with self._kept_whole(path):
+            copy_into_lineage(self._path(target), path, lineage=lineage)
+            version = f"{lineage}.{target.step}"
+            new = _described(path, name, version, target.weights_hash, "rollback")
             snapshot = self._store.rolled_back(
                 target.id,
                 new,
@@ -186,24 +183,13 @@ class Keeper:
                 again=again,
             ).result()
         try:
-            self._learner.load(self._path(snapshot))
+            self._learner.load(path)
         except RuntimeError:  # for want of memory, as torch says it: the next try makes its own
             self._drop([snapshot])
             raise
         self.last = snapshot
         self._steps, self._since = 0, monotonic()
         return snapshot
-
-    @contextmanager
-    def _copied(self, target: Snapshot, reason: SnapshotReason) -> Iterator[NewSnapshot]:
-        """A file of the same state that begins the next lineage; no other has its number."""
-        lineage = max(one.lineage for one in self._store.snapshots(dropped=True)) + 1
-        name = new_id(self._clock())
-        path = self._data_dir / FOLDER / f"{name}.safetensors"
-        with self._kept_whole(path):
-            copy_into_lineage(self._path(target), path, lineage=lineage)
-            version = f"{lineage}.{target.step}"
-            yield _described(path, name, version, target.weights_hash, reason)
 
     @contextmanager
     def _kept_whole(self, path: Path) -> Iterator[None]:
@@ -241,7 +227,7 @@ class Keeper:
 
     def _drop_old(self) -> None:
         """All but the source, the newest, and those that somebody asked for or went back to."""
-        kept = [one for one in self._kept() if one.reason in ("interval", "recovered")]
+        kept = [one for one in self._kept() if one.reason == "interval"]
         if old := kept[: -self._config.keep_snapshots]:
             self._drop(old)
 

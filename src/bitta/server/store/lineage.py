@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     case,
     exists,
+    func,
     insert,
     select,
     update,
@@ -100,21 +101,32 @@ def way(
 
     `through` are the kinds of events at which one goes over into another.
     """
-    taken = [as_snapshot(row) for row in connection.execute(select(snapshots)).mappings()]
-    places = {one.id: (one.lineage, one.step) for one in taken}
+    taken = connection.execute(select(snapshots.c.id, snapshots.c.lineage, snapshots.c.step))
+    places = {id_: (lineage, step) for id_, lineage, step in taken}
     found = select(events.c.body).where(events.c.kind.in_(through))
-    bodies = [json.loads(body) for body in connection.execute(found).scalars()]
     left = {
         parse_version(body["version"])[0]: places[body.get("snapshot_id") or body["snapshot"]]
-        for body in bodies
+        for body in map(json.loads, connection.execute(found).scalars())
         if "version" in body
     }
-    lineage = max((one.lineage for one in taken if one.dropped_at is None), default=1)
+    lineage = newest_lineage(connection, dropped=False)
     came_by = {lineage: sys.maxsize}
     while lineage in left:
         lineage, step = left[lineage]
         came_by[lineage] = step
     return came_by
+
+
+def newest_lineage(connection: Connection, *, dropped: bool = True) -> int:
+    """The last that was begun; `dropped`: also where its snapshot is gone, as if it had not been.
+
+    A restart has no snapshot of its own.
+    """
+    kept = [] if dropped else [snapshots.c.dropped_at.is_(None)]
+    found = connection.execute(select(func.max(snapshots.c.lineage)).where(*kept)).scalar() or 1
+    restarts = select(events.c.body).where(events.c.kind == "recovered")
+    versions = [json.loads(body).get("version") for body in connection.execute(restarts).scalars()]
+    return max([found, *(parse_version(one)[0] for one in versions if one)])
 
 
 def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
@@ -212,7 +224,7 @@ def recovered(
     connection: Connection,
     *,
     snapshot_id: str,
-    new: NewSnapshot | None,
+    lineage: int | None,
     environment: Mapping[str, Any],
     at: int,
 ) -> Recovered:
@@ -220,11 +232,9 @@ def recovered(
     target = find_snapshot(connection, snapshot_id)
     ids = _reenter(connection, target)
     body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
-    if new is not None:
-        body["version"] = new.model_version
-    seq = append(connection, kind="recovered", body=body, at=at)
-    begun = target if new is None else snapshot(connection, new=new, at=at)
-    return Recovered(seq, tuple(ids), begun)
+    if lineage is not None:
+        body["version"] = f"{lineage}.{target.step}"
+    return Recovered(append(connection, kind="recovered", body=body, at=at), tuple(ids))
 
 
 def _reenter(connection: Connection, target: Snapshot) -> list[str]:

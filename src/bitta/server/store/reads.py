@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from bitta.server.store.answers import PENDING
-from bitta.server.store.lineage import learned_after, way
+from bitta.server.store.lineage import learned_after, newest_lineage, way
 from bitta.server.store.pictures import find_image
 from bitta.server.store.records import (
     AnnotatorCount,
@@ -113,6 +113,11 @@ class Reads:
         """Lineages that only restarts parted from the newest, with the last step of each."""
         with reading(self._reader) as connection:
             return way(connection, through=["recovered"])
+
+    def newest_lineage(self) -> int:
+        """The last that was begun, whatever became of it."""
+        with reading(self._reader) as connection:
+            return newest_lineage(connection)
 
     def last_seq(self) -> int:
         """Seq of the newest event; 0 where there is none."""

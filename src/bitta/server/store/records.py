@@ -11,7 +11,7 @@ AnnotatorKind = Literal["HUMAN", "CODE", "MODEL"]
 FeedbackStatus = Literal["pending", "applied", "expired", "superseded"]
 QuestionReason = Literal["uncertain", "audit"]
 QuestionStatus = Literal["open", "closed", "expired"]
-SnapshotReason = Literal["source", "interval", "asked", "rollback", "recovered"]
+SnapshotReason = Literal["source", "interval", "asked", "rollback"]
 Role = Literal["client", "annotator", "operator"]
 
 
@@ -302,8 +302,6 @@ class Recovered:
     seq: int
     reentered: tuple[str, ...]
     """Answers learned after the snapshot, pending again, in the order of their seq."""
-    snapshot: Snapshot
-    """What it goes on from: that snapshot, or its copy in the lineage that begins."""
 
 
 @dataclass(frozen=True, slots=True)

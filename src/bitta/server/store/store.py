@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from bitta.server.store import answers, lineage, pictures, questions
+from bitta.server.store import answers, pictures, questions
+from bitta.server.store import lineage as lineages
 from bitta.server.store.connect import Clock, Place, now
 from bitta.server.store.errors import Unavailable
 from bitta.server.store.ids import new_id, new_token
@@ -188,37 +189,37 @@ class Store(Reads):
         From here to `learned` or `release` an undo says that the answer is applied, so that
         nobody is told otherwise while the step runs. A restart forgets the claim.
         """
-        return self.submit(partial(lineage.take, limit=limit, at=self._clock()))
+        return self.submit(partial(lineages.take, limit=limit, at=self._clock()))
 
     def release(self, feedback_ids: Sequence[str]) -> Future[None]:
         """Give claimed answers back, as the step was not made; those undone meanwhile stay so."""
-        return self.submit(partial(lineage.release, feedback_ids=feedback_ids), must=True)
+        return self.submit(partial(lineages.release, feedback_ids=feedback_ids), must=True)
 
     def release_all(self) -> Future[None]:
         """Give back whatever is claimed, by a `take` whose outcome is not known too."""
-        return self.submit(lineage.forget_taken, must=True)
+        return self.submit(lineages.forget_taken, must=True)
 
     def learned(self, step: LearnedStep) -> Future[None]:
         """Log a step and mark its answers as applied, in one transaction."""
-        return self.submit(partial(lineage.learned, step=step, at=self._clock()), must=True)
+        return self.submit(partial(lineages.learned, step=step, at=self._clock()), must=True)
 
     def unusable(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
         """Mark pending answers as expired: their image is not there to learn from."""
         change = partial(
-            lineage.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
+            lineages.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
         )
         return self.submit(change, must=True)
 
     def snapshot(self, new: NewSnapshot) -> Future[Snapshot]:
         """Record a snapshot whose file is already durable."""
-        return self.submit(partial(lineage.snapshot, new=new, at=self._clock()))
+        return self.submit(partial(lineages.snapshot, new=new, at=self._clock()))
 
     def drop_snapshots(self, ids: Sequence[str], *, must: bool = False) -> Future[None]:
         """Mark snapshots as dropped; do this first, then remove their files.
 
         `must`: their files are gone already.
         """
-        return self.submit(partial(lineage.drop_snapshots, ids=ids, at=self._clock()), must=must)
+        return self.submit(partial(lineages.drop_snapshots, ids=ids, at=self._clock()), must=must)
 
     def rolled_back(
         self,
@@ -235,7 +236,7 @@ class Store(Reads):
         `again`: answers claimed, or learned after `to`, pend again, as after a restart.
         """
         change = partial(
-            lineage.rolled_back,
+            lineages.rolled_back,
             to=to,
             new=new,
             from_version=from_version,
@@ -251,16 +252,16 @@ class Store(Reads):
         snapshot_id: str,
         environment: Mapping[str, Any] = MappingProxyType({}),
         *,
-        new: NewSnapshot | None = None,
+        lineage: int | None = None,
     ) -> Future[Recovered]:
         """Log a restart from a snapshot: answers learned after it in its lineage pend again.
 
-        `new` is its copy in the lineage that begins, where the process before ended in disorder.
+        `lineage` is the one that begins, where the process before ended in disorder.
         """
         change = partial(
-            lineage.recovered,
+            lineages.recovered,
             snapshot_id=snapshot_id,
-            new=new,
+            lineage=lineage,
             environment=environment,
             at=self._clock(),
         )
@@ -291,5 +292,5 @@ class Store(Reads):
 
     def _finish_what_was_begun(self) -> None:
         """By a process that ended: steps that were not made, deletions whose file still lies."""
-        self.submit(lineage.forget_taken).result()
+        self.submit(lineages.forget_taken).result()
         self.images.sweep(self.deleted_images())
