@@ -34,12 +34,13 @@ def kills(kind, n, tell):
     """Kill a server on this kind of database n times; what was found, and what is wrong."""
     if why := missing(kind):
         return {}, [f"was not run; {why}"]
-    seconds, acknowledged, refused, predicted = [], [], set(), 0
+    seconds, cpu, acknowledged, refused, predicted = [], [], [], set(), 0
     with TemporaryDirectory() as folder, database(kind) as url:
         server = ServerProcess(Path(folder), database=url)
         try:
             for number, (took, load) in enumerate(restarts(server, n), 1):
                 seconds.append(round(took, 3))
+                cpu.append(round(server.cpu(), 2))
                 acknowledged += load.acknowledged
                 refused |= load.statuses()
                 predicted += load.n_predicted
@@ -51,19 +52,23 @@ def kills(kind, n, tell):
         "kills": n + n // 10,
         "predictions_served": predicted,
         **stored,
-        "seconds_to_ready": timed(seconds),
+        "seconds_to_ready": timed(seconds, cpu),
     }
     return found, _wrong(found, refused)
 
 
-def timed(seconds):
-    """All restarts in their order, and what is to be said of them."""
+def timed(seconds, cpu):
+    """All restarts in their order, and what is to be said of them.
+
+    What one had of a processor tells whether it was slow or was kept waiting.
+    """
     return {
         "median": median(seconds),
         "longest": max(seconds),
         "allowed": SECONDS,
         "too_long": sum(one >= SECONDS for one in seconds),
         "all": seconds,
+        "cpu": cpu,
     }
 
 
@@ -78,6 +83,7 @@ def _wrong(found, refused):
     if ready["too_long"]:
         wrong.append(
             f"{ready['too_long']} of {len(ready['all'])} restarts took {SECONDS:g} s or more, "
-            f"the longest {ready['longest']:.1f} s"
+            f"the longest {ready['longest']:.1f} s with "
+            f"{ready['cpu'][ready['all'].index(ready['longest'])]:.1f} s of a processor"
         )
     return wrong

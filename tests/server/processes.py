@@ -135,6 +135,11 @@ class ServerProcess:
         """What it has stored, while it does not run."""
         return Store.open(self.database, self.data_dir)
 
+    def cpu(self):
+        """Seconds of a processor's time that it has had."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
     def resident(self):
         """Bytes of memory it has now."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
