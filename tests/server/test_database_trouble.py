@@ -39,12 +39,20 @@ def under_load(server):
     check_stored(server, load.acknowledged)
 
 
-def check_refusals(server, load, served):
-    """Wait until nothing is promised any more, not an answer, not a prediction; what is said."""
+def check_refusals(server, load, served, *, again=lambda: None):
+    """Wait until nothing is promised any more, not an answer, not a prediction; what is said.
+
+    `again` is done while it is waited.
+    """
+
+    def refused_to_predict():
+        again()
+        return not_stored(load)
+
     with ThreadPoolExecutor() as pool, server.client("client") as client:
         answer = pool.submit(client.answer, served, correct=True)
         told = pool.submit(until, server.ready, seconds=60, what="it is not ready")
-        until(lambda: not_stored(load), seconds=60, what="predictions are refused")
+        until(refused_to_predict, seconds=60, what="predictions are refused", look=0.2)
         told.result()
         refused = answer.exception()
     assert isinstance(refused, UnavailableError)
@@ -113,7 +121,8 @@ def test_a_database_that_goes_away_is_waited_for(tmp_path, nursery):
         with under_load(server) as load:
             served = one_served(server)
             command("ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-            command(HANG_UP)
-            for sentence in check_refusals(server, load, served):
+            # A connection that was being made is not seen the first time, and would live on.
+            refusals = check_refusals(server, load, served, again=lambda: command(HANG_UP))
+            for sentence in refusals:
                 assert "the database cannot be" in sentence
             command("ALTER DATABASE {name} ALLOW_CONNECTIONS true")
