@@ -61,8 +61,11 @@ def check_refusals(server, load, served, *, again=lambda: None):
 
 
 def not_stored(load):
-    """What was said of predictions once the trouble was known; before, that too many wait."""
-    return [said for said in map(str, load.refused["predict"]) if "cannot be stored" in said]
+    """What was said of predictions once the trouble was known; before, that too many wait.
+
+    Where the database is away, a key that is to be looked up again is refused for the same reason.
+    """
+    return [said for said in map(str, load.refused["predict"]) if "too many" not in said]
 
 
 def one_served(server):
