@@ -46,7 +46,7 @@ def test_a_killed_server_is_back_within_three_seconds_on_a_quiet_machine(script)
 
 
 def test_after_200_kills_nothing_is_lost_and_one_in_a_hundred_took_three_seconds_at_most():
-    """The machine has spells in which everything takes twice as long: most of a start is torch."""
+    """Three seconds are wanted of every one; the run that is committed has one that took longer."""
     soak = measured("soak.json")
     assert soak["settings"]["kills"] == 100
     ready = []
