@@ -66,8 +66,9 @@ def lines(table: dict[str, Any]) -> list[str]:
     by_kill = [parts["kills_sqlite"], parts["kills_postgresql"]]
     ready = [seconds for part in by_kill for seconds in part["seconds_to_ready"]["all"]]
     too_long = sum(part["seconds_to_ready"]["too_long"] for part in by_kill)
-    resident, sent = parts["memory"]["resident_mib"], parts["pictures"]
-    before, after = sent["resident_mib"][-1]
+    watched, sent = parts["memory"], parts["pictures"]
+    *_, before, after = sent["most_resident_mib"]
+    least, most = watched["least_mib"], watched["most_mib"]
     return [
         f"Of {sum(part['acknowledged'] for part in by_kill):,} answers that were acknowledged "
         f"between {sum(part['kills'] for part in by_kill)} kills none was lost and none learned "
@@ -76,9 +77,11 @@ def lines(table: dict[str, Any]) -> list[str]:
         f"{max(ready):.1f} ({_middle(by_kill)}).",
         f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500, and "
         f"memory grew by {after - before:.1f} MiB the last time (allowed: {MOST:g}).",
-        f"In {parts['memory']['minutes']:g} minutes of serving, asking and learning, memory moved "
-        f"by {resident['slope_per_10_minutes']:+.1f} MiB in ten minutes (allowed: "
-        f"{parts['memory']['allowed_per_10_minutes']:g}).",
+        f"In {watched['minutes']:g} minutes of serving, asking and learning, what it keeps moved "
+        f"by {least['slope_per_10_minutes']:+.1f} MiB in ten minutes (allowed: "
+        f"{least['allowed_per_10_minutes']:g}), from {least['each'][0]:.0f} MiB to "
+        f"{least['each'][-1]:.0f}; the most it takes, with a step under way, from "
+        f"{most['median_of_first_half']:.0f} to {most['median_of_last_half']:.0f}.",
     ]
 
 

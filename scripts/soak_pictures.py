@@ -16,30 +16,30 @@ _SETTINGS = (
 _ROUND = 100
 """Pictures between two looks at the memory."""
 MOST = 16.0
-"""MiB by which the server may grow while it is sent the same pictures for the last time. Until then
-each thread that decodes may meet the worst of them, and keeps some of the memory it took, and what
-is imported late has been; whatever was kept of each picture would be kept again."""
+"""MiB by which the most that the server has, while it is sent the same pictures for the last time,
+may be above the most of the time before. Until then each thread that decodes may meet the worst of
+them, and what is imported late has been; whatever was kept of each picture would be kept again."""
 _BEFORE = 1000
 """Pictures that are sent at least before that."""
 
 
 def pictures(n, tell):
     """Send n broken pictures three times, few ones more often; what was found, and is wrong."""
-    statuses, said, sizes = {}, set(), []
+    statuses, said, most = {}, set(), []
     times = 1 + max(2, -(-_BEFORE // n))
     with TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder), settings=_SETTINGS)
         with server, server.client("client") as client:
             for time in range(1, times + 1):
-                sizes.append([server.resident() / 2**20])
+                most.append(server.resident() / 2**20)
                 for number, content in enumerate(_broken(n)):
                     status, sentence = _sent(client, content)
                     statuses[status] = statuses.get(status, 0) + 1
                     said.add(sentence)
                     if (number + 1) % _ROUND == 0 or number + 1 == n:
-                        sizes[-1].append(server.resident() / 2**20)
+                        most[-1] = max(most[-1], server.resident() / 2**20)
                         tell(f"{number + 1} of {n}, time {time} of {times}, "
-                             f"{sizes[-1][-1]:.0f} MiB")  # fmt: skip
+                             f"{most[-1]:.0f} MiB at most")  # fmt: skip
             server.wait_ready()
         traced = "raceback" in server.log.read_text(errors="replace")
     found = {
@@ -48,7 +48,7 @@ def pictures(n, tell):
         "bytes": sum(map(len, _broken(n))),
         "statuses": {str(status): count for status, count in sorted(statuses.items())},
         "sentences": len(said - {""}),
-        "resident_mib": [(each[0], each[-1]) for each in sizes],
+        "most_resident_mib": most,
     }
     return found, _wrong(found, traced)
 
@@ -79,7 +79,7 @@ def _wrong(found, traced):
         wrong.append("all pictures were treated alike")
     if traced:
         wrong.append("the log holds a traceback")
-    before, after = found["resident_mib"][-1]
+    *_, before, after = found["most_resident_mib"]
     if after - before > MOST:
         wrong.append(f"memory grew by {after - before:.1f} MiB the last time")
     return wrong

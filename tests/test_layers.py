@@ -12,7 +12,7 @@ import bitta
 
 ROOT = Path(bitta.__file__).parent
 LAYERS = [
-    {"types", "errors", "seeding", "config", "statefile", "version"},
+    {"allocator", "types", "errors", "seeding", "config", "statefile", "version"},
     {"losses", "nn", "memory", "augment"},
     {"adapter", "gradient", "unsupervised", "mecta", "policies", "statistics"},
     {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from bitta.cli.allocator import keep_freed_memory
+from bitta.allocator import keep_freed_memory
 from bitta.errors import BittaError
 from bitta.version import __version__
 

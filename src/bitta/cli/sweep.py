@@ -9,12 +9,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
+from bitta.allocator import keep_freed_memory
 from bitta.bench.board import Board, Row
 from bitta.bench.device import device_named
 from bitta.bench.expand import read_jobs
 from bitta.bench.sweep import sweep
 from bitta.bench.worker import Manner, work
-from bitta.cli.allocator import keep_freed_memory
 from bitta.cli.execution import add_execution
 from bitta.cli.signals import stop_on_signal
 from bitta.config import require

@@ -21,6 +21,7 @@ from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Stopwatch
 from bitta.server.engine.notebook import Notebook
 from bitta.server.engine.study import Study
+from bitta.server.engine.tidy import Tidy
 from bitta.server.engine.watch import Watch
 from bitta.server.guard import DutyCycle
 from bitta.server.store import Store, Unavailable
@@ -64,6 +65,7 @@ class Worker(Thread):
         self.duty = DutyCycle(config.duty)
         self.study = Study(learner, store, self.ledger, self.duty, clock=clock)
         self.notebook = Notebook(data_dir, {"watch": self.watch, "gauge": self.gauge})
+        self.tidy = Tidy()
         self.paused = ""
         """Why it does not learn; empty while it does."""
         self.failure = ""
@@ -128,6 +130,7 @@ class Worker(Thread):
             return
         if requests:
             self._serve(requests)
+            self.tidy.used()
         self.ledger.expire()
         # First what is due to be kept: a step under way would have to settle before.
         if self.keeper.due and self.study.settled and self.store.trouble is None:
@@ -137,6 +140,8 @@ class Worker(Thread):
             self.study.give_back()
         elif self.study.due and self._compiler.finished():
             self._learn()
+            self.tidy.used()
+        self.tidy.when_due()
 
     def _has_failed(self, error: Exception) -> None:
         """Learn no more for now, and go back soon: not in here, as the error holds on to memory."""

@@ -1,4 +1,4 @@
-"""Memory that a command has freed stays with it."""
+"""What becomes of memory that was freed: a command keeps it, a server gives it back in time."""
 
 import ctypes
 
@@ -19,5 +19,18 @@ def keep_freed_memory() -> None:
         library.mallopt(_MMAP_THRESHOLD, _PLENTY)
         library.mallopt(_TRIM_THRESHOLD, _PLENTY)
         library.mallopt(_MOST_ARENAS, 1)
+    except (AttributeError, OSError, TypeError):  # not the GNU C library
+        return
+
+
+def give_back_freed_memory() -> None:
+    """Return every free page of the heap to the system, also those between blocks in use.
+
+    What is kept is only of use where the next block fits into it. Where something small came to lie
+    in a hole, the large block that used to fit is put elsewhere, and the heap grows by a hole that
+    is never filled again. Where there is no such call, nothing changes.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError, TypeError):  # not the GNU C library
         return
