@@ -135,6 +135,43 @@ def test_after_a_reset_captured_steps_start_afresh():
     assert steps(session, range(8)) == first
 
 
+@pytest.fixture
+def most_reserved():
+    """The most memory that a session takes whose memory grows with every so many batches."""
+
+    def of(*, every):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        settings = SMALL | {"correct_memory": 40, "incorrect_memory": 40, "n_queries": 1}
+        session = Session(toy_classifier().cuda(), **settings, precision="float32")
+        for number in range(120):
+            prediction = session.predict(torch.rand(64, 3, 64, 64, generator=generator(number)))
+            if number % every == 0:
+                query = prediction.queries[0]
+                session.answer(query.id, correct=query.index % 2 == 0)
+            session.learn()
+        session.close()
+        return torch.cuda.max_memory_reserved() - before
+
+    return of
+
+
+def test_a_memory_that_fills_slowly_takes_little_more_than_one_that_is_soon_full(most_reserved):
+    """Each answer gives a step another shape, which is steady until the next one comes."""
+    assert most_reserved(every=6) < 1.5 * most_reserved(every=1)
+
+
+def test_another_batch_size_now_and_then_leaves_what_is_captured():
+    session = Session(toy_classifier().cuda(), method="tent", precision="float32")
+    for number in range(60):
+        if number == 10:
+            spent = session.adapter.network.graphs.seconds
+        session.predict(images(number, 5 if number > 10 and number % 3 == 0 else 12))
+        session.learn()
+    assert session.adapter.network.graphs.seconds == spent > 0
+
+
 class Asks(nn.Module):
     """Looks at a value in its forward, which no graph can."""
 

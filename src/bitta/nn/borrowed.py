@@ -93,8 +93,8 @@ class Borrowed:
         with torch.cuda.device_of(inputs[0]):
             if not self.execution.graphs or self._hooked:
                 return work(*inputs, chance=chance)
-            where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
-            outputs = self.graphs.run((name, where), work, inputs, chance, turn=turn)
+            weights = list(self.model.parameters())
+            outputs = self.graphs.run(name, work, inputs, chance, weights=weights, turn=turn)
         self.execution = replace(self.execution, graphs=self.graphs.enabled)
         return outputs
 

@@ -1,12 +1,11 @@
 """Work that repeats with the same shapes, captured as CUDA graphs and replayed."""
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ Work: TypeAlias = Callable[..., Tensors]
 """A function of tensors and, as `chance`, of what it draws; it may change weights in place."""
 
 _STEADY_TURNS = 3
-_N_KEPT = 8
 
 
 @dataclass(slots=True)
@@ -50,16 +48,20 @@ class Counts:
 
 
 class Graphs:
-    """Runs work plainly until its shapes have been the same for a few turns, then replays it."""
+    """Runs work plainly until its shapes have been the same for a few turns, then replays it.
+
+    One graph is kept for each name, in memory of its own: a memory that fills gives a step a new
+    shape with every answer, and none of them comes again. Whenever the shapes of some work settle
+    anew it has to be steady for twice as long, so that little is captured in vain.
+    """
 
     def __init__(self, counts: Counts, *, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds = 0.0
         """Spent on capturing so far."""
         self._counts = counts
-        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
+        self._graphs: dict[Hashable, _Graph] = {}
         self._steady: dict[Hashable, _Steady] = {}
-        self._pool: Any = None
         self._busy = False
 
     def run(
@@ -69,23 +71,29 @@ class Graphs:
         inputs: Sequence[Tensor],
         chance: Chance,
         *,
+        weights: Sequence[Tensor],
         turn: int | None = None,
     ) -> Tensors:
         """What `work` gives for these inputs, drawing from `chance`.
 
-        Work called `name` that differs in more than its inputs' values must not share the name.
-        Calls within one `turn` count once; None makes every call a turn.
+        Work called `name` that differs in more than its inputs' values, or in where the `weights`
+        lie, must not share the name. Calls within one `turn` count once; None makes every call a
+        turn.
         """
         if not self.enabled or self._busy:
             return work(*inputs, chance=chance)
-        signature = (name, *((x.shape, x.stride(), x.dtype) for x in inputs))
-        if signature in self._graphs:
-            self._graphs.move_to_end(signature)
-            return self._graphs[signature].replay(inputs, chance.key)
+        signature = (
+            *((x.shape, x.stride(), x.dtype) for x in inputs),
+            *(weight.data_ptr() for weight in weights),
+        )
         steady = self._steady.setdefault(name, _Steady())
+        if name in self._graphs and steady.captured == signature:
+            steady.again()
+            return self._graphs[name].replay(inputs, chance.key)
         steady.see(signature, turn)
-        if steady.turns > _STEADY_TURNS and self._capture(signature, work, inputs, steady.places):
-            return self._graphs[signature].first(inputs, chance.key)
+        if steady.turns > steady.patience and self._capture(name, work, inputs, steady.places):
+            steady.caught()
+            return self._graphs[name].first(inputs, chance.key)
         noted = _Noted(chance.key)
         with self._nothing_inside():
             outputs = work(*inputs, chance=noted)
@@ -98,16 +106,15 @@ class Graphs:
         self._steady.clear()
 
     def _capture(
-        self, signature: Hashable, work: Work, inputs: Sequence[Tensor], places: "Places"
+        self, name: Hashable, work: Work, inputs: Sequence[Tensor], places: "Places"
     ) -> bool:
         started, counted = perf_counter(), self._counts.values()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        self._graphs.pop(name, None)  # its memory is free before the next one's is taken
         # The plain runs' matmul workspaces are not needed any more; capturing takes its own.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with self._nothing_inside():
-                graph = _Graph(work, inputs, places, self._counts, self._pool)
+                graph = _Graph(work, inputs, places, self._counts)
         except RuntimeError as error:
             if ran_out_of_memory(error):
                 raise
@@ -120,9 +127,7 @@ class Graphs:
                 stacklevel=2,
             )
             return False
-        self._graphs[signature] = graph
-        while len(self._graphs) > _N_KEPT:
-            self._graphs.popitem(last=False)
+        self._graphs[name] = graph
         self.seconds += perf_counter() - started
         return True
 
@@ -144,6 +149,8 @@ class _Steady:
 
     def __init__(self) -> None:
         self.turns = 0
+        self.patience = _STEADY_TURNS
+        self.captured: Hashable = None
         self.places: Places = []
         self._signature: Hashable = None
         self._turn: int | None = None
@@ -155,6 +162,15 @@ class _Steady:
             self.turns += 1
         self._turn = turn
 
+    def again(self) -> None:
+        """The one that was captured came again: another has to settle anew."""
+        self._signature, self.turns = self.captured, 0
+
+    def caught(self) -> None:
+        """The signature has been captured."""
+        self.captured = self._signature
+        self.patience *= 2
+
 
 class _Graph:
     """One piece of work: static inputs and outputs, and generators that are seeded per replay."""
@@ -165,7 +181,6 @@ class _Graph:
         inputs: Sequence[Tensor],
         places: Places,
         counts: Counts,
-        pool: Any,
     ) -> None:
         self._inputs = [x.clone() for x in inputs]
         self._draws = [(place, torch.Generator(device)) for place, device in places]
@@ -176,9 +191,7 @@ class _Graph:
         # A stream of this device: the class keeps one for all, of the device it first saw. Other
         # threads may copy batches meanwhile.
         stream = torch.cuda.Stream(inputs[0].device)
-        with torch.cuda.graph(
-            self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._outputs = work(*self._inputs, chance=_Handed(self._draws))
         # Capturing writes the generators' seeds on that stream: late, after the first replay's own.
         stream.synchronize()
