@@ -51,15 +51,30 @@ def memory(minutes, tell):
             finally:
                 load.end()
         traced = "raceback" in server.log.read_text(errors="replace")
-    counted = spells[len(spells) // 3 :]  # before, caches fill
-    slope, scatter = trend([least for least, _ in counted])
-    half = (len(counted) + 1) // 2
     found = {
         "minutes": minutes,
         "images_served": load.n_served,
         "questions_answered": load.annotator.tally.answered,
         "learning_steps": status["learning"]["steps"],
         "refused": sorted({error.status for error in load.errors}),
+        **summed(spells),
+    }
+    wrong = grown(found)
+    if found["refused"]:
+        wrong.append(f"requests were answered with {found['refused']}")
+    if not found["questions_answered"] or not found["learning_steps"]:
+        wrong.append("nothing was answered or learned")
+    if traced:
+        wrong.append("the log holds a traceback")
+    return found, wrong
+
+
+def summed(spells):
+    """How the least and the most of each spell went on, once caches are full."""
+    counted = spells[len(spells) // 3 :]
+    slope, scatter = _trend([least for least, _ in counted])
+    half = (len(counted) + 1) // 2
+    return {
         "spells": len(spells),
         "counted": len(counted),
         "least_mib": {
@@ -75,10 +90,24 @@ def memory(minutes, tell):
             "allowed": ALLOWED_MOST,
         },
     }
-    return found, _wrong(found, traced)
 
 
-def trend(resident):
+def grown(found):
+    """What is wrong with that."""
+    wrong, least, most = [], found["least_mib"], found["most_mib"]
+    # A line through so many is that uncertain by chance alone (two standard errors, over the whole
+    # time); in half an hour that is little, in four minutes it is most of it.
+    chance = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
+    tens = found["counted"] * _SPELL / 600
+    if least["slope_per_10_minutes"] * tens > ALLOWED * tens + chance:
+        wrong.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
+    if most["median_of_last_half"] > (1 + ALLOWED_MOST) * most["median_of_first_half"]:
+        wrong.append(f"it takes {most['median_of_last_half']:.0f} MiB at most, before "
+                     f"{most['median_of_first_half']:.0f}")  # fmt: skip
+    return wrong
+
+
+def _trend(resident):
     """Growth from one to the next by least squares, and how far they are from that line."""
     if len(resident) < 2:
         return 0.0, 0.0
@@ -110,26 +139,6 @@ def _watched(server, load, minutes, tell):
              f"{spells[-1][1]:.1f} MiB, {load.n_served} images, "
              f"{load.annotator.tally.answered} answers")  # fmt: skip
     return spells
-
-
-def _wrong(found, traced):
-    wrong, least, most = [], found["least_mib"], found["most_mib"]
-    # A line through so many is that uncertain by chance alone (two standard errors, over the whole
-    # time); in half an hour that is little, in four minutes it is most of it.
-    chance = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
-    grown = least["slope_per_10_minutes"] * found["counted"] * _SPELL / 600
-    if grown > ALLOWED * found["counted"] * _SPELL / 600 + chance:
-        wrong.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
-    if most["median_of_last_half"] > (1 + ALLOWED_MOST) * most["median_of_first_half"]:
-        wrong.append(f"it takes {most['median_of_last_half']:.0f} MiB at most, before "
-                     f"{most['median_of_first_half']:.0f}")  # fmt: skip
-    if found["refused"]:
-        wrong.append(f"requests were answered with {found['refused']}")
-    if not found["questions_answered"] or not found["learning_steps"]:
-        wrong.append("nothing was answered or learned")
-    if traced:
-        wrong.append("the log holds a traceback")
-    return wrong
 
 
 class _Load:
