@@ -42,4 +42,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist bitta-demo bitta-runs bitta-speed
+	rm -rf $(VENV) build dist bitta-demo bitta-runs bitta-speed bitta-serve-demo

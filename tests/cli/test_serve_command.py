@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
 
 from bitta.client import Client
-from small_engine import CLASSES, running, serve
+from small_engine import CLASSES, answer, running, serve
 
 
 @pytest.fixture
@@ -93,6 +93,22 @@ def test_a_check_says_what_would_run(folder, capsys, demo, model):
     assert code == 0
     assert model in output.out
     assert 'make some with "bitta keys create"' in output.out
+    assert list(folder.iterdir()) == []
+
+
+def test_a_check_keeps_nothing_but_looks_at_what_is_there(folder, capsys):
+    checked = ["serve", "--demo", "--port", "0", "--check"]
+    other = ["--data-dir", "deep/data", "--database", "sqlite:///other.db"]
+    assert said(capsys, *checked, *other)[0] == 0
+    assert list(folder.iterdir()) == []
+    assert said(capsys, "keys", "create", "--role", "client", "--name", "me", *other)[0] == 0
+    code, output = said(capsys, *checked, *other)
+    assert code == 0
+    assert "keys       1\n" in output.out
+    (folder / "taken").write_text("")
+    code, output = said(capsys, *checked, "--data-dir", "taken/data")
+    assert code == 2
+    assert "the data folder 'taken/data' cannot be made (Not a directory)" in output.err
 
 
 def demo_of(*arguments):
@@ -199,8 +215,34 @@ def test_a_log_of_a_model_that_tells_nothing_is_replayed(folder, capsys):
     assert "input-shape is '3x8'; channels x height x width" in output.err
 
 
-def test_feedback_of_a_folder_that_is_not_there_is_refused(folder, capsys):
-    code, output = said(capsys, "feedback", "export", "--data-dir", "nowhere")
+def test_a_log_with_a_deleted_image_is_refused_for_what_it_is(folder, capsys):
+    with running(folder / "data") as (engine, store):
+        served = serve(engine, 0)
+        until(lambda: engine.status().n_steps == 1)
+        image = store.prediction(served.prediction_ids[0]).input_sha256
+        assert store.delete_image(image, by="me").result()
+    Path("classes.txt").write_text("\n".join(CLASSES))
+    given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]
+    replay = ["feedback", "replay", "--data-dir", "data", *given, "--input-shape", "3x8x8"]
+    code, output = said(capsys, *replay)
     assert code == 2
-    assert "there is no data folder 'nowhere'" in output.err
+    assert f"the image of prediction {served.prediction_ids[0]} was deleted" in output.err
+
+
+@pytest.mark.parametrize("out", ["nowhere/answers.jsonl", "/dev/full"])
+def test_an_export_that_cannot_be_written_ends_with_a_sentence(folder, capsys, out):
+    with running(folder / "data") as (engine, store):
+        answer(store, serve(engine, 0).prediction_ids[0])
+    code, output = said(capsys, "feedback", "export", "--data-dir", "data", "--out", out)
+    assert code == 2
+    assert f"{out!r} cannot be written (No s" in output.err
+
+
+@pytest.mark.parametrize(
+    "command", [["feedback", "export"], ["keys", "list"], ["keys", "revoke", "k1"]], ids=" ".join
+)
+def test_a_folder_where_no_server_has_run_is_refused_and_not_made(folder, capsys, command):
+    code, output = said(capsys, *command, "--data-dir", "nowhere")
+    assert code == 2
+    assert "there is no database in 'nowhere'" in output.err
     assert not (folder / "nowhere").exists()

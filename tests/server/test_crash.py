@@ -10,7 +10,7 @@ from server.nursery import ForkedServer
 from server.processes import check_stored, restarts
 from server.store.made import database
 
-KILLS = {"sqlite": 10, "postgresql": 3}
+KILLS = {"sqlite": 10, "postgresql": 10}
 START = 0.5
 """Seconds within which a forked server opens its store and recovers."""
 

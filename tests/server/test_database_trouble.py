@@ -85,6 +85,33 @@ def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
                 assert "another program holds the database" in sentence
 
 
+def test_a_server_killed_while_its_database_is_locked_has_lost_nothing(tmp_path, nursery):
+    """Twice; what was sent meanwhile is in doubt, and sent again to the next server."""
+    server = ForkedServer(nursery, tmp_path, settings=SETTINGS)
+    acknowledged, in_doubt = [], ()
+    server.start()
+    try:
+        for _ in range(2):
+            load = Load(server, images=16, in_doubt=in_doubt)
+            until(lambda of=load: len(of.acknowledged) > 3, seconds=60, what="it answers")
+            learned = server.steps()
+            until(lambda of=learned: server.steps() > of + 1, seconds=60, what="it learns")
+            with closing(sqlite3.connect(server.data_dir / "bitta.db", timeout=60)) as other:
+                other.isolation_level = None
+                other.execute("BEGIN EXCLUSIVE")
+                until(lambda of=load: not_stored(of), seconds=60, what="predictions are refused")
+                server.kill()
+                load.end()
+            acknowledged, in_doubt = acknowledged + load.acknowledged, load.in_doubt
+            assert load.statuses() == {503}
+            server.start()
+    finally:
+        server.kill()
+    found = check_stored(server, acknowledged)
+    assert found["events_recovered"] >= 1
+    assert found["learned_from"] > 0
+
+
 @contextmanager
 def own_database():
     """A database that can be taken away without harm to others; its address, and a hand on it."""

@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 from bitta.cli.display import progress
 from bitta.cli.shape import input_shape
@@ -63,9 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
         ) from None
     folder = Path(arguments.data_dir)
-    if arguments.database is None and not folder.is_dir():
-        raise InputError(f"there is no data folder {str(folder)!r}; give the server's --data-dir.")
-    with Store.open(arguments.database, folder, alone=False) as store:
+    with Store.open(arguments.database, folder, alone=False, make=False) as store:
         if arguments.action == "export":
             return _export(store, arguments.format, arguments.out)
         if arguments.action == "import":
@@ -76,16 +73,19 @@ def main(arguments: argparse.Namespace) -> int:
 def _export(store: "Store", form: str, out: str | None) -> int:
     from bitta.server.store.exports import export  # noqa: PLC0415
 
-    with open(out, "w", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
-        _write(file, export(form, store.all_feedback(), names=store.keys.names()))
-    if out:
-        print(f"written: {out}")
+    lines = export(form, store.all_feedback(), names=store.keys.names())
+    if out is None:
+        sys.stdout.writelines(lines)
+        return 0
+    try:
+        with open(out, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+    except OSError as error:
+        raise InputError(
+            f"{out!r} cannot be written ({error.strerror}); give another --out."
+        ) from None
+    print(f"written: {out}")
     return 0
-
-
-def _write(file: TextIO, lines: Any) -> None:
-    for line in lines:
-        file.write(line)
 
 
 def _import(store: "Store", path: Path) -> int:

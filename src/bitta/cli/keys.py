@@ -53,7 +53,8 @@ def _opened(arguments: argparse.Namespace) -> "Store":
         raise InputError(
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
         ) from None
-    return Store.open(arguments.database, Path(arguments.data_dir), alone=False)
+    make = arguments.action == "create"
+    return Store.open(arguments.database, Path(arguments.data_dir), alone=False, make=make)
 
 
 def _create(store: "Store", role: str, name: str) -> int:

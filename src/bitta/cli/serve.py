@@ -3,9 +3,11 @@
 import argparse
 import gc
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from bitta.cli.serve_demo import (
@@ -130,7 +132,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _check(settings: "ServeSettings") -> int:
-    """Everything that could go wrong at the start, tried without keeping anything."""
+    """Everything that could go wrong at the start; only tables of a database server stay."""
     from bitta.server.api.run import bind  # noqa: PLC0415
     from bitta.server.engine.continued import require_same  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
@@ -143,14 +145,39 @@ def _check(settings: "ServeSettings") -> int:
     weights = learner.weights
     learner.close()
     print(f"model      {model.name}, {len(model.classes)} classes, reads {model.input_shape}")
-    with Store.open(settings.database, settings.data_dir, alone=False) as store:
-        require_same(store, config, weights=weights, data_dir=settings.data_dir)
+    with (
+        _tried(settings) as (database, folder),
+        Store.open(database, folder, alone=False) as store,
+    ):
+        require_same(store, config, weights=weights, data_dir=folder)
         print(f"data       {settings.data_dir}, {store.counts().served} predictions so far")
         keys = [key for key in store.keys.list() if key.revoked_at is None]
         print(f"keys       {len(keys)}" + ("" if keys else '; make some with "bitta keys create"'))
     bind(settings).close()
     print(f"address    {settings.host}:{settings.port} is free")
     return 0
+
+
+@contextmanager
+def _tried(settings: "ServeSettings") -> Iterator[tuple[str | None, Path]]:
+    """Database and data folder; where no server has begun, others in their place for a while."""
+    from bitta.server.store.connect import is_new  # noqa: PLC0415
+
+    database, folder = settings.database, settings.data_dir
+    new = is_new(database, folder)
+    if folder.exists() and not (folder.is_dir() and new):
+        yield database, folder
+        return
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        made = TemporaryDirectory(dir=parent, prefix=".bitta-check-")
+    except OSError as error:
+        raise InputError(
+            f"the data folder {str(folder)!r} cannot be made ({error.strerror}); give another "
+            "--data-dir."
+        ) from None
+    with made as name:
+        yield None if new else database, Path(name)
 
 
 def _print_keys(host: "Host", *, demo: bool) -> None:

@@ -235,8 +235,9 @@ def _operation(app: FastAPI, state: State) -> None:
         return EventSourceResponse(_stream(state, me))
 
     @app.get("/v1/questions")
-    def questions() -> Response:
-        return JSONResponse({"questions": figures.questions(state)})
+    def questions(status: str | None = None) -> Response:
+        """All but those that are open are old, and more than a page wants."""
+        return JSONResponse({"questions": figures.questions(state) if status == "open" else []})
 
     @app.get("/v1/snapshots")
     def snapshots() -> Response:

@@ -61,3 +61,9 @@ def test_a_key_revoked_by_another_process_is_refused_within_a_second(store, watc
 def test_roles_are_three(store, wrong):
     with pytest.raises(InputError, match="allowed: 'client', 'annotator', 'operator'"):
         store.keys.create(wrong, "x")
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a\ttab", "bell\a", ""])
+def test_a_name_stands_in_one_line(store, name):
+    with pytest.raises(InputError, match="name "):
+        store.keys.create("client", name)

@@ -170,6 +170,11 @@ class Replay:
     def _input(self, prediction_id: str) -> Tensor:
         name = self._prediction(prediction_id).input_sha256
         record, content = self._store.image(name), self._store.images.read(name)
+        if record is not None and record.deleted_at is not None:
+            raise InputError(
+                f"the image of prediction {prediction_id} was deleted; what was learned with it "
+                "cannot be lived again."
+            )
         if record is None or content is None:
             raise InputError(
                 f"the image of prediction {prediction_id} was not kept; only a log that was "

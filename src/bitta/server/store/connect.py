@@ -14,7 +14,7 @@ from bitta.server.store.ids import now
 from bitta.server.store.lock import disown, own
 from bitta.server.store.lock import make as make_folder
 
-__all__ = ["Clock", "Place", "now"]
+__all__ = ["Clock", "Place", "is_new", "now"]
 
 Clock = Callable[[], int]
 _OWNER_WAITS = "3s"
@@ -61,6 +61,12 @@ class Place:
         if self._lock is not None:
             disown(self._lock)
             self._lock = None
+
+
+def is_new(url: str | None, data_dir: Path) -> bool:
+    """Whether a file would be made for the database; of a server's nobody knows before."""
+    address = _address(url, data_dir)
+    return address.get_backend_name() == "sqlite" and not Path(str(address.database)).exists()
 
 
 def _address(url: str | None, data_dir: Path) -> URL:

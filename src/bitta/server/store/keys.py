@@ -41,7 +41,7 @@ class Keys:
     def create(self, role: Role, name: str) -> NewKey:
         """Make a key; its token cannot be seen again."""
         strict.one_of("role", role, get_args(Role))
-        strict.text("name", name)
+        strict.line("name", name)
         token = PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         at = self._clock()
         record = KeyRecord(new_id(at), role, name, at, None)

@@ -9,9 +9,10 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
 
+from bitta.errors import SettingError
 from bitta.server.store import answers, pictures, questions
 from bitta.server.store import lineage as lineages
-from bitta.server.store.connect import Clock, Place, now
+from bitta.server.store.connect import Clock, Place, is_new, now
 from bitta.server.store.errors import Unavailable
 from bitta.server.store.ids import new_id, new_token
 from bitta.server.store.images import Images, name_of
@@ -69,13 +70,20 @@ class Store(Reads):
         *,
         clock: Clock = now,
         alone: bool = True,
+        make: bool = True,
         busy_seconds: float = 5.0,
     ) -> Self:
         """Open or make the database, brought to this version's schema.
 
         `url` None is a SQLite file in the data folder. `alone=False` is for commands beside a
         server that runs (keys, exports): it owns nothing, and must not learn, serve or ask.
+        `make=False` is for those that are of no use where no server has run.
         """
+        if not make and is_new(url, data_dir):
+            raise SettingError(
+                f"there is no database in {str(data_dir)!r}; give the server's --data-dir or "
+                "--database."
+            )
         place = Place.take(url, data_dir, alone=alone, busy_seconds=busy_seconds)
         try:
             migrate(place, alone=alone)

@@ -32,6 +32,13 @@ def text(
         raise InputError(f"{name} holds a character that is no text; leave out NUL and surrogates")
 
 
+def line(name: str, given: object) -> None:
+    """Refuse what would not stand in one line of a list."""
+    text(name, given)
+    if isinstance(given, str) and not given.isprintable():
+        raise InputError(f"{name} is {given!r}; leave out line breaks and what cannot be seen")
+
+
 def identifier(name: str, given: object, *, most: int, optional: bool = False) -> None:
     """Refuse what is no id: letters and digits alone, so that it can stand in an address."""
     text(name, given, most=most, optional=optional)

@@ -67,8 +67,8 @@ class Operation {
   }
 
   #questions() {
-    return this.#get("v1/questions?limit=50", ({ questions }) => this.#list.draw(
-      questions.filter((question) => (question.status ?? "open") === "open"), this.#status?.questions.open ?? questions.length));
+    return this.#get("v1/questions?status=open&limit=50", ({ questions }) => this.#list.draw(
+      questions, this.#status?.questions.open ?? questions.length));
   }
 
   #versions() {
