@@ -61,7 +61,8 @@ def main() -> int:
     bare = measured["bare"]["per_second"]
     ratio = {kind: measured[kind]["per_second"] / bare for kind in LEAST}
     table = {
-        "command": "python scripts/load_server.py",
+        "command": f"python scripts/load_server.py --seconds {arguments.seconds:g} "
+                   f"--rounds {arguments.rounds}",
         "settings": {name: getattr(arguments, name)
                      for name in ("seconds", "rounds", "connections", "warm")},
         "environment": _environment(),

@@ -1,5 +1,8 @@
 """The OpenAPI document is complete, and what it says holds for requests nobody thought of."""
 
+from itertools import product
+
+import httpx
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -13,9 +16,10 @@ from bitta.server.api import create_app, models
 from bitta.server.api.app import _install_routes
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, Overloaded, quiet
+from server.api.fakes import FakeEngine, Overloaded, quiet, running
 
 load_all_checks()
+STREAM = "/v1/events"  # has no end that a case could wait for
 EXAMPLES = settings(
     max_examples=10,
     deadline=None,
@@ -23,6 +27,9 @@ EXAMPLES = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NONSENSE")
+ODD = ("", "=&&=", "limit=-1", "last_event_id=x", "a[]=1&a[]=", "%00=%ff%fe", "%", "x" * 4000)
+"""Queries that a stream knows nothing of."""
 UNFIT = CHECKS.get_by_names(["ignored_auth"])  # test_auth.py has it
 
 
@@ -49,20 +56,21 @@ def document(world):
     return schemathesis.openapi.from_asgi("/openapi.json", world[0])
 
 
-def operations():
+def operations(document):
+    return [(method.upper(), path) for path, item in document["paths"].items() for method in item]
+
+
+def ending():
+    """Every operation but the stream; known before there is an app to ask."""
     bare = FastAPI()
     _install_routes(bare)
-    return [
-        (method.upper(), path) for path, item in bare.openapi()["paths"].items() for method in item
-    ]
+    return [(method, path) for method, path in operations(bare.openapi()) if path != STREAM]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("operation", operations(), ids=" ".join)
+@pytest.mark.parametrize("operation", ending(), ids=" ".join)
 def test_every_route_keeps_to_the_document(document, world, operation, mode):
     method, path = operation
-    if path == "/v1/events":
-        return  # a stream has no end to wait for; test_events.py has it
     headers = {"Authorization": f"Bearer {world[1]}", "X-Bitta": "1"}
 
     @EXAMPLES
@@ -74,6 +82,24 @@ def test_every_route_keeps_to_the_document(document, world, operation, mode):
         holds()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE  # nothing about this route can be wrong
+
+
+def test_every_route_but_the_stream_of_events_is_tried(world):
+    assert set(operations(world[0].openapi())) == {*ending(), ("GET", STREAM)}
+
+
+def test_the_stream_takes_any_query_and_no_other_method(app, settings, tokens):
+    headers = {"Authorization": f"Bearer {tokens['operator']}", "X-Bitta": "1"}
+    with (
+        running(app, settings) as port,  # the test client would wait for the end
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
+    ):
+        for method, query in product(METHODS, ODD):
+            with client.stream(method, f"{STREAM}?{query}") as said:
+                expected = 200 if method == "GET" else 405
+                assert said.status_code == expected, (method, query)
+                if method == "GET":
+                    assert next(said.iter_lines()) == "event: status", query
 
 
 def test_every_operation_is_described(world):

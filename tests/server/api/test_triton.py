@@ -1,5 +1,7 @@
 """Triton's own client, unmodified, against a real server."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from server.api.fakes import running
 http = pytest.importorskip("tritonclient.http")
 utils = pytest.importorskip("tritonclient.utils")
 auth = pytest.importorskip("tritonclient.http.auth")
+aio = pytest.importorskip("tritonclient.http.aio")
 
 
 @pytest.fixture
@@ -73,6 +76,23 @@ def test_it_predicts_many_at_once(client):
     waiting = [client.async_infer("toy", [image(1)]) for _ in range(20)]
     ids = {each.get_result().as_numpy("prediction_id")[0] for each in waiting}
     assert len(ids) == 20
+
+
+def test_the_one_for_asyncio_predicts(port, tokens):
+    async def predicted():
+        async with aio.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            return await client.infer(
+                "toy",
+                [image()],
+                outputs=[http.InferRequestedOutput("label"), http.InferRequestedOutput("logits")],
+                headers={"Authorization": f"Bearer {tokens['client']}"},
+                request_compression_algorithm="gzip",
+                response_compression_algorithm="gzip",
+            )
+
+    result = asyncio.run(predicted())
+    assert result.as_numpy("label").tolist() == [b"dog", b"dog"]
+    np.testing.assert_allclose(result.as_numpy("logits"), [[-3, -0.1, -3]] * 2, rtol=1e-6)
 
 
 def test_it_is_told_what_is_wrong(client, port):

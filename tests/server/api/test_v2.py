@@ -2,8 +2,8 @@
 
 import base64
 import gzip
-import io
 import json
+import random
 from concurrent.futures import Future
 
 import numpy as np
@@ -12,6 +12,7 @@ from PIL import Image
 
 from bitta.errors import BittaError, InputError
 from bitta.server.store import Full
+from made_pictures import N_BROKEN, broken, encoded, originals
 from server.api.fakes import Overloaded
 
 URL = "/v2/models/toy/infer"
@@ -21,6 +22,16 @@ def tensor(n=1, value=0.75):
     return {
         "name": "image", "datatype": "FP32", "shape": [n, 3, 4, 4], "data": [value] * (48 * n)
     }  # fmt: skip
+
+
+def picture(content):
+    return {
+        "name": "image",
+        "datatype": "BYTES",
+        "shape": [1],
+        "data": [base64.b64encode(content).decode()],
+        "parameters": {"content_type": "base64"},
+    }
 
 
 def outputs(response):
@@ -67,17 +78,24 @@ def test_a_prediction_is_stored_under_the_id_that_was_answered(call, store, answ
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
 def test_pictures_are_decoded(call, form):
-    written = io.BytesIO()
-    Image.new("RGB", (40, 30), (250, 250, 250)).save(written, form)
-    given = {
-        "name": "image",
-        "datatype": "BYTES",
-        "shape": [1],
-        "data": [base64.b64encode(written.getvalue()).decode()],
-        "parameters": {"content_type": "base64"},
-    }
-    said = call("client", "POST", URL, json={"inputs": [given], "outputs": [{"name": "label"}]})
-    assert outputs(said)["label"] == ["dog"]
+    white = Image.new("RGB", (40, 30), (250, 250, 250))
+    body = {"inputs": [picture(encoded(white, form))], "outputs": [{"name": "label"}]}
+    assert outputs(call("client", "POST", URL, json=body))["label"] == ["dog"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("more", [{"limits": {"burst": N_BROKEN + 100}}])
+def test_pictures_with_bytes_changed_are_answered_or_refused(call):
+    chance = random.Random(0)
+    wholes = originals()
+    statuses = set()
+    for number in range(N_BROKEN):
+        content = broken(wholes[number % len(wholes)], chance)
+        said = call("client", "POST", URL, json={"inputs": [picture(content)]})
+        assert said.status_code in (200, 400, 413, 422), (number, said.text)
+        assert said.status_code == 200 or set(said.json()) == {"error"}
+        statuses.add(said.status_code)
+    assert statuses >= {200, 400}
 
 
 def test_gzip_is_read_and_written(call):

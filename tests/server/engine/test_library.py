@@ -1,0 +1,75 @@
+"""What a server learns is what the library learns from the same windows and answers."""
+
+import pytest
+import torch
+
+import bitta
+from bitta.testing import toy_classifier
+from small_engine import WINDOW, answer, config, images, running, serve, until
+
+PARTS = (3, WINDOW - 3)  # requests smaller than a window, where `amid` changes what is served
+ANSWERS = (
+    [(0, 0, True), (0, 2, False)],
+    [],
+    [(2, 1, False), (0, 1, True)],
+    [(3, 0, True)],
+    [(4, 2, True), (1, 1, False), (4, 0, False)],
+)
+"""Before each window is learned from: (window, question, correct); some come windows late."""
+
+
+def library():
+    """A session with the settings that the engine's own has."""
+    made = config().learner
+    return bitta.Session(
+        toy_classifier(), made.method, preset=made.preset, n_queries=made.n_queries,
+        audits=made.audits, window=made.window, amid=False, seed=made.seed, eager=made.eager,
+        precision=made.precision, **dict(made.settings),
+    )  # fmt: skip
+
+
+def live(engine, store, session, *, turned=None):
+    """Serve, answer and learn in both; the session hears the opposite of the answer `turned`."""
+    asked = []
+    engine.pause("me", "one window at a time").result(20)
+    for window, given in enumerate(ANSWERS):
+        ids, n_windows = [], window + 1
+        for part, n in enumerate(PARTS):
+            number = len(PARTS) * window + part
+            served = serve(engine, number, n)
+            prediction = session.predict(torch.from_numpy(images(number, n)))
+            assert served.confidence == prediction.confidence.tolist()
+            ids += served.prediction_ids
+        asked.append([(ids[query.index], query.id) for query in prediction.queries])
+        until(lambda n=n_windows: store.counts().asked == 3 * n)
+        in_server = {one.prediction_id for one in store.questions() if one.step == window}
+        assert in_server == {name for name, _ in asked[window]}
+        for place in given:
+            name, query_id = asked[place[0]][place[1]]
+            answer(store, name, correct=place[2])
+            session.answer(query_id, correct=place[2] != (place == turned))
+        engine.resume("me").result(20)
+        until(lambda n=n_windows: engine.status().n_steps == n)
+        engine.pause("me", "one window at a time").result(20)
+        session.learn()
+    until(lambda: len(store.events(kinds=["learned"])) == len(ANSWERS))
+    learned = [len(one.body["answers"]) for one in store.events(kinds=["learned"])]
+    assert learned == [len(given) for given in ANSWERS]
+
+
+def differing(one, other):
+    """Names of weights and buffers that are not the same to the bit."""
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+@pytest.mark.parametrize("turned", [None, ANSWERS[-1][-1]], ids=["same", "turned"])
+def test_the_server_learns_what_the_library_does_bit_for_bit(tmp_path, turned):
+    """Unless one answer in the last step was the opposite."""
+    with running(tmp_path) as (engine, store), library() as session:
+        live(engine, store, session, turned=turned)
+        served = engine._worker.learner._session.model
+        assert engine.status().model_version == f"1.{len(ANSWERS)}"
+    assert {name for name, _ in served.named_parameters()} <= differing(served, toy_classifier())
+    assert bool(differing(served, session.model)) == (turned is not None)
