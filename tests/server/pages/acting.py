@@ -12,6 +12,19 @@ _AHEAD = """() => {
 }"""
 
 
+def open_page(browser: Any, url: str, key: str) -> tuple[Any, list[str]]:
+    """Sign in in a browser of its own; gives the page, and what errors its console will show."""
+    page = browser.new_context().new_page()
+    page.set_default_timeout(30_000)
+    heard: list[str] = []
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("console", lambda line: heard.append(line.text) if line.type == "error" else None)
+    page.goto(url)
+    page.fill("#sign-in-key", key)
+    page.click("#sign-in-button")
+    return page, heard
+
+
 def ready(page: Any) -> str:
     """Wait for a question that can be answered, and give its prediction id."""
     page.wait_for_selector("#stage:not([hidden]) #correct[aria-disabled=false]")

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from server.pages.acting import ahead, press, ready, saved, says
+from server.pages.acting import ahead, open_page, press, ready, saved, says
 
 pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are not served")
 
@@ -22,18 +22,6 @@ def real(tmp_path):
         app = create_app(engine, store, settings, log=quiet())
         with running(app, settings) as port:
             yield engine, f"http://127.0.0.1:{port}"
-
-
-def open_page(browser, url, key):
-    page = browser.new_context().new_page()
-    page.set_default_timeout(30_000)
-    heard = []
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("console", lambda line: heard.append(line.text) if line.type == "error" else None)
-    page.goto(url)
-    page.fill("#sign-in-key", key)
-    page.click("#sign-in-button")
-    return page, heard
 
 
 def test_answer_skip_undo_and_change_of_mind_reach_the_store(browser, real):
