@@ -60,6 +60,15 @@ def test_questions_say_why_they_are_asked_and_a_collapse_is_said_in_words(visit,
     assert reason in page.text_content("#warning-list")
 
 
+def test_a_version_is_marked_while_it_serves_and_no_longer(visit, site):
+    page = visit("/operate", key="key-op")
+    page.wait_for_selector("#versions .chip:visible")
+    assert page.locator("#versions .chip:visible").count() == 1
+    site.state.version = "1.41"
+    says(page, "#version", "Version 1.41")
+    until(lambda: page.locator("#versions .chip:visible").count() == 0)
+
+
 def test_an_answer_is_seen_without_a_reload(visit):
     operator, annotator = visit("/operate", key="key-op"), visit()
     ready(annotator)

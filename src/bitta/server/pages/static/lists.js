@@ -36,15 +36,23 @@ const thumbnail = (id) =>
 export function drawVersions(snapshots, current, rollBack) {
   const newest = snapshots.filter((snapshot) => !snapshot.dropped_at)
     .sort((one, other) => other.created_at - one.created_at);
-  refill(byId("versions"), newest.map((snapshot) => element("li", { "data-snapshot": snapshot.id },
+  refill(byId("versions"), newest.map((snapshot) => element("li", { "data-snapshot": snapshot.id, "data-version": snapshot.model_version },
     element("div", { class: "what" },
       element("strong", {}, snapshot.model_version), " ",
-      snapshot.model_version === current ? element("span", { class: "chip" }, "Serving") : null,
+      element("span", { class: "chip" }, "Serving"),
       element("p", { class: "quiet", title: exactly(snapshot.created_at) },
         `${SNAPSHOTS[snapshot.reason] ?? snapshot.reason}, ${ago(snapshot.created_at)}`)),
     element("button", {
       type: "button", "aria-label": `Roll back to version ${snapshot.model_version}`, onclick: () => rollBack(snapshot),
     }, "Roll back"))));
+  markServing(current);
+}
+
+/** The next step serves by a version that is not kept yet. */
+export function markServing(current) {
+  for (const item of byId("versions").children) {
+    item.querySelector(".chip").hidden = item.dataset.version !== current;
+  }
 }
 
 export class Log {

@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { Board } from "./board.js";
 import { confirm } from "./confirm.js";
 import { byId, notice, show, write } from "./dom.js";
-import { Log, Questions, drawVersions } from "./lists.js";
+import { Log, Questions, drawVersions, markServing } from "./lists.js";
 import { Live } from "./live.js";
 import { signOut, whoAmI } from "./signin.js";
 
@@ -35,6 +35,7 @@ class Operation {
   #draw(status) {
     this.#status = status;
     this.#board.draw(status);
+    markServing(status.model.version);
   }
 
   #connection(state) {
