@@ -1,9 +1,12 @@
 """The store does what a plain dictionary would do, in any order of events."""
 
+import json
 import shutil
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, replace
+from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -17,7 +20,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bitta.server.store import Conflict, Expired, LearnedStep, NewQuestion, Store
+from bitta.server.store import (
+    Conflict,
+    Expired,
+    LearnedStep,
+    NewImage,
+    NewQuestion,
+    Store,
+    UnknownPrediction,
+)
+from bitta.server.store.exports import export
+from bitta.server.store.imports import read
+from server.store.machine_model import Ask, Kept, Model, Said
 from server.store.made import SECOND, Watch, database, given, name, served, snapshot
 
 PEOPLE = st.sampled_from(["anna", "bert", "carl"])
@@ -25,47 +39,10 @@ VERDICTS = st.sampled_from(["correct", "incorrect", "skip"])
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Whether a disk keeps what it was told to is not what is tried here."""
 PICK = st.integers(0, 10**6)
-
-
-@dataclass
-class Ask:
-    """A question of the plain model."""
-
-    new: NewQuestion
-    status: str = "open"
-    held: dict = field(default_factory=dict)
-    """Annotator to token and moment."""
-
-
-@dataclass
-class Said:
-    """An answer of the plain model."""
-
-    given: object
-    id: str
-    supersedes: str | None
-    status: str = "pending"
-    standing: bool = True
-    undone: bool = False
-    taken: bool = False
-    version: tuple | None = None
-
-    @property
-    def used(self):
-        return self.given.verdict != "skip"
-
-    @property
-    def whose(self):
-        return self.given.prediction_id, self.given.annotator_id
-
-    def retire(self):
-        self.standing = False
-        if self.status == "pending" and not self.taken:
-            self.status = "superseded"
-
-    def again(self):
-        self.status = "pending" if self.standing else "superseded"
-        self.taken, self.version = False, None
+WORDS = st.lists(st.tuples(PICK, PEOPLE, VERDICTS), min_size=1, max_size=5)
+FATES = st.sampled_from([(True, False), (True, False), (False, False), (True, True)]).map(
+    lambda fate: dict(zip(("standing", "undone"), fate, strict=True))
+)
 
 
 class Plain(RuleBasedStateMachine):
@@ -80,33 +57,34 @@ class Plain(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.watch = Watch()
         self.store = Store.open(self.url, self.folder, clock=self.watch)
-        self.n_served = 0
-        self.asks: dict[str, Ask] = {}
-        self.said: list[Said] = []
-        self.snapshots: list[tuple] = []
-        self.step = 0
-        self.memory: list[tuple] = []
-        """Verdicts by whose they are, as a learner does what the store tells it."""
-        self.overruling: set[str] = set()
+        self.model = Model(self.watch)
+        self.exported: list[str] = []
 
     def teardown(self):
         self.store.close()
         self.stack.close()
         shutil.rmtree(self.folder)
 
-    @initialize()
-    def begin(self):
+    @initialize(gone_back=st.booleans())
+    def begin(self, gone_back):
+        """With something learned and kept, so that whatever comes next can matter to it."""
+        self.keep("source")
         self.serve(3)
         self.ask(0, 1, 0.9, "uncertain", 200, 1)
         self.ask(1, 1, 0.1, "audit", 200, 2)
+        words = [(0, "anna", "correct"), (1, "anna", "correct"), (2, "bert", "incorrect")]
+        self.answer(words, learn=True)
+        self.keep("interval")
+        if gone_back:
+            self.go_back(0, heard=True)
 
-    @precondition(lambda self: self.n_served < 6)
-    @rule(n=st.integers(1, 3))
+    @precondition(lambda self: self.model.n_served < 4)
+    @rule(n=st.integers(1, 2))
     def serve(self, n):
-        self.store.served(served(range(self.n_served, self.n_served + n)))
-        self.n_served += n
+        first = self.model.n_served
+        self.store.served(served(range(first, first + n)))
+        self.model.n_served += n
 
-    @precondition(lambda self: self.n_served)
     @rule(
         pick=PICK,
         step=st.integers(0, 2),
@@ -116,247 +94,286 @@ class Plain(RuleBasedStateMachine):
         overlap=st.integers(1, 2),
     )
     def ask(self, pick, step, uncertainty, reason, seconds, overlap):
-        number = pick % self.n_served
-        if name(number) in self.asks:
+        number = pick % self.model.n_served
+        if name(number) in self.model.asks:
             return
         until = self.watch.at + seconds * SECOND
         new = NewQuestion(name(number), step, number, uncertainty, reason, until, overlap)
         self.store.asked([new]).result()
-        self.asks[name(number)] = Ask(new)
-        self.settle(name(number))
+        self.model.asks[name(number)] = Ask(new)
+        self.model.settle(name(number))
 
     @rule(who=PEOPLE)
     def lease(self, who):
         held = self.store.lease(who, seconds=60).result()
-        free = sorted(
-            (self.rank(ask, who), id_) for id_, ask in self.asks.items() if self.free(ask, who)
-        )
-        assert (held and held.question.prediction_id) == (free[0][1] if free else None)
+        free = self.model.free_for(who)
+        assert (held and held.question.prediction_id) == (free[0] if free else None)
         if held is None:
             return
         assert held.left == len(free)
-        mine = self.asks[held.question.prediction_id].held
-        if who in self.holders(self.asks[held.question.prediction_id]):
-            assert held.token == mine[who][0]
-        until = min(self.watch.at + 60 * SECOND, held.question.expires_at)
+        ask = self.model.asks[free[0]]
+        if who in self.model.holders(ask):
+            assert held.token == ask.held[who][0]
+        until = min(self.watch.at + 60 * SECOND, ask.new.expires_at)
         assert held.until == until
-        mine[who] = (held.token, until)
+        ask.held[who] = (held.token, until)
 
-    @precondition(lambda self: self.n_served)
-    @rule(pick=PICK, who=PEOPLE, verdict=VERDICTS, with_lease=st.booleans())
-    def answer(self, pick, who, verdict, with_lease):
-        id_ = name(pick % self.n_served)
-        ask = self.asks.get(id_)
-        token = ask.held[who][0] if ask and who in ask.held and with_lease else None
-        new = given(pick % self.n_served, verdict, by=who, lease=token)
-        before = next((s for s in self.standing(id_) if s.given.annotator_id == who), None)
-        if before is None and ask is not None and self.too_late(ask, who, token):
-            self.refused(new, Expired)
-            return
-        record = self.store.answer(new).result()
-        assert record.supersedes_id == (before.id if before else None)
-        if before is not None:
-            before.retire()
-        self.said.append(Said(new, record.id, record.supersedes_id))
-        if ask is not None:
-            ask.held.pop(who, None)
-            self.settle(id_)
+    @rule(words=WORDS, learn=st.booleans())
+    def answer(self, words, learn):
+        """Some at once, maybe with the step: one that learns from nothing shows little."""
+        for pick, who, verdict in words:
+            number = pick % self.model.n_served
+            ask = self.model.asks.get(name(number))
+            token = ask.held[who][0] if ask and who in ask.held and pick % 2 else None
+            new = given(number, verdict, by=who, lease=token)
+            if self.model.too_late(new, token):
+                refused(self.store.answer(new), Expired)
+            else:
+                record = self.store.answer(new).result()
+                self.model.say(Said(new, record.id, self.watch.at))
+        if learn:
+            self.take(None, learn=True)
 
-    @precondition(lambda self: self.said)
     @rule(pick=PICK)
     def repeat(self, pick):
-        said = self.said[pick % len(self.said)]
+        said = self.one_said(pick)
         record = self.store.answer(said.given).result()
         assert (record.id, record.repeated) == (said.id, True)
+        refused(self.store.answer(replace(said.given, comment="other")), Conflict)
 
-    @precondition(lambda self: self.said)
-    @rule(pick=PICK)
-    def repeat_otherwise(self, pick):
-        old = self.said[pick % len(self.said)].given
-        number = int(old.prediction_id[1:])
-        by, key = old.annotator_id, old.idempotency_key
-        self.refused(given(number, old.verdict, by=by, key=key, comment="other"), Conflict)
-
-    @precondition(lambda self: self.said)
     @rule(pick=PICK)
     def undo(self, pick):
-        said = self.said[pick % len(self.said)]
+        said = self.one_said(pick)
         undone = self.store.undo(said.id, by="olga").result()
         assert undone.applied == (said.status == "applied" or said.taken)
         assert undone.repeated == said.undone
         if not said.undone:
-            said.undone = True
-            said.retire()
-            self.settle(said.given.prediction_id)
+            self.model.end(said, undone=True)
 
-    @rule(limit=st.sampled_from([None, 1, 2]))
-    def take(self, limit):
+    @rule(
+        pick=PICK,
+        who=st.none() | PEOPLE,
+        verdict=VERDICTS,
+        seconds=st.sampled_from([-40, 0, 40]),
+        fate=FATES,
+        after=st.sampled_from([None, 0, 1]),
+    )
+    def restore(self, pick, who, verdict, seconds, fate, after):
+        """An answer of another store, given before or after the last word that is here."""
+        id_, by = self.one_said(pick).whose
+        at = self.watch.at + seconds * SECOND
+        new = given(int(id_[1:]), verdict, by=who or by, answered_at=at)
+        said = Said(new, f"I{len(self.model.said):025d}", at)
+        replaced = None if after is None else self.one_said(pick + after).id
+        told = fate | {"supersedes_id": replaced}
+        restored = self.store.restore(read(line_of(said, **told))).result()
+        assert not restored.record.repeated
+        assert restored.ended == self.model.restore(said, **told)
+
+    @rule(pick=PICK, fate=FATES)
+    def restore_again(self, pick, fate):
+        """One that is here, and that may have ended there."""
+        said = self.one_said(pick)
+        restored = self.store.restore(read(line_of(said, **fate))).result()
+        assert (restored.record.id, restored.record.repeated) == (said.id, True)
+        ends = fate["undone"] or not fate["standing"]
+        assert restored.ended == (said.standing and ends)
+        if ends:
+            self.model.end(said, undone=fate["undone"] or said.undone)
+        other = {"idempotency_key": "another"}
+        for kind, changed in (
+            (Conflict, {"comment": "other"}),
+            (Conflict, {"answered_at": said.at + 1}),
+            (Conflict, other),
+            (UnknownPrediction, other | {"id": None, "prediction_id": name(999)}),
+        ):
+            refused(self.store.restore(read(line_of(said, **changed))), kind)
+
+    @rule()
+    def import_own(self):
+        """What was exported before brings nothing back and ends nothing."""
+        for line in self.exported:
+            restored = self.store.restore(read(line)).result()
+            assert (restored.record.repeated, restored.ended) == (True, False)
+        self.exported = list(export("jsonl", self.store.all_feedback()))
+
+    @rule(limit=st.sampled_from([None, None, 2]), learn=st.booleans())
+    def take(self, limit, learn):
         taken = self.store.take(limit).result()
-        for said in self.free_to_take():
-            self.pass_on(said)
-        mine = self.free_to_take()[:limit]
+        for said in self.model.free_to_take():
+            self.model.pass_on(said)
+        mine = self.model.free_to_take()[:limit]
         assert [one.feedback_id for one in taken] == [said.id for said in mine]
         for said in mine:
             said.taken = True
-        self.overruling |= {one.feedback_id for one in taken if one.overrules}
+        self.model.overruling |= {one.feedback_id for one in taken if one.overrules}
+        if learn:
+            self.learn()
 
     @rule()
     def learn(self):
-        self.step += 1
-        mine = [said for said in self.said if said.taken]
-        version = f"1.{self.step}"
-        self.store.learned(LearnedStep(version, [said.id for said in mine], {}, 0.1)).result()
-        for said in mine:
-            said.status, said.taken, said.version = "applied", False, (1, self.step)
-            if said.id in self.overruling:
-                opposite = {"correct": "incorrect", "incorrect": "correct"}[said.given.verdict]
-                self.memory.remove((said.whose, opposite))
-            self.memory.append((said.whose, said.given.verdict))
-        self.overruling.clear()
+        self.model.live.step += 1
+        mine = self.model.taken()
+        step = LearnedStep(self.model.live.version, [said.id for said in mine], {}, 0.1)
+        self.store.learned(step).result()
+        self.model.learn(mine)
 
-    @rule()
-    def release(self):
-        mine = [said for said in self.said if said.taken]
-        self.store.release([said.id for said in mine]).result()
-        self.overruling.clear()
-        for said in mine:
-            said.again()
+    @rule(everything=st.booleans())
+    def release(self, everything):
+        mine = [said.id for said in self.model.taken()]
+        (self.store.release_all() if everything else self.store.release(mine)).result()
+        self.model.release()
 
-    @rule()
-    def keep(self):
-        new = snapshot(len(self.snapshots), f"1.{self.step}")
+    @rule(reason=st.sampled_from(["interval", "interval", "asked"]), n=st.integers(1, 2))
+    def keep(self, reason, n=2):
+        """Of those that nobody asked for, the last `n` stay."""
+        new = snapshot(len(self.model.snapshots), self.model.live.version, reason)
         self.store.snapshot(new).result()
-        self.snapshots.append((new.id, self.step, list(self.memory)))
+        self.model.keep(Kept(new.id, reason, self.model.live.copy()))
+        self.drop(self.model.old(keep=n))
 
-    @rule(seconds=st.sampled_from([1, 30, 70]))
-    def wait(self, seconds):
-        self.watch.move(seconds)
+    @rule(pick=PICK, heard=st.booleans())
+    def go_back(self, pick, heard):
+        """To any snapshot, as an operator may; where it is not heard of, nothing has happened."""
+        self.release(everything=True)
+        kept = self.model.kept()
+        to = kept[pick % len(kept)]
+        begun = self.roll_back(to, again=False)
+        if heard:
+            self.model.go_on_from(begun.state, begun.state.lineage)
+        else:
+            self.drop([begun])
 
     @rule()
-    def expire(self):
-        over = {
-            id_
-            for id_, ask in self.asks.items()
-            if ask.status == "open" and ask.new.expires_at <= self.watch.at
-        }
-        assert set(self.store.expire().result()) == over
-        for id_ in over:
-            self.asks[id_].status = "expired"
-            self.asks[id_].held.clear()
+    def fail(self):
+        """In the middle of a step: what the last snapshot does not hold is learned again."""
+        to = self.model.kept()[-1]
+        begun = self.roll_back(to, again=True)
+        reentered = self.store.last_event(["rollback"]).body["reentered"]
+        assert reentered == self.model.forget_since(to.state)
+        self.model.go_on_from(begun.state, begun.state.lineage)
+
+    @rule(seconds=st.sampled_from([1, 30, 70]), expire=st.booleans())
+    def wait(self, seconds, expire):
+        self.watch.move(seconds)
+        if expire:
+            assert set(self.store.expire().result()) == self.model.expire()
 
     @rule()
     def restart(self):
         self.store.close()
         self.store = Store.open(self.url, self.folder, clock=self.watch)
-        self.overruling.clear()
-        for said in self.said:
-            if said.taken:
-                said.again()
+        self.model.release()
 
-    @precondition(lambda self: self.snapshots)
-    @rule()
-    def recover(self):
+    @rule(n_lost=st.integers(0, 2), in_order=st.booleans())
+    def recover(self, n_lost, in_order):
+        """From the newest snapshot whose file is there; that of a rollback is."""
         self.restart()
-        id_, step, memory = self.snapshots[-1]
-        after = [s for s in self.said if s.status == "applied" and s.version[1] > step]
-        recovered = self.store.recovered(id_).result()
-        assert recovered.reentered == tuple(said.id for said in after if said.standing)
-        for said in after:
-            said.again()
-        self.step, self.memory = step, list(memory)
+        lost = self.model.kept()[1:][::-1][:n_lost]
+        lost = list(takewhile(lambda one: one.reason != "rollback", lost))
+        self.drop(lost)
+        to = self.model.kept()[-1]
+        same = in_order and not lost and to.state.lineage == self.model.live.lineage
+        lineage = None if same else self.model.newest + 1
+        recovered = self.store.recovered(to.id, lineage=lineage).result()
+        assert list(recovered.reentered) == self.model.forget_since(to.state)
+        self.model.go_on_from(to.state, lineage or to.state.lineage)
+
+    @rule(content=st.sampled_from([b"cat", b"dog"]))
+    def keep_image(self, content):
+        for _ in range(2):
+            (record,) = self.store.keep_images([NewImage(content, (1, 3), "uint8")]).result()
+            self.model.pictures.setdefault(content, self.watch.at)
+            assert (record.kept_at, record.deleted_at) == (self.model.pictures[content], None)
+            self.watch.move(1)
+
+    @rule()
+    def delete_images(self):
+        for content in (b"cat", b"dog"):
+            deleted = self.store.delete_image(sha256(content).hexdigest(), by="olga").result()
+            assert deleted == (content in self.model.pictures)
+            if deleted:
+                del self.model.pictures[content]
+                self.model.deleted[content] = self.watch.at
 
     @invariant()
     def same_answers(self):
         stored = list(self.store.all_feedback())
-        assert [self.told(record) for record in stored] == [self.plain(said) for said in self.said]
-        assert [one.feedback_id for one in self.store.pending()] == [s.id for s in self.waiting()]
+        assert [told(one) for one in stored] == [said.told for said in self.model.said]
+        waiting = [said.id for said in self.model.waiting()]
+        assert [one.feedback_id for one in self.store.pending()] == waiting
 
     @invariant()
-    def nobody_is_in_the_memory_twice_about_the_same(self):
-        held = [whose for whose, _ in self.memory]
-        assert len(set(held)) == len(held)
+    def the_memory_is_what_was_said_last_on_the_way_to_it(self):
+        memory, learned = self.model.live.memory, self.model.learned()
+        held = {whose: said.given.verdict for whose, said in learned.items()}
+        assert sorted(memory) == sorted(held.items())
+        for said in self.model.said:
+            if said.standing and said.version in self.model.live.way:
+                assert learned[said.whose] is said
 
     @invariant()
-    def the_last_word_is_in_the_memory_once_it_was_learned(self):
-        for said in self.said:
-            if said.standing and said.status == "applied":
-                assert (said.whose, said.given.verdict) in self.memory
+    def same_snapshots(self):
+        stored = self.store.snapshots(dropped=True)
+        told = [(one.id, one.model_version, one.dropped_at) for one in stored]
+        assert told == [(one.id, one.state.version, one.dropped) for one in self.model.snapshots]
+        kept = [one.id for one in self.model.kept()]
+        assert [one.id for one in self.store.snapshots()] == kept
+        assert self.store.last_snapshot().id == kept[-1]
+        assert self.store.newest_lineage() == self.model.newest
+
+    @invariant()
+    def same_images(self):
+        files = [path.read_bytes() for path in self.folder.glob("images/*/*/*")]
+        assert sorted(files) == sorted(self.model.pictures)
+        for content in self.model.pictures.keys() | self.model.deleted.keys():
+            record = self.store.image(sha256(content).hexdigest())
+            since = self.model.pictures.get(content)
+            assert record.deleted_at == (None if since else self.model.deleted[content])
+            assert since in (None, record.kept_at)
 
     @invariant()
     def same_questions(self):
         stored = {one.prediction_id: one.status for one in self.store.questions(limit=1000)}
-        assert stored == {id_: ask.status for id_, ask in self.asks.items()}
+        assert stored == {id_: ask.status for id_, ask in self.model.asks.items()}
 
     @invariant()
     def nobody_beyond_overlap(self):
-        for ask in self.asks.values():
-            assert len(self.holders(ask)) <= ask.new.overlap
+        for ask in self.model.asks.values():
+            assert len(self.model.holders(ask)) <= ask.new.overlap
 
-    @staticmethod
-    def told(record):
-        version = record.applied_in_version
-        return (record.id, record.status, record.standing, record.undone, version)
+    def roll_back(self, to, *, again):
+        """Begin a lineage from a snapshot, with one of its own."""
+        state = to.state.copy(lineage=self.model.newest + 1)
+        new = snapshot(len(self.model.snapshots), state.version, "rollback")
+        who = {"from_version": self.model.live.version, "reason": "?", "by": "olga"}
+        self.store.rolled_back(to.id, new, **who, again=again).result()
+        self.model.newest = state.lineage
+        return self.model.keep(Kept(new.id, "rollback", state))
 
-    @staticmethod
-    def plain(said):
-        version = said.version and f"{said.version[0]}.{said.version[1]}"
-        return (said.id, said.status, said.standing, said.undone, version)
+    def drop(self, snapshots):
+        self.store.drop_snapshots([one.id for one in snapshots]).result()
+        for one in snapshots:
+            one.dropped = self.watch.at
 
-    def pass_on(self, said):
-        learned = [s for s in self.mine(said) if s.status == "applied"]
-        held = max(learned, key=lambda s: s.version, default=None)
-        if held is not None and held.given.verdict == said.given.verdict:
-            said.status, said.version = "applied", held.version
-            held.status, held.version = "superseded", None
+    def one_said(self, pick):
+        return self.model.said[pick % len(self.model.said)]
 
-    def mine(self, said):
-        """What else this person has said of the same prediction."""
-        return [s for s in self.said if s is not said and s.whose == said.whose]
 
-    def free_to_take(self):
-        return [s for s in self.waiting() if not any(one.taken for one in self.mine(s))]
+def line_of(said, **changed):
+    """An answer as a file has it."""
+    return json.dumps(asdict(said.given) | {"id": said.id, "answered_at": said.at} | changed)
 
-    def waiting(self):
-        return [s for s in self.said if s.used and s.status == "pending" and not s.taken]
 
-    def standing(self, id_):
-        return [s for s in self.said if s.given.prediction_id == id_ and s.standing]
+def told(record):
+    """What the model says too."""
+    fate = (record.status, record.standing, record.undone, record.applied_in_version)
+    return (record.id, record.supersedes_id, *fate)
 
-    def settle(self, id_):
-        ask = self.asks.get(id_)
-        if ask is not None and ask.status != "expired":
-            n = sum(said.used for said in self.standing(id_))
-            ask.status = "closed" if n >= ask.new.overlap else "open"
 
-    def holders(self, ask):
-        return {who for who, (_, until) in ask.held.items() if until > self.watch.at}
-
-    def others(self, ask, who):
-        answered = {s.given.annotator_id for s in self.standing(ask.new.prediction_id) if s.used}
-        return len((answered | self.holders(ask)) - {who})
-
-    def free(self, ask, who):
-        open_ = ask.status == "open" and ask.new.expires_at > self.watch.at
-        done = any(s.given.annotator_id == who for s in self.standing(ask.new.prediction_id))
-        mine = who in self.holders(ask)
-        return open_ and not done and (mine or self.others(ask, who) < ask.new.overlap)
-
-    def rank(self, ask, who):
-        new = ask.new
-        return (who not in self.holders(ask), -new.step, new.reason != "audit", -new.uncertainty)
-
-    def too_late(self, ask, who, token):
-        if ask.status == "expired":
-            return True
-        if ask.status == "open" and ask.new.expires_at <= self.watch.at:
-            return True
-        if token is None or who in self.holders(ask):
-            return False
-        return self.others(ask, who) >= ask.new.overlap
-
-    def refused(self, new, kind):
-        error = self.store.answer(new).exception()
-        assert isinstance(error, kind), error
+def refused(change, kind):
+    error = change.exception()
+    assert isinstance(error, kind), error
 
 
 def test_the_store_is_a_dictionary_that_lasts(kind):
