@@ -34,7 +34,7 @@ from bitta.server.store.imports import read
 from server.store.machine_model import Ask, Kept, Model, Said
 from server.store.made import SECOND, Watch, database, given, name, served, snapshot
 
-PEOPLE = st.sampled_from(["anna", "bert", "carl"])
+PEOPLE = st.sampled_from(["anna", "anna", "bert", "carl"])
 VERDICTS = st.sampled_from(["correct", "incorrect", "skip"])
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Whether a disk keeps what it was told to is not what is tried here."""
@@ -77,6 +77,7 @@ class Plain(RuleBasedStateMachine):
         self.keep("interval")
         if gone_back:
             self.go_back(0, heard=True)
+            self.answer(words[:1], learn=True)
 
     @precondition(lambda self: self.model.n_served < 4)
     @rule(n=st.integers(1, 2))
