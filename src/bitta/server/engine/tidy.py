@@ -6,7 +6,7 @@ from time import monotonic
 from bitta.allocator import give_back_freed_memory
 
 EVERY = 60.0
-"""Seconds. Giving back takes a tenth of one, and the next step has to ask for pages again."""
+"""Seconds. Whoever wants memory waits meanwhile, and the next step asks for pages again."""
 
 
 class Tidy:
