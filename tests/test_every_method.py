@@ -43,6 +43,7 @@ def test_contract_without_questions(method, norm, check, tmp_path):
         {"policy": "ensemble"},
         {"policy": "softmax"},
         {"agreement": "threshold", "threshold": 0.3},
+        {"stream_memory": 4},
     ],
     ids=str,
 )

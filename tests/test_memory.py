@@ -1,8 +1,8 @@
-"""First in, first out, verdict by verdict."""
+"""First in, first out, or balanced by label; verdict by verdict."""
 
 import torch
 
-from bitta.memory import FeedbackMemory, Fifo
+from bitta.memory import Balanced, FeedbackMemory, Fifo
 from bitta.types import Feedback, Judged
 
 
@@ -39,6 +39,38 @@ def test_adding_nothing_fixes_the_shape():
     fifo.add(Judged(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)))
     assert len(fifo) == 0
     assert fifo.inputs.shape == (0, 3, 8, 8)
+
+
+def test_a_run_of_one_label_has_its_share_and_no_more():
+    """Three each of labels 1 and 2 give up one each; from then on label 3 has its share."""
+    balanced = Balanced(6)
+    balanced.add(Judged(column(10, 20, 11, 21, 12, 22), torch.tensor([1, 2, 1, 2, 1, 2])))
+    balanced.add(Judged(column(30, 31, 32, 33, 34), torch.tensor([3, 3, 3, 3, 3])))
+    assert balanced.inputs.flatten().tolist() == [11, 21, 12, 22, 33, 34]
+    assert balanced.labels.tolist() == [1, 2, 1, 2, 3, 3]
+
+
+def test_a_balanced_memory_takes_in_pieces_what_it_takes_at_once():
+    labels = torch.tensor([4, 4, 1, 4, 2, 2, 2, 1, 4, 4, 0, 2, 1])
+    whole, pieces = Balanced(5), Balanced(5)
+    whole.add(Judged(torch.arange(13.0).unsqueeze(1), labels))
+    for row in range(13):
+        pieces.add(Judged(torch.tensor([[float(row)]]), labels[row : row + 1]))
+        other = Balanced(5)
+        other.load_state_dict(pieces.state_dict(), device=torch.device("cpu"))
+        pieces = other
+    assert torch.equal(whole.inputs, pieces.inputs)
+    assert torch.equal(whole.labels, pieces.labels)
+    assert torch.equal(whole.labels, labels[whole.inputs.flatten().long()])
+
+
+def test_a_balanced_memory_that_is_cleared_knows_its_shape():
+    balanced = Balanced(2)
+    balanced.add(Judged(torch.zeros(3, 3, 8, 8), torch.tensor([1, 1, 2])))
+    balanced.clear()
+    assert balanced.inputs.shape == (0, 3, 8, 8)
+    balanced.add(Judged(torch.ones(1, 3, 8, 8), torch.tensor([1])))
+    assert len(balanced) == 1
 
 
 def test_verdicts_are_kept_apart():

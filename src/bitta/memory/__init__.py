@@ -1,6 +1,7 @@
 """What a method remembers of its stream."""
 
 from bitta.memory.anchors import Anchors
+from bitta.memory.balanced import Balanced
 from bitta.memory.confident import ConfidentMemory
 from bitta.memory.feedback import FeedbackMemory, Mixed
 from bitta.memory.fifo import Fifo
@@ -10,6 +11,7 @@ from bitta.memory.window import Window
 
 __all__ = [
     "Anchors",
+    "Balanced",
     "ConfidentMemory",
     "FeedbackMemory",
     "Fifo",

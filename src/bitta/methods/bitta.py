@@ -19,11 +19,11 @@ from bitta.adapter import Order
 from bitta.config import require
 from bitta.losses import policy_loss
 from bitta.mecta import MectaAdapter, MectaConfig
-from bitta.memory import Mixed
+from bitta.memory import Balanced, Mixed
 from bitta.nn import Network, Sampling, Statistics, restore_stochastically
 from bitta.policies import augmented_passes, perturbed_passes
 from bitta.seeding import Chance
-from bitta.types import Feedback, Losses, softmax
+from bitta.types import Feedback, Judged, Losses, State, softmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,9 @@ class BittaConfig(MectaConfig):
     """Weight β of agreement (ABA); 0 leaves the answers alone to teach."""
     bn_momentum: float = 0.3
     """How fast the running statistics follow each batch."""
+    stream_memory: int = 0
+    """For streams whose labels come in runs: so many samples of the stream, balanced by the label
+    served, are learned from in place of the batch, and running statistics follow them; 0: none."""
     restore: float = 0.0
     """Probability with which each weight goes back to its source value after a batch."""
     second_softmax: bool = True
@@ -85,6 +88,7 @@ class BittaConfig(MectaConfig):
             value = getattr(self, name)
             require(value >= 0, name, value, "0 or more")
         require(0 <= self.threshold < 1, "threshold", self.threshold, "at least 0 and below 1")
+        require(self.stream_memory >= 0, "stream_memory", self.stream_memory, "0 or more")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -94,6 +98,8 @@ class BittaConfig(MectaConfig):
         require(whole, "micro_batch", self.micro_batch, allowed)
         moves = self.mecta == "off" or self.adapt_statistics == "batch"
         require(moves, "mecta", self.mecta, "'off' with adapt_statistics='running'")
+        own = self.mecta == "off" or not self.stream_memory
+        require(own, "mecta", self.mecta, "'off' with a stream_memory, which moves statistics")
 
 
 class Bitta(MectaAdapter[BittaConfig]):
@@ -108,6 +114,8 @@ class Bitta(MectaAdapter[BittaConfig]):
         if self._sampling.rate:
             _ = self.network.sites  # a model without any is refused now, not in mid-stream
         self.policy_statistics = config.adapt_statistics
+        self.stream = Balanced(config.stream_memory) if config.stream_memory else None
+        """What is learned from in place of the batch, by the label it was served with."""
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
         if config.policy in ("augmentation", "ensemble"):
@@ -126,6 +134,8 @@ class Bitta(MectaAdapter[BittaConfig]):
         """Let the running statistics follow the stream."""
         if self.mecta is not None:
             return super().observe(inputs)
+        if self.stream is not None:
+            return None  # they follow what is remembered of it, when that is learned from
         return self.network.observe(inputs, momentum=self.config.bn_momentum)
 
     def sampled_probs(self, inputs: Tensor, chance: Chance) -> Tensor:
@@ -159,6 +169,8 @@ class Bitta(MectaAdapter[BittaConfig]):
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Algorithm 1, lines 14-29."""
+        if self.stream is not None:
+            unlabelled = self._remembered(self.stream, unlabelled)
         losses = super().adapt(unlabelled, feedback)
         if self.config.restore:
             restore_stochastically(
@@ -168,6 +180,30 @@ class Bitta(MectaAdapter[BittaConfig]):
                 key=(self.seed, "restore", self.step),
             )
         return losses
+
+    def reset(self) -> None:
+        """An empty memory of the stream, too."""
+        super().reset()
+        if self.stream is not None:
+            self.stream.clear()
+
+    def state_dict(self) -> State:
+        """The memory of the stream, if any, beside the rest."""
+        stream = {} if self.stream is None else {"stream": self.stream.state_dict()}
+        return super().state_dict() | stream
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a saved state."""
+        super().load_state_dict(state)
+        if self.stream is not None:
+            self.stream.load_state_dict(state["stream"], device=self.network.device)
+
+    def _remembered(self, stream: Balanced, unlabelled: Tensor) -> Tensor:
+        """What stands for the stream, with the new samples; running statistics follow it."""
+        stream.add(Judged(unlabelled, self.predict(unlabelled).labels))
+        if len(stream):
+            self.network.observe(stream.inputs, momentum=self.config.bn_momentum)
+        return stream.inputs
 
     @property
     def _sampling(self) -> Sampling:
