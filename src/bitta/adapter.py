@@ -73,7 +73,7 @@ class Adapter(ABC, Generic[A]):
     statistics: Statistics = "running"
     """What normalises when serving."""
     policy_statistics: Statistics = "running"
-    """What normalises in the stochastic passes."""
+    """What normalises in the stochastic passes that questions are chosen by."""
     observes: Order = "before_serving"
 
     def __init__(self, network: Network, config: A, *, seed: int = 0) -> None:
@@ -115,16 +115,16 @@ class Adapter(ABC, Generic[A]):
     @torch.no_grad()
     def policy(self, inputs: Tensor) -> Tensor:
         """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
-        return self.sampled_probs(inputs, Chance((self.seed, "policy", self.step)))
+        how = self.sampling(self.policy_statistics)
+        return self.sampled_probs(inputs, how, Chance((self.seed, "policy", self.step)))
 
-    def sampled_probs(self, inputs: Tensor, chance: Chance) -> Tensor:
+    def sampling(self, statistics: Statistics) -> Sampling:
+        """How uncertainty is sampled where these normalise."""
+        return Sampling(statistics, self.config.dropout, self.config.passes)
+
+    def sampled_probs(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
         """Eq. 4: π, the mean of N stochastic softmaxes."""
-        return softmax(self.network.sample(inputs, self._sampling, chance)).mean(0)
-
-    def sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
-        """π, and without gradient the softmax of one deterministic pass."""
-        sampled, plain = self.network.sample_with_plain(inputs, self._sampling, chance)
-        return softmax(sampled).mean(0), softmax(plain)
+        return softmax(self.network.sample(inputs, how, chance)).mean(0)
 
     def wishes(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
         """How much a method with a way of its own wants each row judged, (batch,).
@@ -136,10 +136,6 @@ class Adapter(ABC, Generic[A]):
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Learn from a batch nobody was asked about and from answers; either may be empty."""
-
-    @property
-    def _sampling(self) -> Sampling:
-        return Sampling(self.policy_statistics, self.config.dropout, self.config.passes)
 
     def reset(self) -> None:
         """Exactly the source model, as if nothing had been seen."""

@@ -193,6 +193,56 @@ def test_every_policy_takes_the_same_steps_with_little_memory(policy):
         assert torch.allclose(one, two, atol=1e-6)
 
 
+def test_a_memory_of_the_stream_has_what_nobody_was_asked_about_alike_by_label():
+    session = Session(toy_classifier(), n_queries=2, stream_memory=6)
+    seen, asked = [], []
+    for number in range(3):
+        batch = images(number)
+        seen += list(batch)
+        asked += [batch[query.index] for query in session.predict(batch).queries]
+        session.learn()
+    kept = session.adapter.stream
+    assert len(kept) == 6
+    assert all(any(torch.equal(one, other) for other in seen) for one in kept.inputs)
+    assert not any(torch.equal(one, other) for one in kept.inputs for other in asked)
+
+
+def test_statistics_follow_the_memory_of_the_stream_when_it_is_learned_from():
+    """With momentum 1 they are those of what is remembered, by the weights before the step."""
+    model, source = toy_classifier(), toy_classifier()
+    session = Session(model, n_queries=0, stream_memory=6, bn_momentum=1.0)
+    session.predict(images() * 3)
+    assert torch.equal(model.norm.running_mean, source.norm.running_mean)
+    session.learn()
+    before = source.stem(session.adapter.stream.inputs)
+    assert torch.allclose(model.norm.running_mean, before.mean((0, 2, 3)), atol=1e-5)
+
+
+def test_with_a_memory_of_the_stream_doubts_do_not_depend_on_the_rest_of_the_batch():
+    """Without dropout π is what is served by running statistics."""
+    for size, same in ((6, True), (0, False)):
+        session = Session(toy_classifier(), n_queries=0, stream_memory=size, dropout=0.0)
+        session.step(images() * 3)
+        adapter = session.adapter
+        policy, alone = adapter.policy(images(1)), adapter.policy(images(1)[:4])
+        assert torch.allclose(policy[:4], alone, atol=1e-6) == same
+        assert torch.allclose(policy, adapter.predict(images(1)).probs, atol=1e-6) == same
+
+
+def test_a_memory_of_the_stream_that_holds_the_batch_teaches_what_the_batch_does():
+    """With no question, and room for all of it: only the statistics come another way."""
+    models = [toy_classifier(), toy_classifier()]
+    for model, size in zip(models, (0, 8), strict=True):
+        Session(model, n_queries=0, stream_memory=size, lr=0.1, dropout=0.0).step(images())
+    for one, two in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+
+
+def test_mecta_and_a_memory_of_the_stream_exclude_one_another():
+    with pytest.raises(SettingError, match="mecta is 'fixed'; allowed: 'off' with a stream_memory"):
+        Session(toy_classifier(), mecta="fixed", stream_memory=8)
+
+
 def test_an_ensemble_cannot_be_cut_into_micro_batches():
     with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 with policy='ensemble'"):
         Session(toy_classifier(), policy="ensemble", micro_batch=2)

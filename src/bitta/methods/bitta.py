@@ -9,7 +9,7 @@ unstable) undo these choices; docs/methods/bitta.md tells the details.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -111,9 +111,11 @@ class Bitta(MectaAdapter[BittaConfig]):
 
     def __init__(self, network: Network, config: BittaConfig, *, seed: int = 0) -> None:
         super().__init__(network, config, seed=seed)
-        if self._sampling.rate:
+        self._learns_by = self.sampling(config.adapt_statistics)
+        if self._learns_by.rate:
             _ = self.network.sites  # a model without any is refused now, not in mid-stream
-        self.policy_statistics = config.adapt_statistics
+        # By the statistics of a run of one class it would doubt what is right.
+        self.policy_statistics = "running" if config.stream_memory else config.adapt_statistics
         self.stream = Balanced(config.stream_memory) if config.stream_memory else None
         """What is learned from in place of the batch, by the label it was served with."""
         self.observes = config.observes
@@ -138,34 +140,31 @@ class Bitta(MectaAdapter[BittaConfig]):
             return None  # they follow what is remembered of it, when that is learned from
         return self.network.observe(inputs, momentum=self.config.bn_momentum)
 
-    def sampled_probs(self, inputs: Tensor, chance: Chance) -> Tensor:
+    def sampling(self, statistics: Statistics) -> Sampling:
+        """Without dropout where something else makes passes differ, or nothing does."""
+        how = super().sampling(statistics)
+        return how if self.config.policy == "dropout" else replace(how, rate=0.0)
+
+    def sampled_probs(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
         """Eq. 4: π, the mean of N softmaxes that differ by chance."""
-        how, config = self._sampling, self.config
+        config = self.config
         if config.policy == "augmentation":
             return softmax(augmented_passes(self.network, inputs, how, chance)).mean(0)
         if config.policy == "ensemble":
             size = config.perturbation
             return softmax(perturbed_passes(self.network, inputs, how, chance, size=size)).mean(0)
-        return super().sampled_probs(inputs, chance)
-
-    def sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
-        """π, and without gradient the softmax of one deterministic pass."""
-        if self.mecta is None and self.config.policy in ("dropout", "softmax"):
-            return super().sampled_and_plain_probs(inputs, chance)
-        # Apart: with MECTA, trying whether they can share a part would move statistics.
-        with torch.no_grad():
-            plain = softmax(self.network(inputs, statistics=self.policy_statistics))
-        return self.sampled_probs(inputs, chance), plain
+        return super().sampled_probs(inputs, how, chance)
 
     def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
         if self.config.beta:
             # Over the whole mixed batch, whose statistics the deterministic label shares.
-            probs, plain = self.sampled_and_plain_probs(mixed.inputs, chance)
+            probs, plain = self._sampled_and_plain_probs(mixed.inputs, chance)
             return self._feedback_term(mixed, probs) | self._agreement_term(mixed, probs, plain)
         if not (self.config.alpha and mixed.n_judged):
             return {}
-        return self._feedback_term(mixed, self.sampled_probs(mixed.inputs, chance))
+        probs = self.sampled_probs(mixed.inputs, self._learns_by, chance)
+        return self._feedback_term(mixed, probs)
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Algorithm 1, lines 14-29."""
@@ -205,11 +204,16 @@ class Bitta(MectaAdapter[BittaConfig]):
             self.network.observe(stream.inputs, momentum=self.config.bn_momentum)
         return stream.inputs
 
-    @property
-    def _sampling(self) -> Sampling:
-        config = self.config
-        rate = config.dropout if config.policy == "dropout" else 0.0
-        return Sampling(self.policy_statistics, rate, config.passes)
+    def _sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
+        """π, and without gradient the softmax of one deterministic pass."""
+        how = self._learns_by
+        if self.mecta is None and self.config.policy in ("dropout", "softmax"):
+            sampled, plain = self.network.sample_with_plain(inputs, how, chance)
+            return softmax(sampled).mean(0), softmax(plain)
+        # Apart: with MECTA, trying whether they can share a part would move statistics.
+        with torch.no_grad():
+            plain = softmax(self.network(inputs, statistics=how.statistics))
+        return self.sampled_probs(inputs, how, chance), plain
 
     def _feedback_term(self, mixed: Mixed, probs: Tensor) -> dict[str, Tensor]:
         correct, incorrect, _ = mixed.split(probs)
