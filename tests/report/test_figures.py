@@ -1,5 +1,7 @@
 """Plots hold what was measured."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,18 @@ def test_agreement_over_time_by_hand(tmp_path):
     assert [curve.tolist() for curve in curves] == [[80] * 4, [75] * 4, [50] * 4]
     lines = figure_of(section, "agreement-over-time").axes[0].lines
     assert [line.get_ydata()[0] for line in lines[:3]] == [80, 75, 50]
+
+
+def test_agreement_stands_where_it_was_measured(tmp_path):
+    """One sample of every fourth batch: means are over 64 of these samples."""
+    run = made_run("bitta", "bitta", [1] * 400)
+    asked = {"n_measured": 1, "n_agreeing": 1, "n_agreeing_correct": 1}
+    run = replace(
+        run, steps=[replace(s, **asked) if at % 4 == 3 else s for at, s in enumerate(run.steps)]
+    )
+    axes = figure_of(made_section(tmp_path, [run]), "agreement-over-time").axes[0]
+    assert axes.lines[0].get_xdata().tolist() == list(range(4, 401, 4))
+    assert axes.get_ylabel() == "%, last 64 measured"
 
 
 def test_agreement_is_not_drawn_where_nobody_measured_it(compared):

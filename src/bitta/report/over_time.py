@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEAST_WINDOW = 8
+_LEAST_SAMPLES = 64
+"""In a mean along the stream: so many batches, and samples in them."""
 _MOST_POINTS = 400
 """Of a line; more cannot be seen and only make a page large."""
 _MOST_NAMES = 20
@@ -88,17 +91,20 @@ def agreement_figure(rows: Mapping[str, Sequence[RunResult]]) -> "Figure":
     figure = new_figure(WIDE, 1.0 + 2.2 * len(rows))
     panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, runs) in zip(panels, rows.items(), strict=True):
-        window = window_of(runs[0])
+        n_samples = _column(runs[0].steps, "n_measured")
+        measured = np.flatnonzero(n_samples)
+        window = _window(len(measured), int(n_samples.sum()))
         curves = zip(*(agreement_curves(run, window) for run in runs), strict=True)
         for (label, colour, dash), of_seeds in zip(_AGREEMENT, curves, strict=True):
             curve = _mean(list(of_seeds))
             places = _places(len(curve))
             axes.plot(
-                places + 1, curve[places], label=label, color=colour, linestyle=dash,
+                measured[places] + 1, curve[places], label=label, color=colour, linestyle=dash,
                 linewidth=1.6,
             )  # fmt: skip
         axes.set_title(name, loc="left", fontsize=NORMAL)
-        axes.set(ylabel=f"%, last {window} batches", ylim=(0, 100))
+        what = "batches" if len(measured) == len(runs[0].steps) else "measured"
+        axes.set(ylabel=f"%, last {window} {what}", ylim=(0, 100))
         dress(axes, grid="y")
         _mark_domains(axes, runs, named=axes is panels[0])
     panels[-1].set_xlabel("batch")
@@ -115,7 +121,12 @@ _AGREEMENT = (
 
 def window_of(run: RunResult) -> int:
     """Batches in a mean: more for a longer stream."""
-    return max(_LEAST_WINDOW, len(run.steps) // 100)
+    return _window(len(run.steps), sum(step.n for step in run.steps))
+
+
+def _window(n_batches: int, n_samples: int) -> int:
+    enough = ceil(_LEAST_SAMPLES * n_batches / n_samples)
+    return max(_LEAST_WINDOW, n_batches // 100, enough)
 
 
 def accuracy_curve(run: RunResult, window: int) -> Curve:
@@ -124,7 +135,10 @@ def accuracy_curve(run: RunResult, window: int) -> Curve:
 
 
 def agreement_curves(run: RunResult, window: int) -> tuple[Curve, Curve, Curve]:
-    """Percent that agree, right of those that do, right of those that do not."""
+    """Percent that agree, right of those that do, right of those that do not.
+
+    At each batch where the policy was computed, over the last `window` of these.
+    """
     steps = [step for step in run.steps if step.n_measured]
     measured, agreeing, right_agreeing, right = (
         _column(steps, name)
