@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bitta.bench.expand import Job, read_jobs
+from bitta.bench.experiment import Experiment
 from bitta.bench.runner import result_path
 from bitta.results import RunResult, code_hash, table_hash
 
@@ -65,8 +66,9 @@ def share(experiments: Path, results: Path, code: str) -> Iterator[tuple[str, Jo
 
 
 def settings(run: RunResult) -> str:
-    """A hash of all that was set, whatever it was called."""
-    return table_hash({**run.experiment, "name": ""})
+    """A hash of all that was set, whatever it was called; what is new has its default."""
+    then = Experiment.of(run.experiment, name=run.name)
+    return table_hash({**then.as_table(), "name": ""})
 
 
 def renamed(run: RunResult, job: Job) -> RunResult:

@@ -55,6 +55,14 @@ def test_a_run_is_given_to_whoever_has_it_and_the_rest_is_told(folders, share):
     assert standing.result.environment["identity"] != first.environment["identity"]
 
 
+def test_a_run_from_before_a_setting_existed_is_shared(folders, share):
+    path = folders[1] / "a" / "here-seed0.json"
+    first = RunResult.load(path)
+    del first.experiment["method"]["stream_memory"]
+    first.save(path)
+    assert [job.label for _, job in share(*folders, code_hash())] == ["other-seed1", "timed-seed0"]
+
+
 def test_runs_of_other_code_are_not_shared(folders, share):
     left = [job.label for _, job in share(*folders, "0" * 64)]
     assert left == ["there-seed0", "other-seed1", "timed-seed0"]

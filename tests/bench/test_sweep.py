@@ -265,6 +265,20 @@ def test_files_of_other_settings_are_refused(tmp_path):
         check_standing([Job(other, tmp_path)], Manner(out=str(tmp_path), stale="rerun"))
 
 
+def test_a_setting_that_is_new_since_is_at_its_default(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path, n=16))
+    result = run(experiment, out=tmp_path)
+    method = dict(result.experiment["method"])
+    del method["stream_memory"]
+    older = replace(result, experiment={**result.experiment, "method": method})
+    older.save(tmp_path / "trial-seed0.json")
+    assert Standing.of(experiment, tmp_path, code=code_hash()).result == older
+    assert run(experiment, out=tmp_path, resume=True) == older
+    changed = experiment.as_table() | {"method": {**method, "stream_memory": 4}}
+    with pytest.raises(InputError, match="is the result of other settings"):
+        Standing.of(Experiment.of(changed, name=""), tmp_path, code=code_hash())
+
+
 def test_a_result_of_other_data_or_weights_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path, n=16))
     result = run(experiment, out=tmp_path)

@@ -70,6 +70,15 @@ def test_seeds_and_paths_do_not_part_rows(tmp_path):
     assert section.seeds == (0, 1)
 
 
+def test_a_setting_that_is_new_since_does_not_part_seeds(tmp_path):
+    runs = [
+        made_run("bitta", "bitta", [1, 2], seed=seed, settings=settings)
+        for seed, settings in enumerate([{}, {"stream_memory": 0}, {"stream_memory": 4}])
+    ]
+    rows = made_section(tmp_path, runs).rows
+    assert sorted(tuple(row.runs) for row in rows) == [(0, 1), (2,)]
+
+
 def test_other_images_under_one_protocol_are_refused(tmp_path):
     runs = [made_run("tent", "tent", [1, 2]), made_run("bitta", "bitta", [1, 2])]
     with pytest.raises(InputError, match=r"000.json.*001.json.*not the same images"):

@@ -110,6 +110,16 @@ class Experiment:
         table["method"] = {"name": table.pop("method"), **table.pop("settings")}
         return table
 
+    def matches(self, table: Mapping[str, Any]) -> bool:
+        """Whether it says the same as a table that this version or an earlier one has written.
+
+        A setting that did not exist then is taken to be at its default.
+        """
+        try:
+            return Experiment.of(table, name="").as_table() == self.as_table()
+        except SettingError:
+            return False
+
 
 def _enhanced(table: Mapping[str, Any]) -> EnhancedConfig:
     """A section that does not say how many samples wants as many as would be asked about."""

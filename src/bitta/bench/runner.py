@@ -85,7 +85,8 @@ def run(
     place = device_named(device)
     path = result_path(experiment, out)
     earlier = RunResult.load(path) if path.exists() and not overwrite else None
-    _refuse_other(earlier, path, "settings", experiment.as_table(), "experiment")
+    if earlier is not None and not experiment.matches(earlier.experiment):
+        raise _other(path, "settings")
     check_writable(out)
     checkpoint = checkpoint_path(experiment, out)
     prepared = prepare(experiment, clock)
@@ -93,7 +94,8 @@ def run(
     circumstances = environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and resume:
         for part in ("stream", "source_weights"):
-            _refuse_other(earlier, path, part.replace("_", " "), circumstances[part], part)
+            if earlier.environment.get(part) != circumstances[part]:
+                raise _other(path, part.replace("_", " "))
         return earlier
     identity = {"experiment": experiment.as_table()} | {
         part: circumstances[part] for part in ("stream", "source_weights")
@@ -139,16 +141,12 @@ def run(
     return result
 
 
-def _refuse_other(earlier: RunResult | None, path: Path, what: str, now: object, part: str) -> None:
+def _other(path: Path, what: str) -> InputError:
     """A result that is there stays there, unless it is of this very run."""
-    if earlier is None:
-        return
-    then = earlier.experiment if part == "experiment" else earlier.environment.get(part)
-    if then != now:
-        raise InputError(
-            f"{str(path)!r} is the result of other {what}; give this run a name of its own "
-            "(--set name=...) or another folder (--out)."
-        )
+    return InputError(
+        f"{str(path)!r} is the result of other {what}; give this run a name of its own "
+        "(--set name=...) or another folder (--out)."
+    )
 
 
 def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) -> RunResult:

@@ -81,7 +81,7 @@ def _origin(experiment: Experiment) -> dict[str, str]:
 def _refuse_other(
     path: Path, what: str, experiment: Experiment, then: Mapping[str, Any] | None
 ) -> None:
-    if then != experiment.as_table():
+    if then is None or not experiment.matches(then):
         raise InputError(
             f"{str(path)!r} is the {what} of other settings; delete it, give this run another "
             "name, or choose another folder (--out)."

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,15 @@ def _loaded(path: Path) -> RunResult:
             f"{why} A report is made from what bitta run and bitta sweep wrote; move other JSON "
             "files out of the folder."
         ) from None
-    return run
+    return replace(run, experiment=_with_defaults(run.experiment))
+
+
+def _with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting that the method has got since then is at its default, which changes nothing."""
+    given = experiment["method"]
+    kind = METHODS.get(given["name"])
+    since = {} if kind is None else {one.name: one.default for one in fields(kind.Config)}
+    return {**experiment, "method": {**since, **given}}
 
 
 def _section(founds: Sequence[_Found]) -> Section:
