@@ -13,12 +13,15 @@ from bitta.report.claims_cost import beats_at_equal_cost, most_at_equal_cost
 from bitta.report.claims_directions import (
     above_all,
     above_at_each,
+    agreeing_is_right,
     agreement_is_best,
     both_are_best,
     dropout_is_calibrated,
+    is_far_below,
     loses_less,
     rises,
     robust,
+    thresholds_are_unsteady,
 )
 from bitta.report.claims_results import Results
 from made_results import made_run
@@ -125,6 +128,9 @@ DIRECTIONS = [
     partial(loses_less, "f", "feedback.delay"),
     both_are_best,
     agreement_is_best,
+    thresholds_are_unsteady,
+    partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 2.0),
+    partial(agreeing_is_right, "f"),
     dropout_is_calibrated,
     beats_at_equal_cost,
     partial(most_at_equal_cost, 32),
@@ -228,6 +234,45 @@ def test_agreement_is_above_every_threshold(made, fixed, holds):
     finding = agreement_is_best(made("thresholds", *runs))
     assert finding.holds is holds
     assert finding.ours.startswith("agreement: 80.00, 0.8: 60.00, 0.99: ")
+
+
+@pytest.mark.parametrize(("second", "holds"), [(8, True), (6, False)])
+def test_thresholds_are_unsteady_if_their_seeds_lie_further_apart(made, second, holds):
+    """Seeds of agreement: 80 and 70, deviation 7.07; of the threshold: 60 and 80, or both 60."""
+    fixed = {"agreement": "threshold", "threshold": 0.8}
+    runs = [
+        run(name, right, settings=settings, seed=seed)
+        for name, settings, rights in (("a", AGREEING, (8, 7)), ("fixed", fixed, (6, second)))
+        for seed, right in enumerate(rights)
+    ]
+    finding = thresholds_are_unsteady(made("thresholds", *runs))
+    apart = f"{14.142 if holds else 0:.2f}"
+    assert finding == Finding(f"agreement: 7.07, 0.8: {apart} (2 seeds)", holds)
+
+
+@pytest.mark.parametrize(("low", "holds"), [(6, True), (7, False)])
+def test_one_setting_is_far_below_another(made, low, holds):
+    runs = set_to("policy", {"augmentation": low, "dropout": 8, "softmax": 1})
+    check = partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 10.0)
+    told = f"augmentation: {10 * low}.00, dropout: 80.00 (1 seed)"
+    assert check(made("f", *runs)) == Finding(told, holds)
+
+
+@pytest.mark.parametrize(("right", "holds"), [(7, True), (8, False)])
+def test_agreement_is_right_more_often_in_each_domain(made, right, holds):
+    """Of 10 samples 8 agree, 6 of them right: 75 %. Of the others 1 or both: 50 or 100 %."""
+    step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
+    finding = agreeing_is_right("f", made("f", run("bitta", right, step=step)))
+    other, led = (50, 2) if holds else (100, 0)
+    told = f"75.0 % right where they agree, {other}.0 % elsewhere; more in {led} of 2 corruptions"
+    assert finding == Finding(f"{told} (1 seed)", holds)
+
+
+def test_a_collapsed_row_of_a_sweep_is_marked(made):
+    """30 is less than half of the median, 80."""
+    runs = set_to("beta", {0.1: 3, 1.0: 8, 4.0: 9})
+    finding = robust("f", "method.beta", 2.0, made("f", *runs))
+    assert finding.ours == "0.1: 30.00 ‡, 1.0: 80.00, 4.0: 90.00 (1 seed)"
 
 
 @pytest.mark.parametrize(("sure", "holds"), [(9.0, True), (6.5, False)])

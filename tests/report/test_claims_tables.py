@@ -13,7 +13,12 @@ from bitta.metrics import Reliability
 from bitta.report.claims import Verdict, judged
 from bitta.report.claims_leads import STARS, streams
 from bitta.report.claims_list import statements
-from bitta.report.claims_orders import domains_led, printed_order, table_statements
+from bitta.report.claims_orders import (
+    domains_led,
+    leads_everywhere,
+    printed_order,
+    table_statements,
+)
 from bitta.report.claims_page import reproduction_page
 from bitta.report.claims_results import STAND_INS, Results
 from bitta.report.claims_tables import measured
@@ -41,7 +46,8 @@ def job_run(experiment, right):
     asked = METHODS[kind].n_queries if asked == -1 else asked
     run = made_run(
         table["name"], kind, [right] * len(domains), domains=tuple(domains), n_queries=asked,
-        reliability=BINS, policy_reliability=BINS,
+        reliability=BINS, policy_reliability=BINS, seed=table["seed"],
+        step={"n_measured": 10, "n_agreeing": 6, "n_agreeing_correct": 6},
     )  # fmt: skip
     protocol = f"{sorted(stream.items())}, seed {table['seed']}"
     elsewhere = {
@@ -53,11 +59,12 @@ def job_run(experiment, right):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """Every experiment with one seed: BiTTA 90 %, SimATTA 70, the others 80."""
+    """Every experiment with one seed, or two: BiTTA 90 %, SimATTA 70, the others 80."""
     root, expected = tmp_path_factory.mktemp("results"), {}
     for folder in FOLDERS:
         (root / folder).mkdir()
-        jobs = read_jobs([EXPERIMENTS / folder], seeds=[0])
+        seeds = [0, 1] if folder == "thresholds" else [0]
+        jobs = read_jobs([EXPERIMENTS / folder], seeds=seeds)
         expected[folder] = [job.label for job in jobs]
         for job in jobs:
             right = {"bitta": 9, "simatta": 7}.get(job.experiment.method, 8)
@@ -188,6 +195,51 @@ def test_leads_over_the_best_and_over_the_mean_by_hand(tmp_path):
     every = [stream.paper for stream in (first, *others)]
     assert sum(paper.over_best for paper in every) / 5 == pytest.approx(4.1, abs=0.05)
     assert sum(paper.over_mean for paper in every) / 5 == pytest.approx(14.6, abs=0.05)
+
+
+def test_a_lead_is_told_without_rows_that_collapsed_as_well(tmp_path):
+    """The source has 50, so 20 is a collapse; the other six come to 396."""
+    results = cifar10(tmp_path, {**ALL, "tent": 20, "bitta": 80})
+    [first, *_] = streams(results)
+    assert first.fair.over_mean == pytest.approx(80 - 416 / 7)
+    assert first.fair.over_standing == pytest.approx(80 - 396 / 6)
+    assert first.fair.fell == ("TENT*",)
+    page = reproduction_page(results, {}, "# Title")
+    assert "| TENT\\* | 80.49 | 20.00, collapsed in 15 of 15 domains | – |" in page
+    assert "CIFAR-10-C, fair: +14.0 over the mean without TENT\\*." in page
+
+
+def test_one_domain_is_enough_to_be_best_not_everywhere(tmp_path):
+    results = cifar10(tmp_path, {"bitta": 80, "cotta": 76}, "main-cifar10-c")
+    finding = leads_everywhere(MAIN, results)
+    assert (finding.ours, finding.holds, finding.whole) == ("15 of 15 (1 seed)", True, False)
+    rights = [85, *[76] * 14]
+    made_run("sar", "sar", rights, n=100, domains=tuple(CORRUPTIONS)).save(
+        tmp_path / "main-cifar10-c" / "sar-seed0.json"
+    )
+    finding = leads_everywhere(MAIN, Results(tmp_path))
+    told = "14 of 15: gaussian_noise -5.00 to SAR* (1 seed)"
+    assert (finding.ours, finding.holds) == (told, False)
+
+
+def test_points_of_a_mixed_stream_stand_beside_those_of_the_paper(tmp_path):
+    """Of ten each: 2, 4, 6 and 8 right, so 20, 30, 40 and 50 % so far."""
+    run = made_run("bitta", "bitta", [2, 4, 6, 8], domains=("mixed",))
+    stream = {**run.experiment["stream"], "kind": "pacs", "order": "mixed"}
+    (tmp_path / "pacs-mixed").mkdir()
+    replace(run, experiment={**run.experiment, "stream": stream}).save(
+        tmp_path / "pacs-mixed" / "bitta-seed0.json"
+    )
+    page = reproduction_page(Results(tmp_path), {}, "# Title")
+    for percent, paper, ours in (
+        (25, 59.65, 20),
+        (50, 64.7, 30),
+        (75, 69.23, 40),
+        (100, 72.18, 50),
+    ):
+        assert (
+            f"| BiTTA | mixed-{percent} | {paper:.2f} | {ours:.2f} | {ours - paper:+.2f} |" in page
+        )
 
 
 def test_what_answers_give_on_all_five_streams(everything):

@@ -176,16 +176,25 @@ def test_collapse_is_under_half_of_the_source_with_the_same_seed(tmp_path):
     runs += [made_run("tent", "tent", [3, 8], seed=seed) for seed in (0, 1, 2)]
     section = made_section(tmp_path, runs)
     # Seed 2 has no source of its own and takes that of seed 0.
-    assert section.rows[1].collapsed(section.source) == {1: ["fog"]}
+    assert section.rows[1].collapsed == {1: ("fog",)}
     hidden = section.only(["tent"])
     assert [row.name for row in hidden.rows] == ["tent"]
-    assert hidden.rows[0].collapsed(hidden.source) == {1: ["fog"]}
+    assert hidden.rows[0].collapsed == {1: ("fog",)}
 
 
-def test_without_a_source_few_classes_are_a_collapse():
+def test_without_a_source_few_classes_are_a_collapse(tmp_path):
     spreads = {"fog": {"served": 0.1, "true": 1.0}, "snow": {"served": 0.9, "true": 1.0}}
     run = replace(made_run("tent", "tent", [1, 2]), spreads=spreads)
-    assert Row("tent", {0: run}).collapsed(None) == {0: ["fog"]}
+    assert made_section(tmp_path, [run]).rows[0].collapsed == {0: ("fog",)}
+
+
+def test_without_a_source_half_of_the_median_row_is_a_collapse(tmp_path):
+    """Fog: 20, 60 and 80 %, so the least is 30; snow: 40, 70 and 60, so it is 30."""
+    rights = {"tent": [2, 4], "sar": [6, 7], "bitta": [8, 6]}
+    section = made_section(tmp_path, [made_run(name, name, of) for name, of in rights.items()])
+    assert {row.name: row.collapsed for row in section.rows} == {
+        "tent": {0: ("fog",)}, "sar": {}, "bitta": {},
+    }  # fmt: skip
 
 
 def test_other_tables_are_refused_by_name(tmp_path):

@@ -29,6 +29,9 @@ def accuracy_table(comparison: Comparison, columns: Columns = "spreads") -> Tabl
         for domain in section.domains:
             title = _short(domain) if columns == "short" else domain
             made.spreads(title, _domain(domain), ".1f", deviations=columns == "spreads")
+    if columns != "none":
+        for name, part in section.points.items():
+            made.spreads(f"first {name.removeprefix('mixed-')} %", _after(part), ".1f")
     made.means()
     if comparison.printed:
         made.numbers("paper", lambda row: _paper(comparison, row), ".2f")
@@ -83,7 +86,7 @@ class _Columns:
         title = "mean" if len(self.section.domains) > 1 else "accuracy"
         self.spreads(title, lambda row: row.accuracy, ".2f")
         for cells, row in zip(self.rows, self.section.rows, strict=True):
-            if row.collapsed(self.section.source):
+            if row.collapsed:
                 cells[-1] = Cell(cells[-1].text, cells[-1].best, " †")
 
 
@@ -146,6 +149,10 @@ def _setting(key: str) -> Callable[[Row], str]:
 
 def _domain(name: str) -> Callable[[Row], Spread]:
     return lambda row: row.by_domain[name]
+
+
+def _after(part: float) -> Callable[[Row], Spread]:
+    return lambda row: row.after(part)
 
 
 def _paper(comparison: Comparison, row: Row) -> float | None:

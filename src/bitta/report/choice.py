@@ -51,12 +51,12 @@ def choose(rows: Sequence[Row], most: int) -> Choice:
 def label_of(row: Row, section: Section) -> str:
     """Its title, with a mark if it collapsed."""
     title = literal(shorten(row.title, _MOST_LETTERS, placeholder=" …"))
-    return f"{title} {MARK}" if row.collapsed(section.source) else title
+    return f"{title} {MARK}" if row.collapsed else title
 
 
 def collapse_note(rows: Iterable[Row], section: Section) -> str:
     """What the mark means, where a plot has one."""
-    there = any(row.collapsed(section.source) for row in rows)
+    there = any(row.collapsed for row in rows)
     return f"{MARK} collapsed, see the table." if there else ""
 
 

@@ -1,7 +1,9 @@
 """What the paper says about figures and ablations: which way a thing goes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from bitta.report.claims import Finding, seeds_of
@@ -14,6 +16,8 @@ from bitta.report.row import Row
 
 WIDE = 2.0
 """Points between the best and the worst of what we call robust."""
+FELL = " ‡"
+"""Behind what collapsed in some domain with some seed."""
 SLACK = 0.5
 """Points that a rising curve may fall from one point to the next."""
 
@@ -34,7 +38,8 @@ def above_at_each(folder: str, key: str, results: Results) -> Finding | None:
     if not both:
         return None
     leads = {v: bitta[v].domain_mean.mean - simatta[v].domain_mean.mean for v in both}
-    told = ", ".join(f"{value}: {lead:+.2f}" for value, lead in leads.items())
+    fell = {v: FELL if bitta[v].collapsed or simatta[v].collapsed else "" for v in both}
+    told = ", ".join(f"{value}: {lead:+.2f}{fell[value]}" for value, lead in leads.items())
     rows = [of[value] for of in (bitta, simatta) for value in both]
     return Finding(f"BiTTA - SimATTA* at {told} ({seeds_of(rows)})", min(leads.values()) > 0)
 
@@ -99,6 +104,60 @@ def agreement_is_best(results: Results) -> Finding | None:
     return Finding(_series(rows), agreement[0].domain_mean.mean > best)
 
 
+def thresholds_are_unsteady(results: Results) -> Finding | None:
+    """Seeds of each fixed threshold lie further apart than those of agreement."""
+    agreement = results.rows("thresholds", "bitta", method__agreement="policy")
+    fixed = results.sweep("thresholds", "method.threshold", method__agreement="threshold")
+    rows = {"agreement": agreement[0], **fixed} if agreement else {}
+    apart = {name: row.domain_mean.deviation for name, row in rows.items()}
+    known = {name: value for name, value in apart.items() if value is not None}
+    if len(known) < 2 or "agreement" not in known:
+        return None
+    told = ", ".join(f"{name}: {value:.2f}" for name, value in known.items())
+    own = known.pop("agreement")
+    return Finding(f"{told} ({seeds_of(list(rows.values()))})", min(known.values()) > own)
+
+
+def is_far_below(
+    folder: str, key: str, low: Any, high: Any, by: float, results: Results
+) -> Finding | None:
+    """One value of a setting is so much worse than another."""
+    rows = results.sweep(folder, key)
+    if not {low, high} <= set(rows):
+        return None
+    two = {value: rows[value] for value in (low, high)}
+    lost = rows[high].domain_mean.mean - rows[low].domain_mean.mean
+    return Finding(_series(two), lost > by)
+
+
+def agreeing_is_right(folder: str, results: Results) -> Finding | None:
+    """In each domain more is right where policy and model agree than where they do not."""
+    rows = results.rows(folder, "bitta")
+    found = _by_agreement(rows[0]) if rows else {}
+    if not found:
+        return None
+    agreeing, others = (fmean(values) for values in zip(*found.values(), strict=True))
+    led = sum(agree > differ for agree, differ in found.values())
+    told = f"{agreeing:.1f} % right where they agree, {others:.1f} % elsewhere; more in {led} of "
+    return Finding(f"{told}{len(found)} corruptions ({seeds_of(rows[:1])})", led == len(found))
+
+
+def _by_agreement(row: Row) -> dict[str, tuple[float, float]]:
+    """Percent right where both agree and where they do not, by domain, mean over seeds."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for run in row.runs.values():
+        for domain in run.accuracy_by_domain:
+            steps = [step for step in run.steps if step.domain == domain]
+            of = replace(run, steps=steps).agreement
+            if of.accuracy_agreeing is not None and of.accuracy_disagreeing is not None:
+                both = of.accuracy_agreeing, of.accuracy_disagreeing
+                seen.setdefault(domain, []).append(both)
+    return {
+        domain: (fmean(one[0] for one in of), fmean(one[1] for one in of))
+        for domain, of in seen.items()
+    }
+
+
 def dropout_is_calibrated(results: Results) -> Finding | None:
     """Of two policies, each run by itself, MC-dropout has the lower calibration error."""
     rows = results.sweep("calibration", "method.policy")
@@ -119,6 +178,12 @@ def saves_for_nothing(results: Results) -> Finding | None:
     return Finding(_series(found), lost <= NEAR)
 
 
+def printed_augmentation() -> str:
+    """Both in the paper."""
+    values = {row.variant: row.values[-1] for row in paper_table("tab:app_augment").rows}
+    return f"{values['augmentation']:.2f} against {values['']:.2f}"
+
+
 def printed_components() -> str:
     """The three in the paper."""
     claims = {claim.id: claim.printed for claim in paper_claims()}
@@ -127,5 +192,8 @@ def printed_components() -> str:
 
 
 def _series(rows: Mapping[Any, Row]) -> str:
-    told = ", ".join(f"{value}: {row.domain_mean.mean:.2f}" for value, row in rows.items())
+    told = ", ".join(
+        f"{value}: {row.domain_mean.mean:.2f}{FELL if row.collapsed else ''}"
+        for value, row in rows.items()
+    )
     return f"{told} ({seeds_of(list(rows.values()))})"

@@ -1,7 +1,7 @@
 """Two averages that the paper states without their basis, made anew on every basis."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from bitta.report.claims import Finding, seeds_of
@@ -35,6 +35,10 @@ class Average:
     from_answers: float | None = None
     """What the six without SimATTA gain by answers."""
     seeds: str = ""
+    over_standing: float | None = None
+    """BiTTA above the mean of those that did not collapse, where some did."""
+    fell: tuple[str, ...] = ()
+    """Those that did, somewhere."""
 
     @classmethod
     def of(
@@ -43,6 +47,13 @@ class Average:
         """From accuracies in the order of the rows; SimATTA has no form without answers."""
         gain = None if plain is None else fmean(stars[:-1]) - fmean(plain)
         return cls(bitta - max(stars), bitta - fmean(stars), gain, seeds)
+
+    def without(self, fallen: Sequence[str], bitta: float, stars: Mapping[str, float]) -> "Average":
+        """Told as well without some of the rows."""
+        standing = [value for name, value in stars.items() if name not in fallen]
+        if not fallen or not standing:
+            return self
+        return replace(self, over_standing=bitta - fmean(standing), fell=tuple(fallen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,9 @@ def gain(claimed: float, results: Results) -> Finding | None:
     for name, ours in _ways(found):
         best, mean = fmean(o.over_best for o in ours), fmean(o.over_mean for o in ours)
         told.append(f"{name}: {best:+.1f} over the best, {mean:+.1f} over the mean")
+        if any(o.fell for o in ours):
+            standing = [o.over_mean if o.over_standing is None else o.over_standing for o in ours]
+            told[-1] += f", {fmean(standing):+.1f} over that of rows that did not collapse"
     return _decided(told, [s.fair.over_mean if s.fair else None for s in found], claimed)
 
 
@@ -114,7 +128,10 @@ def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool
     plain = [originals[name] for name in map(_plain, STARS[:-1]) if name in originals]
     gains = _means(plain) if len(plain) == len(STARS) - 1 else None
     bitta = rows[verdicts.bitta]
-    return Average.of(_means([bitta])[0], _means(stars), gains, seeds_of([bitta, *stars]))
+    own, values = bitta.domain_mean.mean, _means(stars)
+    average = Average.of(own, values, gains, seeds_of([bitta, *stars]))
+    fallen = [star for star in STARS if rows[star].collapsed]
+    return average.without(fallen, own, dict(zip(STARS, values, strict=True)))
 
 
 def _paper(verdicts: Measured, without: Measured, column: str) -> Average:

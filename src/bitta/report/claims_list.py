@@ -14,17 +14,21 @@ from bitta.report.claims_directions import (
     WIDE,
     above_all,
     above_at_each,
+    agreeing_is_right,
     agreement_is_best,
     both_are_best,
     dropout_is_calibrated,
+    is_far_below,
     loses_less,
+    printed_augmentation,
     printed_components,
     rises,
     robust,
     saves_for_nothing,
+    thresholds_are_unsteady,
 )
 from bitta.report.claims_numbers import number_statements
-from bitta.report.claims_orders import NEAR, table_statements
+from bitta.report.claims_orders import NEAR, leads_everywhere, printed_lead, table_statements
 
 _QUESTIONS = "feedback.n_queries"
 
@@ -85,6 +89,13 @@ def directions() -> list[Statement]:
             check=partial(above_at_each, "number-of-questions", _QUESTIONS),
         ),
         Statement(
+            id="agreeing-is-right", place="section 3, Figure 4b", experiments=("main-cifar10-c",),
+            part="bitta-seed*",
+            gist="Where model and policy agree BiTTA is right more often than where they do not, "
+            "in each corruption.",
+            check=partial(agreeing_is_right, "main-cifar10-c"),
+        ),
+        Statement(
             id="components", place="section 4, synergistic effect", experiments=("components",),
             paper=printed_components(),
             gist="BFA only < ABA only < both, and both are best in each corruption.",
@@ -100,6 +111,12 @@ def directions() -> list[Statement]:
             id="thresholds", place="appendix B, Figure 8", experiments=("thresholds",),
             gist="Without answers, agreement chooses better than each fixed threshold.",
             check=agreement_is_best,
+        ),
+        Statement(
+            id="thresholds-variance", place="appendix B, Figure 8", experiments=("thresholds",),
+            gist="Fixed thresholds are less steady than agreement (ours: the seeds of each have a "
+            "larger deviation).",
+            check=thresholds_are_unsteady,
         ),
         Statement(
             id="selection", place="appendix B, Figure 9", experiments=("selection",),
@@ -129,6 +146,12 @@ def directions() -> list[Statement]:
             check=partial(loses_less, "skip", "feedback.answer_every"),
         ),
         Statement(
+            id="skip-little", place="appendix B, Figure 11", experiments=("skip",),
+            part="bitta-*",
+            gist=f"Skipped batches cost BiTTA little (ours: {NEAR:g} point from best to worst).",
+            check=partial(robust, "skip", "feedback.answer_every", NEAR),
+        ),
+        Statement(
             id="skip-order", place="appendix B, Figure 11", experiments=("skip",),
             gist="However many batches are skipped, BiTTA is above SimATTA*.",
             check=partial(above_at_each, "skip", "feedback.answer_every"),
@@ -148,6 +171,27 @@ def directions() -> list[Statement]:
             part="accumulation-*",
             gist=f"Gradient accumulation costs no accuracy (ours: at most {NEAR:g} point).",
             check=saves_for_nothing,
+        ),
+        Statement(
+            id="augmentation", place="appendix B, Table 6", experiments=("policies",),
+            paper=printed_augmentation(),
+            gist="Augmentation in place of MC-dropout overfits early (ours: it ends more than "
+            f"{WIDE:g} points below).",
+            check=partial(
+                is_far_below, "policies", "method.policy", "augmentation", "dropout", WIDE
+            ),
+        ),
+        *(
+            Statement(
+                id=f"{table}/corruptions", place=f"appendix C, {place}", experiments=(folder,),
+                part="", paper=printed_lead(table),
+                gist=f"With a {model} BiTTA is best in all corruptions.",
+                check=partial(leads_everywhere, table),
+            )
+            for table, place, folder, model in (
+                ("tab:app_resnet50/resnet50", "Table 11a", "resnet50", "ResNet-50"),
+                ("tab:app_resnet50/vit", "Table 11b", "vit", "ViT"),
+            )
         ),
         Statement(
             id="dropouts", place="appendix B, Figure 13", experiments=("dropouts",),

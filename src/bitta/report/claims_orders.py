@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 from bitta.report.claims import Finding, Statement, seeds_of
 from bitta.report.claims_results import Results
@@ -76,6 +77,41 @@ def domains_led(of: Measured) -> tuple[int, int] | None:
         ours = max(rows[name].by_domain[domain].mean for name in others)
         here += rows[of.bitta].by_domain[domain].mean > ours
     return there, here
+
+
+def leads_everywhere(table_id: str, results: Results) -> Finding | None:
+    """In each domain BiTTA is above whatever else was run; one that is not decides it."""
+    of = measured(paper_table(table_id), results)
+    rows = of.ours("mean")
+    others = {name: rows[name] for name in _others(of.table) if name in rows}
+    if of.bitta not in rows or not others:
+        return None
+    bitta, behind = rows[of.bitta], []
+    for domain in of.domains:
+        best, most = max(
+            ((name, row.by_domain[domain].mean) for name, row in others.items()),
+            key=itemgetter(1),
+        )
+        if (lead := bitta.by_domain[domain].mean - most) <= 0:
+            behind.append(f"{domain} {lead:+.2f} to {best}")
+    n = len(of.domains)
+    told = f"{n - len(behind)} of {n}{': ' if behind else ''}{', '.join(behind)}"
+    return Finding(
+        f"{told} ({seeds_of([bitta, *others.values()])})",
+        not behind,
+        len(others) == len(_others(of.table)),
+    )
+
+
+def printed_lead(table_id: str) -> str:
+    """In how many domains BiTTA is best in the paper's own table."""
+    of = Measured(paper_table(table_id))
+    values = {row.name: row.values for row in of.table.rows}
+    led = sum(
+        values[of.bitta][place] > max(values[name][place] for name in _others(of.table))
+        for place in range(len(of.domains))
+    )
+    return f"{led} of {len(of.domains)}"
 
 
 def _look(

@@ -12,6 +12,7 @@ from bitta.report.claims_list import statements
 from bitta.report.claims_orders import domains_led
 from bitta.report.claims_results import STAND_INS, Results
 from bitta.report.claims_tables import Measured, measured
+from bitta.report.collapse import fallen
 from bitta.report.paper import PaperRow, paper_table, paper_tables
 from bitta.report.row import Row
 
@@ -60,9 +61,12 @@ def _run(results: Results) -> str:
     if missing:
         text += f"\n\nNot run: {', '.join(f'`{folder}`' for folder in missing)}."
     for other in dict.fromkeys(STAND_INS.values()):
-        used = [f for f in missing if STAND_INS.get(f) == other]
-        if used and results.has(other):
-            text += f" `results/{other}` counts for {_listed(used)} as far as its rows go."
+        used = [f"`{folder}`" for folder in STAND_INS if STAND_INS[folder] == other]
+        if results.has(other):
+            text += (
+                f" Rows that {_listed(used)} do not have, or not yet, are those of "
+                f"`results/{other}`: its version of the code, and one seed."
+            )
     several = [
         f"`results/{folder}`"
         for folder in results.expected
@@ -126,7 +130,20 @@ def _averages(found: Sequence[Stream]) -> str:
     for way in range(len(ways)):
         there = [average for _, of in lines if (average := of[way]) is not None]
         last += _average(_mean(there) if there else None)
-    return as_markdown(Table(header, [*rows, last], 1))
+    fell = [note for stream in found for note in _fell(stream)]
+    notes = f"\n\nRows that collapsed are in these means. {' '.join(fell)}" if fell else ""
+    return as_markdown(Table(header, [*rows, last], 1)) + notes
+
+
+def _fell(stream: Stream) -> list[str]:
+    """What is left of a lead without the rows that collapsed."""
+    ways = {"fair": stream.fair, "with handicaps": stream.handicapped}
+    return [
+        f"{stream.name}, {way}: {number(average.over_standing, '+.1f')} over the mean without "
+        f"{_listed(average.fell)}.".replace("*", "\\*")
+        for way, average in ways.items()
+        if average is not None and average.fell
+    ]
 
 
 def _mean(averages: Sequence[Average]) -> Average:
@@ -161,8 +178,8 @@ def _rows(of: Measured) -> str:
     header = ["row", *(["stream"] if several else []), "paper", "ours", "difference"]
     header += ["with handicaps", "difference"] if handicaps else []
     rows = []
-    for column in of.columns:
-        if any(slot[1] == column for slot in (*of.fair, *of.handicapped)):
+    for column in of.shown:
+        if of.ours(column) or of.ours(column, handicaps=True):
             rows += [_row(of, printed, column, handicaps) for printed in of.table.rows]
     return as_markdown(Table(header, rows, 2 if several else 1))
 
@@ -171,18 +188,19 @@ def _row(of: Measured, printed: PaperRow, column: str, handicaps: bool) -> list[
     told = of.printed(printed, column)
     cells = [Cell(printed.name), *([Cell(column)] if len(of.columns) > 1 else [])]
     cells.append(Cell(number(told, f".{of.table.decimals}f")))
-    slot = printed.name, column
-    cells += _ours(of, of.fair.get(slot), told)
-    return cells + (_ours(of, of.handicapped.get(slot), told) if handicaps else [])
+    for handicapped in (False, True) if handicaps else (False,):
+        cells += _ours(of, of.found(printed, column, handicaps=handicapped), column, told)
+    return cells
 
 
-def _ours(of: Measured, row: Row | None, told: float | None) -> list[Cell]:
+def _ours(of: Measured, row: Row | None, column: str, told: float | None) -> list[Cell]:
     if row is None:
         return [Cell(NOTHING)] * 2
-    spread = of.spread(row)
+    spread = of.spread(row, column)
     form = ".3f" if of.table.unit == "s" else f".{of.table.decimals}f"
     apart = None if told is None or of.shorter else spread.mean - told
-    return [Cell(spread_text(spread, form)), Cell(number(apart, f"+z{form}"))]
+    fell = f", {fallen(row)}" if row.collapsed and of.table.unit == "%" else ""
+    return [Cell(spread_text(spread, form) + fell), Cell(number(apart, f"+z{form}"))]
 
 
 def _order(outcome: Outcome, shorter: bool) -> str:

@@ -97,7 +97,13 @@ def _one(sections: list[Section]) -> Section:
     rows: dict[str, Row] = {}
     for row in (row for section in sections for row in section.rows):
         key = table_hash({"name": row.name, **row.settings})
-        runs = {**row.runs, **rows[key].runs} if key in rows else row.runs
-        rows[key] = replace(row, runs=dict(sorted(runs.items())))
+        rows[key] = _with(row, rows[key]) if key in rows else row
     folders = dict.fromkeys(folder for section in sections for folder in section.folders)
     return replace(sections[0], rows=tuple(rows.values()), folders=tuple(folders))
+
+
+def _with(row: Row, first: Row) -> Row:
+    """Seeds of both; what the first has stays."""
+    runs = {**row.runs, **first.runs}
+    collapsed = {**row.collapsed, **first.collapsed}
+    return replace(row, runs=dict(sorted(runs.items())), collapsed=collapsed)

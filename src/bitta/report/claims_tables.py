@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from bitta.report.claims_results import STAND_INS, Results
+from bitta.report.collapse import behind
 from bitta.report.matching import is_shorter, printed_for
 from bitta.report.names import defaults_of, plain
 from bitta.report.paper import PaperRow, PaperTable
-from bitta.report.row import Row, Spread
+from bitta.report.row import POINTS, Row, Spread
 from bitta.report.rows import Section
 
 _MEANS = ("mean", "mixed-100")
@@ -41,6 +42,14 @@ class Measured:
         return means or self.table.columns
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        """These, and the points along a mixed stream, which is judged at its end."""
+        if self.table.unit != "%":
+            return self.columns
+        wanted = {*self.columns, *(name for name in self.table.columns if name in POINTS)}
+        return tuple(column for column in self.table.columns if column in wanted)
+
+    @property
     def domains(self) -> tuple[str, ...]:
         """Of the stream that the first mean is over; none where it has no columns for them."""
         columns = self.table.columns
@@ -57,20 +66,27 @@ class Measured:
             return row.values[0] if column == self.columns[0] else None
         return row.values[self.table.columns.index(column)]
 
-    def spread(self, row: Row) -> Spread:
+    def spread(self, row: Row, column: str = "") -> Spread:
         """Our number, in the table's unit; each domain counts once, as in the paper."""
+        if column in POINTS:
+            return row.after(POINTS[column])
         if self.table.unit == "s":
             return Spread.of([run.seconds_per_batch for run in row.runs.values()])
         if self.table.unit == "MB":
             return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
         return row.domain_mean
 
+    def found(self, printed: PaperRow, column: str, *, handicaps: bool = False) -> Row | None:
+        """Our row for one of the paper's; a mixed stream has one for all its points."""
+        slot = printed.name, "mixed-100" if column in POINTS else column
+        return (self.handicapped if handicaps else self.fair).get(slot)
+
     def ours(self, column: str, *, handicaps: bool = False) -> dict[str, Row]:
         """Rows of a column, as far as they were run; without answers there are no handicaps."""
         found = {}
         for printed in self.table.rows:
             handicapped = handicaps and printed.feedback != "none"
-            row = (self.handicapped if handicapped else self.fair).get((printed.name, column))
+            row = self.found(printed, column, handicaps=handicapped)
             if row is not None:
                 found[printed.name] = row
         return found
@@ -92,7 +108,8 @@ def measured(table: PaperTable, results: Results) -> Measured:
                 slots = handicapped if "reference" in row.apart else fair
                 slots.setdefault(slot, []).append(row)
                 shorter |= is_shorter(section)
-    return Measured(table, _usual(fair), _usual(handicapped), shorter)
+    usual = _usual(fair)
+    return Measured(table, _marked(usual, usual), _marked(_usual(handicapped), usual), shorter)
 
 
 def _sections(table: PaperTable, results: Results) -> Iterator[Section]:
@@ -110,6 +127,15 @@ def _counts(row: Row, table: PaperTable) -> bool:
 
 def _usual(slots: Mapping[Slot, list[Row]]) -> dict[Slot, Row]:
     return {slot: min(rows, key=_n_unusual) for slot, rows in slots.items()}
+
+
+def _marked(slots: Mapping[Slot, Row], fair: Mapping[Slot, Row]) -> dict[Slot, Row]:
+    """Collapsed or not beside the source model of the same column, in whatever folder it lies."""
+    sources = {column: row for (_, column), row in fair.items() if row.method == "source"}
+    return {
+        slot: replace(row, collapsed=behind(row, sources[slot[1]])) if slot[1] in sources else row
+        for slot, row in slots.items()
+    }
 
 
 def _n_unusual(row: Row) -> int:

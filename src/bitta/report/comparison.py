@@ -73,7 +73,7 @@ class Comparison:
         """Where and with which seeds; their accuracy stays in the mean."""
         section, lines = self.section, []
         for row in section.rows:
-            if found := row.collapsed(section.source):
+            if found := row.collapsed:
                 domains = list(dict.fromkeys(name for names in found.values() for name in names))
                 lines.append(f"  {row.title}: {_listed(domains, section)}{_seeds(row, found)}")
         if not lines:
@@ -81,7 +81,8 @@ class Comparison:
         rule = (
             "less than half of the source model's accuracy"
             if section.source
-            else "nearly all labels served are of a few classes (there is no row of the source)"
+            else "less than half of the median row's accuracy, or a few classes served in place of "
+            "all (there is no row of the source)"
         )
         return [f"† COLLAPSED: {rule}, yet part of the mean:", *lines]
 

@@ -169,9 +169,10 @@ def _lines(
 
 
 def _accuracy_lines(comparison: Comparison, row: Row) -> Iterator[Mapping[str, object]]:
-    collapsed = row.collapsed(comparison.section.source)
     printed, test = comparison.printed.get(row.name), comparison.tests.get(row.name)
-    for domain, spread in row.by_domain.items():
+    points = comparison.section.points
+    along = {name: row.after(part) for name, part in points.items()}
+    for domain, spread in {**row.by_domain, **along}.items():
         paper = printed.value(domain) if printed else None
         yield {
             "measure": "accuracy",
@@ -179,7 +180,7 @@ def _accuracy_lines(comparison: Comparison, row: Row) -> Iterator[Mapping[str, o
             **_spread(spread),
             "paper": paper,
             "difference": None if paper is None else spread.mean - paper,
-            "collapsed": _seeds(seed for seed, domains in collapsed.items() if domain in domains),
+            "collapsed": _seeds(seed for seed, of in row.collapsed.items() if domain in of),
         }
     yield {
         "measure": "accuracy",
@@ -188,7 +189,7 @@ def _accuracy_lines(comparison: Comparison, row: Row) -> Iterator[Mapping[str, o
         "paper": printed.mean if printed else None,
         "difference": comparison.difference(row),
         "p": test.p if test else None,
-        "collapsed": _seeds(collapsed),
+        "collapsed": _seeds(row.collapsed),
     }
 
 

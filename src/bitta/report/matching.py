@@ -31,8 +31,9 @@ class Printed:
         return self.row.values[self.table.columns.index(self.column)]
 
     def value(self, domain: str) -> float | None:
-        """Of a domain, where the table has it."""
-        if self.column != "mean" or domain not in self.table.columns:
+        """Of a domain, or a point of a mixed stream, where the table has it."""
+        along = domain.startswith("mixed-")
+        if domain not in self.table.columns or self.column != ("mixed-100" if along else "mean"):
             return None
         return self.row.values[self.table.columns.index(domain)]
 

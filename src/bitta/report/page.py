@@ -112,12 +112,12 @@ def _hashes(section: Section, key: str) -> str:
 
 def _accuracy(comparison: Comparison) -> str:
     section, table = comparison.section, accuracy_table(comparison)
-    collapsed = [bool(row.collapsed(section.source)) for row in section.rows]
+    collapsed = [bool(row.collapsed) for row in section.rows]
     warning = ""
     if notes := comparison.collapse_notes:
         warned = bullets(text(line.strip()) for line in notes[1:])
         warning = element("div", element("p", text(notes[0])), warned, class_="warning")
-    n_domains = len(section.domains) if len(section.domains) > 1 else 0
+    n_domains = len(section.domains) if len(section.domains) > 1 else len(section.points)
     rest = bullets(text(note) for note in table.notes if note not in notes)
     caption = "Accuracy in percent, the whole stream first, then its domains; the best in bold."
     return (

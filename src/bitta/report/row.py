@@ -1,7 +1,7 @@
 """Runs that differ in their seed alone, and what they come to."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import fmean, stdev
@@ -14,6 +14,8 @@ from bitta.results import RunResult
 
 _ALIKE = ("stream", "model", "forgetting")
 """Sections that are the same for all rows, or change nothing in a result."""
+POINTS: Mapping[str, float] = {f"mixed-{percent}": percent / 100 for percent in (25, 50, 75)}
+"""Parts of a mixed stream after which the paper tells how much was right so far."""
 _FILES = ("feedback.record", "feedback.replay")
 
 
@@ -46,6 +48,8 @@ class Row:
     """By seed, ascending."""
     apart: tuple[str, ...] = ()
     """What sets it apart from rows of the same method and answers: a preset, or settings."""
+    collapsed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Domains in which it has, by seed; only where there are some."""
 
     @property
     def first(self) -> RunResult:
@@ -110,6 +114,10 @@ class Row:
         """Percent right, each domain counting once whatever its size: the paper's mean."""
         return Spread.of([fmean(run.accuracy_by_domain.values()) for run in self.runs.values()])
 
+    def after(self, part: float) -> Spread:
+        """Percent right up to the batch in which such a part of the stream ends."""
+        return Spread.of([_accuracy_after(run, part) for run in self.runs.values()])
+
     @cached_property
     def by_domain(self) -> dict[str, Spread]:
         """Percent right in each domain, in the order of the stream."""
@@ -132,20 +140,15 @@ class Row:
         measured = [value for value in values if value is not None]
         return Spread.of(measured) if measured else None
 
-    def collapsed(self, source: "Row | None") -> dict[int, list[str]]:
-        """By seed, domains with under half of the source's accuracy; only where there are some.
 
-        Without a source, domains in which far fewer classes were served than there are.
-        """
-        found = {}
-        for seed, run in self.runs.items():
-            if source is None:
-                domains = run.looks_collapsed
-            else:
-                domains = run.collapsed(source.runs.get(seed, source.first))
-            if domains:
-                found[seed] = domains
-        return found
+def _accuracy_after(run: RunResult, part: float) -> float:
+    seen = right = 0
+    least = part * run.total("n")
+    for step in run.steps:
+        seen, right = seen + step.n, right + step.n_correct
+        if seen >= least:
+            break
+    return 100 * right / seen
 
 
 def policy_ece(run: RunResult) -> float | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from bitta.errors import InputError
 from bitta.methods import METHODS
+from bitta.report.collapse import marked
 from bitta.report.names import preset_of, told_settings
 from bitta.report.paper import Answers
-from bitta.report.row import Row, Spread
+from bitta.report.row import POINTS, Row, Spread
 from bitta.results import RunResult, table_hash
 
 __all__ = ["Row", "Section", "Spread", "read_sections"]
@@ -54,6 +55,11 @@ class Section:
         for step in self.rows[0].first.steps:
             sizes[step.domain] = sizes.get(step.domain, 0) + step.n
         return sizes
+
+    @property
+    def points(self) -> Mapping[str, float]:
+        """Those of a mixed stream."""
+        return POINTS if list(self.domains) == ["mixed"] else {}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -200,7 +206,8 @@ def _section(founds: Sequence[_Found]) -> Section:
     ]
     named = sorted(_told_apart(_uniquely_named(made)), key=_place)
     folders = dict.fromkeys(found.path.parent for found in founds)
-    return Section(seedless(founds[0].run.protocol), tuple(named), tuple(folders))
+    section = Section(seedless(founds[0].run.protocol), tuple(named), tuple(folders))
+    return replace(section, rows=marked(section.rows, section.source))
 
 
 def _refuse_other_images(founds: Sequence[_Found]) -> None:

@@ -59,7 +59,7 @@ def _draw_lines(axes: "Axes", section: Section, sweep: Sweep) -> None:
             marker=look.marker, linewidth=look.width, markersize=6, capsize=3, elinewidth=1.0,
         )  # fmt: skip
         for row, value in zip(series.rows, series.values, strict=True):
-            if row.collapsed(section.source):
+            if row.collapsed:
                 axes.annotate(
                     f"{MARK} collapsed", (value, row.accuracy.mean), xytext=(8, 0), va="center",
                     textcoords="offset points", fontsize=SMALL,
@@ -85,7 +85,7 @@ def _draw_bars(axes: "Axes", section: Section, sweep: Sweep) -> None:
             yerr=deviations(spreads), capsize=3, color=look.colour,
             hatch=_HATCHES[place % len(_HATCHES)], edgecolor="white", linewidth=0,
         )  # fmt: skip
-        marks = [f" {MARK}" if row.collapsed(section.source) else "" for row in series.rows]
+        marks = [f" {MARK}" if row.collapsed else "" for row in series.rows]
         means = [f"{s.mean:.1f}{mark}" for s, mark in zip(spreads, marks, strict=True)]
         axes.bar_label(bars, means, padding=2, fontsize=SMALL)
     axes.set_xticks(range(len(words)), [literal(word.replace("_", " ")) for word in words])
