@@ -23,9 +23,10 @@ def result(steps, **changes):
 STEPS = [
     step(losses={"a": 1.5}, brier=4.0, n_measured=10, n_agreeing=6, n_agreeing_correct=4),
     step(losses={"a": None, "b": 0.25}, brier=6.0),
-    step("snow", n_correct=1, brier=2.0, n_measured=10, n_agreeing=5, n_agreeing_correct=1),
+    step("snow", n_correct=1, brier=2.0, n_measured=10, n_agreeing=5, n_agreeing_correct=1,
+         confidence=7.5, policy_confidence=6.25),
     step("fog", losses={"b": -1.0}),
-]
+]  # fmt: skip
 
 
 def test_what_is_saved_is_what_is_read(tmp_path):
@@ -49,6 +50,18 @@ def test_steps_are_columns_a_line_each(tmp_path):
     assert '"a": [1.5,"nan",null,null]' in lines
     assert '"b": [null,0.25,null,-1.0]' in lines
     assert '"brier": [4.0,6.0,2.0,null]' in lines
+    assert '"confidence": [null,null,7.5,null]' in lines
+    assert '"policy_confidence": [null,null,6.25,null]' in lines
+
+
+def test_a_file_from_before_confidence_was_recorded_is_read(tmp_path):
+    result(STEPS).save(tmp_path / "r.json")
+    table = json.loads((tmp_path / "r.json").read_text())
+    del table["steps"]["confidence"], table["steps"]["policy_confidence"]
+    (tmp_path / "r.json").write_text(json.dumps(table))
+    read = RunResult.load(tmp_path / "r.json")
+    assert {(each.confidence, each.policy_confidence) for each in read.steps} == {(None, None)}
+    assert [each.n_correct for each in read.steps] == [5, 5, 1, 5]
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):

@@ -46,6 +46,10 @@ class StepRecord:
     n_agreeing: int = 0
     """As many of these as were served the policy's own first choice."""
     n_agreeing_correct: int = 0
+    confidence: float | None = None
+    """Sum over its samples of what the label served had; None where it was not measured."""
+    policy_confidence: float | None = None
+    """Sum of the policy's, each time in its own first choice, where it was computed."""
 
 
 @dataclass(frozen=True)

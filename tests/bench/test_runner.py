@@ -56,6 +56,20 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     assert sum(unmeasured.policy_reliability.count) == 0
 
 
+def test_confidence_is_recorded_of_what_is_served_and_of_the_policy(tmp_path):
+    """Batch by batch what the bins of the whole stream add up to."""
+    table = Experiment.read(write_experiment(tmp_path)).as_table()
+    chosen = run(Experiment.of(table, name="x"), out=tmp_path / "bitta")
+    assert sum(chosen.reliability.confidence) == pytest.approx(chosen.total("confidence"))
+    policy = sum(chosen.policy_reliability.confidence)
+    assert policy == pytest.approx(chosen.total("policy_confidence"))
+    assert all(step.n / 5 < step.confidence < step.n for step in chosen.steps)
+    other = table | {"method": {"name": "bitta", "selection": "random"}}
+    unmeasured = run(Experiment.of(other, name="x"), out=tmp_path / "random")
+    assert unmeasured.total("confidence") > 0
+    assert {step.policy_confidence for step in unmeasured.steps} == {None}
+
+
 def test_a_method_does_not_change_the_stream(tmp_path):
     table = Experiment.read(write_experiment(tmp_path)).as_table()
     counts = []
@@ -277,6 +291,7 @@ def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
     result = run(Experiment.of(table, name="trial"), out=tmp_path)
     assert RunResult.load(tmp_path / "trial-seed0.json").accuracy == result.accuracy == 0
     assert None in result.steps[-1].losses.values()
+    assert {step.confidence for step in result.steps} == {0.0}
 
 
 def test_a_finished_result_is_not_taken_for_that_of_other_data(tmp_path):

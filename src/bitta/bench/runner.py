@@ -27,6 +27,7 @@ from bitta.metrics import (
     Reliability,
     Stopwatch,
     brier_sum,
+    confidence_sum,
     reset_peak_memory,
 )
 from bitta.nn import Precision, weight_hash
@@ -202,7 +203,8 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
     progress.histograms.add(
         batch.domain, prediction.labels, batch.truth, n_classes=prediction.probs.shape[-1]
     )
-    agreement = Agreement.of(prediction.labels, correct, prediction.policy)
+    policy = prediction.policy
+    agreement = Agreement.of(prediction.labels, correct, policy)
     progress.steps.append(
         StepRecord(
             domain=batch.domain,
@@ -217,6 +219,8 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
             n_measured=agreement.n_measured,
             n_agreeing=agreement.n_agreeing,
             n_agreeing_correct=agreement.n_agreeing_correct,
+            confidence=confidence_sum(prediction.confidence),
+            policy_confidence=None if policy is None else confidence_sum(policy.amax(-1)),
         )
     )
 

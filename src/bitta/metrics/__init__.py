@@ -2,7 +2,7 @@
 
 from bitta.metrics.agreement import Agreement
 from bitta.metrics.brier import brier_sum
-from bitta.metrics.calibration import Reliability
+from bitta.metrics.calibration import Reliability, confidence_sum
 from bitta.metrics.collapse import Histograms, Spreads, fallen_behind, narrowed
 from bitta.metrics.cost import Stopwatch, peak_memory, reset_peak_memory
 from bitta.metrics.forgetting import Forgetting
@@ -20,6 +20,7 @@ __all__ = [
     "Spreads",
     "Stopwatch",
     "brier_sum",
+    "confidence_sum",
     "curves_of",
     "fallen_behind",
     "growth",

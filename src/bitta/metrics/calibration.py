@@ -41,6 +41,11 @@ class Reliability:
         return 100 * sum(abs(sure - right) for sure, right in gaps) / total if total else 0.0
 
 
+def confidence_sum(confidence: Tensor) -> float:
+    """Over a batch; as above, one that is no number counts as none."""
+    return float(confidence.double().cpu().nan_to_num(0.0).sum())
+
+
 def _summed(sums: list[float], bins: Tensor, values: Tensor) -> list[float]:
     added = torch.zeros(N_BINS, dtype=torch.float64)
     added.index_add_(0, bins, values.double().cpu())
