@@ -9,7 +9,7 @@ from bitta.metrics import Reliability
 from bitta.report.calibration_plot import pooled
 from bitta.report.choice import choose, listed
 from bitta.report.figures import captioned, plots_of
-from bitta.report.over_time import accuracy_curve, agreement_curves
+from bitta.report.over_time import accuracy_curve, agreement_curves, confidence_curve
 from bitta.report.sweeps import sweeps_of
 from made_results import made_run, made_section
 
@@ -96,6 +96,37 @@ def test_agreement_stands_where_it_was_measured(tmp_path):
 
 def test_agreement_is_not_drawn_where_nobody_measured_it(compared):
     assert "agreement-over-time" not in dict(plots_of(compared))
+
+
+SURE = {"confidence": 6.0, "n_measured": 5, "n_agreeing": 5, "policy_confidence": 2.5}
+
+
+def test_confidence_over_time_by_hand(tmp_path):
+    """10 samples a batch, sure by 6 of them in all, then by 8; of 5 the policy by 2.5."""
+    run = made_run("bitta", "bitta", [7] * 4, step=SURE)
+    run = replace(run, steps=[*run.steps[:3], replace(run.steps[3], confidence=8.0)])
+    np.testing.assert_allclose(confidence_curve(run, 2), [60, 60, 60, 70])
+    lines = figure_of(made_section(tmp_path, [run]), "confidence-over-time").axes[0].lines
+    np.testing.assert_allclose(lines[0].get_ydata(), [60, 60, 60, 65])
+    np.testing.assert_allclose(lines[1].get_ydata(), 50)
+
+
+def test_the_policy_has_a_line_only_where_there_is_one(tmp_path):
+    runs = [
+        made_run("source", "source", [4] * 4, step={"confidence": 5.0}),
+        made_run("bitta", "bitta", [7] * 4, step=SURE),
+    ]
+    figure = figure_of(made_section(tmp_path, runs), "confidence-over-time")
+    drawn = [[line for line in axes.lines if len(line.get_xdata()) == 4] for axes in figure.axes]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["BiTTA", "Source"]
+    assert [len(lines) for lines in drawn] == [2, 1]
+    assert len(legend_of(figure)) == 2
+
+
+def test_a_row_with_a_seed_from_before_confidence_was_recorded_has_no_curve(tmp_path):
+    before = [made_run("bitta", "bitta", [7] * 4, seed=1)]
+    runs = [made_run("bitta", "bitta", [7] * 4, step=SURE), *before]
+    assert "confidence-over-time" not in dict(plots_of(made_section(tmp_path, runs)))
 
 
 def test_bars_for_few_rows_have_the_accuracy_of_each_domain(compared):

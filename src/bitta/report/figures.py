@@ -8,7 +8,14 @@ from bitta.report.calibration_plot import reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import cost_figure, has_costs
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
-from bitta.report.over_time import Line, accuracy_figure, agreement_figure, window_of
+from bitta.report.over_time import (
+    Line,
+    accuracy_figure,
+    agreement_figure,
+    confidence_figure,
+    has_confidence,
+    window_of,
+)
 from bitta.report.row import Row
 from bitta.report.rows import Section
 from bitta.report.style import looks_of
@@ -51,6 +58,8 @@ def captioned(section: Section) -> Iterator[Plot]:
         yield _reliability(section)
     if measured := [row for row in section.rows if row.first.agreement.n_measured]:
         yield _agreement(section, measured)
+    if sure := [row for row in section.rows if all(map(has_confidence, row.runs.values()))]:
+        yield _confidence(section, sure)
     if has_costs(section):
         yield _costs(section)
 
@@ -116,6 +125,19 @@ def _agreement(section: Section, measured: Sequence[Row]) -> Plot:
     caption = _sentences(told, _left_out(section, choice))
     rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
     return Plot("agreement-over-time", "Agreement over time", caption, agreement_figure(rows))
+
+
+def _confidence(section: Section, measured: Sequence[Row]) -> Plot:
+    choice = choose(measured, _MOST_PANELS)
+    told = (
+        "How sure the model is of the labels it serves: the mean over samples, right or wrong, "
+        f"{_seeds(section)}."
+    )
+    if any(row.policy_ece for row in choice.shown):
+        told += " Dashed is the policy π, where it was computed, and what it would serve."
+    caption = _sentences(told, _left_out(section, choice))
+    rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
+    return Plot("confidence-over-time", "Confidence over time", caption, confidence_figure(rows))
 
 
 def _costs(section: Section) -> Plot:

@@ -1,4 +1,4 @@
-"""Accuracy, and agreement with the policy, along the stream."""
+"""Accuracy, agreement with the policy, and confidence along the stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,27 +88,31 @@ def accuracy_figure(lines: Sequence[Line], *, width: float = WIDE, height: float
 
 def agreement_figure(rows: Mapping[str, Sequence[RunResult]]) -> "Figure":
     """Per row: how often policy and model agree, and what is right where they do and do not."""
-    figure = new_figure(WIDE, 1.0 + 2.2 * len(rows))
-    panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, runs) in zip(panels, rows.items(), strict=True):
-        n_samples = _column(runs[0].steps, "n_measured")
-        measured = np.flatnonzero(n_samples)
-        window = _window(len(measured), int(n_samples.sum()))
+    figure, panels = _panels(rows)
+    for axes, runs in zip(panels, rows.values(), strict=True):
+        measured, window = _measured(runs[0])
         curves = zip(*(agreement_curves(run, window) for run in runs), strict=True)
-        for (label, colour, dash), of_seeds in zip(_AGREEMENT, curves, strict=True):
-            curve = _mean(list(of_seeds))
-            places = _places(len(curve))
-            axes.plot(
-                measured[places] + 1, curve[places], label=label, color=colour, linestyle=dash,
-                linewidth=1.6,
-            )  # fmt: skip
-        axes.set_title(name, loc="left", fontsize=NORMAL)
+        for stroke, of_seeds in zip(_AGREEMENT, curves, strict=True):
+            _draw(axes, measured, _mean(list(of_seeds)), stroke)
         what = "batches" if len(measured) == len(runs[0].steps) else "measured"
-        axes.set(ylabel=f"%, last {window} {what}", ylim=(0, 100))
-        dress(axes, grid="y")
-        _mark_domains(axes, runs, named=axes is panels[0])
-    panels[-1].set_xlabel("batch")
-    legend_below(figure, panels[0], columns=3)
+        axes.set(ylabel=f"%, last {window} {what}")
+    _finish(figure, panels, rows)
+    return figure
+
+
+def confidence_figure(rows: Mapping[str, Sequence[RunResult]]) -> "Figure":
+    """Per row: how sure the model is of what it serves and the policy, where there is one."""
+    figure, panels = _panels(rows)
+    for axes, runs in zip(panels, rows.values(), strict=True):
+        window = window_of(runs[0])
+        served = _mean([confidence_curve(run, window) for run in runs])
+        _draw(axes, np.arange(len(served)), served, _SERVED)
+        measured, apart = _measured(runs[0])
+        if len(measured):
+            policy = _mean([policy_confidence_curve(run, apart) for run in runs])
+            _draw(axes, measured, policy, _POLICY)
+        axes.set(ylabel=f"%, last {window} batches")
+    _finish(figure, panels, rows)
     return figure
 
 
@@ -117,6 +121,47 @@ _AGREEMENT = (
     ("right where they agree", BLUE, "solid"),
     ("right where they do not", VERMILION, "dashed"),
 )
+_SERVED = ("confidence in what is served", BLUE, "solid")
+_POLICY = ("confidence of the policy π", VERMILION, "dashed")
+
+
+def _panels(rows: Mapping[str, Sequence[RunResult]]) -> tuple["Figure", list["Axes"]]:
+    """One below the other, a row each."""
+    figure = new_figure(WIDE, 1.0 + 2.2 * len(rows))
+    panels = figure.subplots(len(rows), sharex=True, sharey=True, squeeze=False)[:, 0]
+    return figure, list(panels)
+
+
+def _draw(
+    axes: "Axes", batches: NDArray[np.int64], curve: Curve, stroke: tuple[str, str, str]
+) -> None:
+    """A curve with a value at each of these batches."""
+    label, colour, dash = stroke
+    places = _places(len(curve))
+    axes.plot(
+        batches[places] + 1, curve[places], label=label, color=colour, linestyle=dash,
+        linewidth=1.6,
+    )  # fmt: skip
+
+
+def _finish(
+    figure: "Figure", panels: Sequence["Axes"], rows: Mapping[str, Sequence[RunResult]]
+) -> None:
+    """What all panels have, once their curves are there."""
+    for axes, (name, runs) in zip(panels, rows.items(), strict=True):
+        axes.set_title(name, loc="left", fontsize=NORMAL)
+        axes.set(ylim=(0, 100))
+        dress(axes, grid="y")
+        _mark_domains(axes, runs, named=axes is panels[0])
+    panels[-1].set_xlabel("batch")
+    legend_below(figure, *panels, columns=3)
+
+
+def _measured(run: RunResult) -> tuple[NDArray[np.int64], int]:
+    """Batches where the policy was computed, and how many of these are in a mean."""
+    n_samples = _column(run.steps, "n_measured")
+    measured = np.flatnonzero(n_samples)
+    return measured, _window(len(measured), int(n_samples.sum()))
 
 
 def window_of(run: RunResult) -> int:
@@ -125,7 +170,7 @@ def window_of(run: RunResult) -> int:
 
 
 def _window(n_batches: int, n_samples: int) -> int:
-    enough = ceil(_LEAST_SAMPLES * n_batches / n_samples)
+    enough = ceil(_LEAST_SAMPLES * n_batches / max(1, n_samples))
     return max(_LEAST_WINDOW, n_batches // 100, enough)
 
 
@@ -149,6 +194,22 @@ def agreement_curves(run: RunResult, window: int) -> tuple[Curve, Curve, Curve]:
         _percent(right_agreeing, agreeing, window),
         _percent(right - right_agreeing, measured - agreeing, window),
     )
+
+
+def has_confidence(run: RunResult) -> bool:
+    """Results from before it was recorded have none."""
+    return all(step.confidence is not None for step in run.steps)
+
+
+def confidence_curve(run: RunResult, window: int) -> Curve:
+    """Mean confidence in percent of what the last batches were served, at each batch."""
+    return _percent(_column(run.steps, "confidence"), _column(run.steps, "n"), window)
+
+
+def policy_confidence_curve(run: RunResult, window: int) -> Curve:
+    """That of the policy, at each batch where it was computed, over the last of these."""
+    steps = [step for step in run.steps if step.n_measured]
+    return _percent(_column(steps, "policy_confidence"), _column(steps, "n_measured"), window)
 
 
 def _column(steps: Sequence[StepRecord], name: str) -> Curve:
