@@ -1,5 +1,8 @@
 """Trees in files."""
 
+import resource
+from contextlib import contextmanager
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -29,6 +32,25 @@ def test_saving_leaves_no_draft_and_replaces_whole_files(tmp_path):
     save_state(tmp_path / "t", {"n": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert load_state(tmp_path / "t") == {"n": 2}
+
+
+@contextmanager
+def room_for(n_bytes):
+    """No file may grow beyond so many: writing more fails in the middle, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_takes_no_room(tmp_path):
+    save_state(tmp_path / "t", {"n": 1})
+    with room_for(4096), pytest.raises(OSError, match="too large"):
+        save_state(tmp_path / "t", {"x": torch.zeros(10_000)})
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert load_state(tmp_path / "t") == {"n": 1}
 
 
 def test_strangers_are_refused(tmp_path):

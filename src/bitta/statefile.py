@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -43,15 +44,20 @@ def load_state(path: str | Path) -> State:
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, then rename."""
+    """Write under a temporary name, flush to disk, then rename; a failure leaves nothing new."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    with open(draft, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):  # what went wrong before is what is told
+            draft.unlink()
+        raise
     _flush_folder(path.parent)
 
 
