@@ -16,6 +16,10 @@ class InputError(BittaError, ValueError):
     """Images, labels or files do not have the form that is needed."""
 
 
+class UnreadableError(InputError):
+    """A file is damaged, or is not what its name says."""
+
+
 class ModelError(BittaError, TypeError):
     """The model cannot be used the way a method needs it."""
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from bitta.errors import InputError
+from bitta.errors import InputError, UnreadableError
 from bitta.metrics import Agreement, Reliability, Spreads, fallen_behind, narrowed
 from bitta.statefile import write_atomically
 from bitta.version import __version__
@@ -159,10 +159,14 @@ class RunResult:
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
         table = read_table(path, form=_FORMAT, what="result")
-        del table["summary"]
-        table["steps"] = from_columns(table["steps"])
-        table |= {name: Reliability(**table[name]) for name in _RELIABILITIES if name in table}
-        return cls(**table)
+        try:
+            del table["summary"]
+            table["steps"] = from_columns(table["steps"])
+            table |= {name: Reliability(**table[name]) for name in _RELIABILITIES if name in table}
+            return cls(**table)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise _unreadable(path, "result", reason) from None
 
 
 def write_table(path: str | Path, table: Mapping[str, Any]) -> None:
@@ -175,10 +179,16 @@ def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
     try:
         table = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r} is not a readable {what} ({error}).") from None
-    if not isinstance(table, dict) or table.pop("format", None) != form:
+        raise _unreadable(path, what, str(error)) from None
+    if not isinstance(table, dict) or "format" not in table:
+        raise _unreadable(path, what, "it has no format")
+    if table.pop("format") != form:
         raise InputError(f"{str(path)!r} is not a {what} of this version of bitta.")
     return table
+
+
+def _unreadable(path: str | Path, what: str, reason: str) -> UnreadableError:
+    return UnreadableError(f"{str(path)!r} is not a readable {what} ({reason}).")
 
 
 def as_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bitta.errors import InputError
+from bitta.errors import InputError, UnreadableError
 from bitta.types import State
 
 _TENSOR = "\0tensor"
@@ -36,11 +36,20 @@ def load_state(path: str | Path) -> State:
             f"there is no file {str(path)!r}; give the path that was saved to."
         ) from None
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{str(path)!r} is not a readable safetensors file ({error}).") from None
+        raise _unreadable(path, error) from None
     if header is None:
-        raise InputError(f"{str(path)!r} holds tensors but no bitta state; was it saved by bitta?")
-    state: State = _unfold(json.loads(header), tensors)
+        raise UnreadableError(
+            f"{str(path)!r} holds tensors but no bitta state; was it saved by bitta?"
+        )
+    try:
+        state: State = _unfold(json.loads(header), tensors)
+    except (ValueError, KeyError) as error:
+        raise _unreadable(path, error) from None
     return state
+
+
+def _unreadable(path: str | Path, error: Exception) -> UnreadableError:
+    return UnreadableError(f"{str(path)!r} is not a readable safetensors file ({error}).")
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

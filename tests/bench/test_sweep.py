@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from bitta.bench.board import Board, Row
 from bitta.bench.expand import Job, read_jobs
@@ -21,7 +23,7 @@ from bitta.bench.standing import Standing, check_origin
 from bitta.bench.sweep import check_standing
 from bitta.bench.worker import Manner, order
 from bitta.cli.main import main
-from bitta.errors import InputError, SettingError
+from bitta.errors import InputError, SettingError, UnreadableError
 from bitta.results import RunResult, code_hash
 from bitta.statefile import load_state
 from small_experiment import without_times, write_experiment
@@ -279,6 +281,42 @@ def test_a_setting_that_is_new_since_is_at_its_default(tmp_path):
         Standing.of(Experiment.of(changed, name=""), tmp_path, code=code_hash())
 
 
+@pytest.mark.parametrize("content", ["", '{"format": 2, "summary": ', "[]", '{"format": 2}'])
+def test_a_result_that_cannot_be_read_says_which_file_to_delete(tmp_path, content):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    path = tmp_path / "trial-seed0.json"
+    path.write_text(content)
+    for act in (lambda: run(experiment, out=tmp_path), lambda: standing(experiment, tmp_path)):
+        with pytest.raises(UnreadableError) as error:
+            act()
+        assert str(error.value).startswith(f"{str(path)!r} is not a ")
+        assert str(error.value).endswith(". Delete that file, and the run is made again.")
+
+
+@pytest.mark.parametrize("content", [b"", b"no tensors at all", save({"x": torch.zeros(1)})])
+def test_a_checkpoint_that_cannot_be_read_says_which_file_to_delete(tmp_path, content):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    path = tmp_path / "trial-seed0.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableError) as error:
+        standing(experiment, tmp_path)
+    assert repr(str(path)) in str(error.value)
+    assert str(error.value).endswith(" Delete that file, and the run starts over.")
+    with pytest.raises(UnreadableError, match="Delete that file"):
+        run(experiment, out=tmp_path, resume=True)
+
+
+def standing(experiment, out):
+    return Standing.of(experiment, out, code=code_hash())
+
+
+def test_a_result_of_another_format_is_of_other_code_and_not_damaged(tmp_path):
+    experiment = Experiment.read(write_experiment(tmp_path))
+    (tmp_path / "trial-seed0.json").write_text('{"format": 1}')
+    with pytest.raises(InputError, match="is not a result of this version of bitta"):
+        check_standing([Job(experiment, tmp_path)], Manner(out=str(tmp_path)))
+
+
 def test_a_result_of_other_data_or_weights_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path, n=16))
     result = run(experiment, out=tmp_path)
@@ -344,6 +382,24 @@ def test_a_crash_stops_no_other_run_and_what_is_finished_is_skipped(tmp_path, mo
     assert main(["sweep", ".", "--out", "out", "--only", "4*"]) == 0
     assert "2 runs: 2 done (2 before), 0 failed" in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in finished] == times
+
+
+def test_files_that_cannot_be_read_fail_their_runs_and_no_other(tmp_path, capsys):
+    path = write_experiment(tmp_path)
+    damaged = [tmp_path / "trial-seed0.json", tmp_path / "trial-seed1.safetensors"]
+    for file in damaged:
+        file.write_bytes(b"{")
+    command = ["sweep", str(path), "--seeds", "0,1,2", "--out", str(tmp_path)]
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert "\n3 runs: 1 done, 2 failed; " in f"\n{out}"
+    for file in damaged:
+        assert f"{file.stem} failed: {str(file)!r} is not a readable " in out
+        assert file.read_bytes() == b"{"
+        file.unlink()
+    assert out.count(" Delete that file, and the run ") == 2
+    assert main(command) == 0
+    assert "3 runs: 3 done (1 before), 0 failed; " in capsys.readouterr().out
 
 
 def test_results_of_other_code_are_kept_or_replaced_as_told(tmp_path, capsys):

@@ -15,6 +15,7 @@ from bitta.bench.annotators import end_log
 from bitta.bench.device import device_named
 from bitta.bench.enhanced import OnBatch
 from bitta.bench.experiment import Experiment
+from bitta.bench.leftovers import read_checkpoint, read_result
 from bitta.bench.lives import Life, Progress, save_life, saved_progress
 from bitta.bench.prefetch import Prefetch
 from bitta.bench.prepared import Prepared, labels_served, prepare
@@ -33,7 +34,7 @@ from bitta.metrics import (
 from bitta.nn import Precision, weight_hash
 from bitta.results import RunResult, StepRecord, environment, table_hash
 from bitta.session import Session
-from bitta.statefile import check_writable, load_state
+from bitta.statefile import check_writable
 from bitta.streams import Stream
 from bitta.types import Batch, Prediction
 
@@ -85,7 +86,7 @@ def run(
     clock = Clock()
     place = device_named(device)
     path = result_path(experiment, out)
-    earlier = RunResult.load(path) if path.exists() and not overwrite else None
+    earlier = read_result(path) if path.exists() and not overwrite else None
     if earlier is not None and not experiment.matches(earlier.experiment):
         raise _other(path, "settings")
     check_writable(out)
@@ -279,7 +280,7 @@ def _continue(
     eager: bool,
     precision: Precision,
 ) -> tuple[Session, Progress]:
-    state = load_state(checkpoint)
+    state = read_checkpoint(checkpoint)
     saved = state.get("identity", {})
     other = [part for part, value in identity.items() if saved.get(part) != value]
     if other:

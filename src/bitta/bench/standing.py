@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bitta.bench.experiment import Experiment, ModelConfig
+from bitta.bench.leftovers import read_checkpoint, read_result
 from bitta.bench.models import build_source, restricted, wanted_size
 from bitta.bench.runner import checkpoint_path, result_path
 from bitta.bench.streams import StreamConfig, build_stream
 from bitta.errors import InputError
 from bitta.nn import weight_hash
 from bitta.results import RunResult
-from bitta.statefile import load_state
 
 Stale = Literal["refuse", "rerun", "keep"]
 """What becomes of results that other code has written."""
@@ -32,16 +32,16 @@ class Standing:
 
     @classmethod
     def of(cls, experiment: Experiment, out: Path, *, code: str) -> "Standing":
-        """Look; files of other settings are refused."""
+        """Look; files of other settings are refused, and so are those that cannot be read."""
         path = result_path(experiment, out)
-        result = RunResult.load(path) if path.exists() else None
+        result = read_result(path) if path.exists() else None
         if result is not None:
             _refuse_other(path, "result", experiment, result.experiment)
         written_by = [result.environment.get("code")] if result is not None else []
         checkpoint = checkpoint_path(experiment, out)
         if not checkpoint.exists() or written_by == [code]:
             return cls(result, None, written_by not in ([], [code]))
-        identity = load_state(checkpoint).get("identity", {})
+        identity = read_checkpoint(checkpoint).get("identity", {})
         _refuse_other(checkpoint, "checkpoint", experiment, identity.get("experiment"))
         if identity.get("code") == code:
             # Begun to replace a result of other code, if there is one: that was decided then.

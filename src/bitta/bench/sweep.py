@@ -19,6 +19,7 @@ from bitta.bench.board import Board, Row
 from bitta.bench.expand import Job
 from bitta.bench.standing import Standing, refuse_stale
 from bitta.bench.worker import Manner, log_path, order
+from bitta.errors import UnreadableError
 from bitta.results import code_hash
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -57,7 +58,12 @@ def sweep(
 def check_standing(chosen: Sequence[Job], manner: Manner) -> None:
     """Refuse, before anything runs, to overwrite or mix what does not belong together."""
     out, code = Path(manner.out), code_hash()
-    stale = [job.label for job in chosen if Standing.of(job.experiment, out, code=code).stale]
+    stale = []
+    for job in chosen:
+        # What cannot be read is the failure of one run, which its worker will tell.
+        with suppress(UnreadableError):
+            if Standing.of(job.experiment, out, code=code).stale:
+                stale.append(job.label)
     if manner.stale == "refuse":
         refuse_stale(stale)
 
