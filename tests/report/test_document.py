@@ -97,6 +97,31 @@ def test_a_swept_setting_is_the_first_column(tmp_path):
     assert table.left == 2
 
 
+def by_threshold(value, agreement="threshold"):
+    return {"agreement": agreement, "threshold": value}
+
+
+@pytest.fixture
+def thresholds(tmp_path):
+    """The best is one of the thresholds; the policy needs none."""
+    runs = [
+        made_run("t0.8", "bitta", [5, 5], n_queries=0, settings=by_threshold(0.8)),
+        made_run("t0.85", "bitta", [9, 9], n_queries=0, settings=by_threshold(0.85)),
+        made_run("p", "bitta", [4, 8], n_queries=0, settings=by_threshold(0.9, "policy")),
+    ]
+    return compare(made_section(tmp_path, runs))
+
+
+def test_a_setting_without_effect_is_a_dash_and_no_value(thresholds):
+    table = accuracy_table(thresholds)
+    assert table.header[:3] == ["agreement", "threshold", "method"]
+    assert [row[:2] for row in texts(table)] == [
+        ["policy", "–"], ["threshold", "0.8"], ["threshold", "0.85"],
+    ]  # fmt: skip
+    lines = csv.DictReader(StringIO(csv_report([thresholds], ["accuracy"])))
+    assert next(lines)["varied"] == "method.agreement=policy"
+
+
 def test_beside_accuracy_has_a_column_for_what_was_measured(tmp_path):
     """0.5 s are 500 ms; 10 forwards for 20 samples; a Brier sum of 4 over 10 samples."""
     runs = [

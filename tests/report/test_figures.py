@@ -288,3 +288,37 @@ def test_a_row_that_differs_in_something_else_is_a_point(tmp_path):
         ("BiTTA (weight on answers α 1)", (0.5, 1.0, 2.0)),
         ("BiTTA (weight on answers α 2)", (1.0,)),
     ]
+
+
+def thresholds(folder):
+    """Three thresholds that count, and a row that goes by the policy in place of one."""
+    runs = [
+        made_run(f"fixed-{value}", "bitta", [right] * 4, settings=by_threshold(value))
+        for value, right in ((0.8, 8), (0.9, 7), (0.99, 5))
+    ]
+    policy = {"agreement": "policy", "threshold": 0.9}
+    runs += [made_run("policy", "bitta", [6 + s] * 4, seed=s, settings=policy) for s in (0, 1)]
+    return made_section(folder, runs)
+
+
+def by_threshold(value):
+    return {"agreement": "threshold", "threshold": value}
+
+
+def test_a_row_in_which_the_setting_has_no_effect_is_a_level_line(tmp_path):
+    """60 and 70 % with two seeds: 65 everywhere, and no point at its threshold of 0.9."""
+    section = thresholds(tmp_path)
+    [sweep] = sweeps_of(section)
+    [series], [level] = sweep.series, sweep.levels
+    assert (series.label, series.values) == (
+        "BiTTA (how agreement is told: threshold)",
+        (0.8, 0.9, 0.99),
+    )
+    assert (level.label, level.row.name) == ("BiTTA (how agreement is told: policy)", "policy")
+    figure = figure_of(section, "accuracy-against-method-threshold")
+    [drawn] = [line for line in figure.axes[0].lines if line.get_label() == level.label]
+    assert list(drawn.get_ydata()) == [65, 65]
+    assert list(drawn.get_xdata()) == [0, 1]  # of the axes: from edge to edge
+    assert level.label in legend_of(figure)
+    plot = next(plot for plot in captioned(section) if "threshold" in plot.name)
+    assert f"Level, as this setting has no effect there: {level.label}." in plot.caption

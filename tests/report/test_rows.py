@@ -2,15 +2,21 @@
 
 import json
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
+import torch
 
+from bitta import Session
 from bitta.bench.annotators import FeedbackConfig
 from bitta.errors import InputError
+from bitta.methods.bitta import BittaConfig
 from bitta.methods.tent import TentConfig
 from bitta.report.names import USUAL_FEEDBACK, preset_of, title_of
-from bitta.report.row import Row
+from bitta.report.row import ONLY_WITH, Row
 from bitta.report.rows import Spread, read_sections
+from bitta.seeding import generator
+from bitta.testing import toy_classifier
 from made_results import made_run, made_section, made_sections
 
 
@@ -159,6 +165,58 @@ def test_a_setting_that_varies_is_found_and_told(tmp_path):
     assert section.swept == ("feedback.flip",)
     assert [row.title for row in section.rows[2:]] == ["BiTTA", "BiTTA (flip 0.1)"]
     assert section.rows[3].titled(without=section.swept) == "BiTTA"
+
+
+def by(agreement, threshold):
+    return {"agreement": agreement, "threshold": threshold}
+
+
+def test_a_setting_without_effect_is_not_told(tmp_path):
+    runs = [made_run(f"t{n}", "bitta", [1, 2], settings=by("threshold", n)) for n in (0.8, 0.95)]
+    runs.append(made_run("policy", "bitta", [1, 2], settings=by("policy", 0.7)))
+    section = made_section(tmp_path, runs)
+    policy = section.rows[0]
+    assert (policy.name, policy.title) == ("policy", "BiTTA")
+    assert section.varied["method.threshold"] == {"policy": None, "t0.8": 0.8, "t0.95": 0.95}
+    assert policy.given["method.threshold"] == 0.7
+
+
+def test_rows_of_one_name_are_told_apart_by_a_setting_without_effect_too(tmp_path):
+    runs = [
+        made_run("bitta", "bitta", [1, 2], settings=by("policy", threshold), seed=seed)
+        for seed, threshold in enumerate((0.8, 0.9))
+    ]
+    section = made_section(tmp_path, runs)
+    names = [row.name for row in section.rows]
+    assert names == ["bitta (method.threshold=0.8)", "bitta (method.threshold=0.9)"]
+    assert section.varied == {}
+
+
+@pytest.mark.parametrize("name", ONLY_WITH)
+def test_what_is_said_to_have_no_effect_has_none(name):
+    """Other values of it, where the setting it hangs on is another: the same weights."""
+    other, values = ONLY_WITH[name]
+    literals = get_args(get_type_hints(BittaConfig)[other])
+    assert set(values) < set(literals)
+    for value in set(literals) - set(values):
+        one, two = (_learned({other: value, name: number}) for number in (0.2, 0.6))
+        assert all(map(torch.equal, one, two))
+
+
+@pytest.mark.parametrize("name", ONLY_WITH)
+def test_and_has_one_where_it_counts(name):
+    other, values = ONLY_WITH[name]
+    for value in values:
+        one, two = (_learned({other: value, name: number}) for number in (0.2, 0.6))
+        assert not all(map(torch.equal, one, two))
+
+
+def _learned(settings):
+    model = toy_classifier()
+    session = Session(model, n_queries=2, lr=0.05, **settings)
+    for number in range(3):
+        session.step(torch.rand(16, 3, 8, 8, generator=generator(1, number)))
+    return [*model.parameters(), *model.buffers()]
 
 
 def test_one_variant_among_many_methods_is_no_sweep(tmp_path):

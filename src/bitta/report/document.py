@@ -151,7 +151,9 @@ def _shared(place: int, section: Section, row: Row) -> dict[str, object]:
         "title": row.title,
         "method": row.method,
         "answers": row.answers,
-        "varied": " ".join(f"{key}={row.varying.get(key)}" for key in section.swept),
+        "varied": " ".join(
+            f"{key}={row.varying[key]}" for key in section.swept if key in row.varying
+        ),
         "seeds": " ".join(map(str, row.runs)),
         "protocol": section.protocol,
         **{key: section.environment(key)[0] for key in ("source_weights", "code")},

@@ -20,7 +20,7 @@ from bitta.report.row import Row
 from bitta.report.rows import Section
 from bitta.report.style import looks_of
 from bitta.report.sweep_plot import sweep_figure
-from bitta.report.sweeps import sweeps_of
+from bitta.report.sweeps import Sweep, sweeps_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,9 +98,15 @@ def _sweeps(section: Section) -> Iterator[Plot]:
         bars = ", with the standard deviation over seeds" if len(section.seeds) > 1 else ""
         told = f"Accuracy over the whole stream against {sweep.title}{bars}."
         drawn = [row for series in sweep.series for row in series.rows]
-        caption = _sentences(told, collapse_note(drawn, section))
+        drawn += [level.row for level in sweep.levels]
+        caption = _sentences(told, _levels(sweep), collapse_note(drawn, section))
         figure = sweep_figure(section, sweep)
         yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
+
+
+def _levels(sweep: Sweep) -> str:
+    names = " and ".join(level.label for level in sweep.levels)
+    return f"Level, as this setting has no effect there: {names}." if names else ""
 
 
 def _reliability(section: Section) -> Plot:

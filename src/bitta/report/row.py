@@ -17,6 +17,18 @@ _ALIKE = ("stream", "model", "forgetting")
 POINTS: Mapping[str, float] = {f"mixed-{percent}": percent / 100 for percent in (25, 50, 75)}
 """Parts of a mixed stream after which the paper tells how much was right so far."""
 _FILES = ("feedback.record", "feedback.replay")
+ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "threshold": ("agreement", ("threshold",)),
+    "perturbation": ("policy", ("ensemble",)),
+    "dropout": ("policy", ("dropout",)),
+    "mecta_prune": ("mecta", ("gated", "fixed")),
+    "mecta_gate": ("mecta", ("gated",)),
+    "mecta_rate": ("mecta", ("fixed",)),
+}
+"""Settings of methods that have no effect unless another has one of these values.
+
+They are told here and not by the methods, whose source is part of what results are known by.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,12 @@ class Row:
 
     @cached_property
     def varying(self) -> dict[str, Any]:
-        """Settings by dotted name, as far as they may differ between rows of a section."""
+        """Settings by dotted name that may differ between rows of a section and have an effect."""
+        return {key: value for key, value in self.given.items() if not self._is_idle(key)}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The same with those that have none."""
         flat = {
             f"{place}.{key}": value
             for place, values in self.settings.items()
@@ -103,6 +120,13 @@ class Row:
         if flat.get("feedback.n_queries") == -1 and self.method in METHODS:
             flat["feedback.n_queries"] = METHODS[self.method].n_queries
         return {key: value for key, value in flat.items() if key not in (*_FILES, "method.name")}
+
+    def _is_idle(self, key: str) -> bool:
+        place, _, leaf = key.partition(".")
+        if place != "method" or leaf not in ONLY_WITH:
+            return False
+        other, values = ONLY_WITH[leaf]
+        return self.given.get(f"method.{other}", values[0]) not in values
 
     @property
     def accuracy(self) -> Spread:

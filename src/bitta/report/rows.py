@@ -84,7 +84,7 @@ class Section:
         settings = {row.name: row.varying for row in self.rows}
         keys: dict[str, None] = {}
         for group in grouped(self.rows):
-            keys |= dict.fromkeys(differing([settings[row.name] for row in group]))
+            keys |= dict.fromkeys(telling([settings[row.name] for row in group]))
         return {key: {name: of.get(key) for name, of in settings.items()} for key in keys}
 
     @property
@@ -137,6 +137,17 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys that do not have one value everywhere."""
     keys = dict.fromkeys(key for table in settings for key in table)
     return [key for key in keys if len({repr(table.get(key)) for table in settings}) > 1]
+
+
+def telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys of several values; who lacks one, as it has no effect there, is not told by it.
+
+    >>> telling([{"agreement": "policy"}, {"agreement": "threshold", "threshold": 0.9}])
+    ['agreement']
+    """
+    keys = dict.fromkeys(key for table in settings for key in table)
+    there = {key: {repr(table[key]) for table in settings if key in table} for key in keys}
+    return [key for key, values in there.items() if len(values) > 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +237,8 @@ def _uniquely_named(rows: Sequence[Row]) -> list[Row]:
     """Rows of one name, of several folders, say in which settings they differ."""
     named = []
     for row in rows:
-        like = [other.varying for other in rows if other.name == row.name]
-        told = [f"{key}={row.varying.get(key)}" for key in differing(like)]
+        like = [other.given for other in rows if other.name == row.name]
+        told = [f"{key}={row.given.get(key)}" for key in differing(like)]
         named.append(replace(row, name=f"{row.name} ({', '.join(told)})") if told else row)
     return named
 
@@ -242,8 +253,9 @@ def _told_apart(rows: Sequence[Row]) -> list[Row]:
             if (other.method, other.answers) == (row.method, row.answers)
             and preset[other.name] == preset[row.name]
         ]
-        keys = differing([other.varying for other in like])
-        apart = told_settings({key: row.varying.get(key) for key in keys}, row.method, row.name)
+        keys = telling([other.varying for other in like])
+        own = {key: row.varying[key] for key in keys if key in row.varying}
+        apart = told_settings(own, row.method, row.name)
         if not keys and len(like) > 1:
             apart = [row.name]
         told.append(replace(row, apart=(*preset[row.name], *apart)))

@@ -8,6 +8,7 @@ from bitta.report.rows import Section
 from bitta.report.style import (
     SMALL,
     WIDE,
+    Look,
     dress,
     legend_below,
     literal,
@@ -36,17 +37,30 @@ def sweep_figure(section: Section, sweep: Sweep) -> "Figure":
         _draw_lines(axes, section, sweep)
     else:
         _draw_bars(axes, section, sweep)
-    for row in section.rows:
-        if row.method in ("source", "bn_stats"):
-            look = look_of(row.method)
-            axes.axhline(
-                row.accuracy.mean, label=label_of(row, section), color=look.colour,
-                linestyle=look.dash, linewidth=look.width,
-            )  # fmt: skip
+    _draw_levels(axes, section, sweep)
     axes.set(xlabel=sweep.title, ylabel="accuracy (%)")
     dress(axes, grid="both" if sweep.numeric else "y")
     legend_below(figure, axes, columns=4)
     return figure
+
+
+def _draw_levels(axes: "Axes", section: Section, sweep: Sweep) -> None:
+    """What the setting does not change: other methods, and rows in which it has no effect."""
+    own = [series.method for series in sweep.series]
+    looks = looks_of([*own, *(level.row.method for level in sweep.levels)])[len(own) :]
+    for level, look in zip(sweep.levels, looks, strict=True):
+        mean, deviation = level.row.accuracy.mean, level.row.accuracy.deviation
+        mark = f" {MARK}" if level.row.collapsed(section.source) else ""
+        _level(axes, mean, literal(level.label) + mark, look)
+        if deviation is not None:
+            axes.axhspan(mean - deviation, mean + deviation, color=look.colour, alpha=0.12, lw=0)
+    for row in section.rows:
+        if row.method in ("source", "bn_stats"):
+            _level(axes, row.accuracy.mean, label_of(row, section), look_of(row.method))
+
+
+def _level(axes: "Axes", mean: float, label: str, look: Look) -> None:
+    axes.axhline(mean, label=label, color=look.colour, linestyle=look.dash, linewidth=look.width)
 
 
 def _draw_lines(axes: "Axes", section: Section, sweep: Sweep) -> None:

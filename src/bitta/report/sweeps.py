@@ -1,13 +1,13 @@
 """Settings that were varied, and the rows to draw along each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
 from bitta.report.names import shown, title_of
 from bitta.report.row import Row
-from bitta.report.rows import Section, differing
+from bitta.report.rows import Section, telling
 
 SETTINGS: Mapping[str, str] = {
     "feedback.n_queries": "questions per batch k",
@@ -37,7 +37,7 @@ _FEW = 3
 """Values that make a plot worth while; words may also be two, for several methods."""
 _MOST_LINES = 8
 _MOST_SINGLES = 3
-"""Rows that differ in something else as well, and are drawn as points."""
+"""Rows that differ in something else as well, and are drawn as points; and of levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,20 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """A row of the same method in which the setting has no effect: as high everywhere."""
+
+    label: str
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """A setting, and what moves along it."""
 
     key: str
     series: tuple[Series, ...]
+    levels: tuple[Level, ...] = ()
     along: tuple[str, ...] = ()
     """Settings that change with it."""
 
@@ -92,45 +101,54 @@ def sweeps_of(section: Section) -> list[Sweep]:
     keys = [*known, *(key for key in section.varied if key not in known)]
     found: dict[frozenset[frozenset[str]], Sweep] = {}
     for key in keys:
-        series = tuple(_series(section, key))[:_MOST_LINES]
-        sweep = Sweep(key, series)
+        sweep = _sweep(section, key)
         if not sweep.worth_while:
             continue
-        drawn = frozenset(frozenset(row.name for row in one.rows) for one in series)
+        drawn = frozenset(frozenset(row.name for row in one.rows) for one in sweep.series)
         if drawn in found:
             before = found[drawn]
-            sweep = Sweep(before.key, before.series, (*before.along, key))
+            sweep = replace(before, along=(*before.along, key))
         found[drawn] = sweep
     return list(found.values())
 
 
-def _series(section: Section, key: str) -> Iterator[Series]:
+def _sweep(section: Section, key: str) -> Sweep:
     """Rows of a method, apart where they differ in more than this setting."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in section.rows:
-        if key in row.varying:
-            labels = str(row.settings["feedback"]["labels"])
-            groups.setdefault((row.method, labels), []).append(row)
-    for rows in groups.values():
-        others = _others(rows, key)
-        lines: dict[str, list[Row]] = {}
-        for row in rows:
-            lines.setdefault(repr([row.varying.get(k) for k in others]), []).append(row)
-        drawn = sorted(lines.values(), key=len, reverse=True)
-        several = [line for line in drawn if len(line) > 1]
-        if not several:
+        labels = str(row.settings["feedback"]["labels"])
+        groups.setdefault((row.method, labels), []).append(row)
+    series: list[Series] = []
+    levels: list[Level] = []
+    for group in groups.values():
+        active = [row for row in group if key in row.varying]
+        lines = _lines(active, others := _others(active, key))
+        if not lines:
             continue
-        drawn = drawn[: len(several) + _MOST_SINGLES]
-        apart = differing([line[0].varying for line in drawn]) if len(drawn) > 1 else []
-        for line in drawn:
-            yield _one(line, key, [k for k in apart if k in others])
+        idle = [row for row in group if key not in row.varying][:_MOST_SINGLES]
+        moving = telling([row.varying for row in active])
+        heads = [row.varying for row in (*(line[0] for line in lines), *idle)]
+        apart = [k for k in telling(heads) if k in others or k not in moving]
+        series += [_one(line, key, apart) for line in lines]
+        levels += [Level(_label(row, apart), row) for row in idle]
+    return Sweep(key, tuple(series[:_MOST_LINES]), tuple(levels))
+
+
+def _lines(rows: Sequence[Row], others: Sequence[str]) -> list[list[Row]]:
+    """Rows that do not differ in others, longest first; none where nothing moves."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(repr([row.varying.get(k) for k in others]), []).append(row)
+    drawn = sorted(lines.values(), key=len, reverse=True)
+    several = [line for line in drawn if len(line) > 1]
+    return drawn[: len(several) + _MOST_SINGLES] if several else []
 
 
 def _others(rows: Sequence[Row], key: str) -> list[str]:
     """Settings that differ apart from this one, and do not simply follow it."""
     values = [row.varying for row in rows]
     numbers = {repr(table[key]) for table in values if _is_number(table[key])}
-    others = [other for other in differing(values) if other != key]
+    others = [other for other in telling(values) if other != key]
     if len(numbers) < _FEW:
         return others
     return [
@@ -143,9 +161,18 @@ def _others(rows: Sequence[Row], key: str) -> list[str]:
 def _one(rows: Sequence[Row], key: str, apart: Sequence[str]) -> Series:
     if all(_is_number(row.varying[key]) for row in rows):
         rows = sorted(rows, key=lambda row: float(row.varying[key]))
-    told = [f"{setting_title(k)} {shown(rows[0].varying.get(k))}" for k in apart[:2]]
-    title = title_of(rows[-1].method, rows[-1].answers, told)
-    return Series(rows[0].method, title, tuple(rows), tuple(row.varying[key] for row in rows))
+    values = tuple(row.varying[key] for row in rows)
+    return Series(rows[0].method, _label(rows[-1], apart), tuple(rows), values)
+
+
+def _label(row: Row, apart: Sequence[str]) -> str:
+    told = [_told(key, row.varying[key]) for key in apart if key in row.varying]
+    return title_of(row.method, row.answers, told[:2])
+
+
+def _told(key: str, value: Any) -> str:
+    colon = ":" if isinstance(value, str) else ""
+    return f"{setting_title(key)}{colon} {shown(value)}"
 
 
 def _is_number(value: object) -> bool:
