@@ -122,6 +122,13 @@ def test_a_setting_without_effect_is_a_dash_and_no_value(thresholds):
     assert next(lines)["varied"] == "method.agreement=policy"
 
 
+def test_a_long_name_is_cut_in_the_header_and_whole_in_the_note(thresholds):
+    table = accuracy_table(thresholds)
+    assert table.header[-2:] == ["vs BiTTA (…)", "p"]
+    whole = "Versus BiTTA (no answers, agreement threshold, threshold 0.85): median"
+    assert any(note.startswith(whole) for note in table.notes)
+
+
 def test_beside_accuracy_has_a_column_for_what_was_measured(tmp_path):
     """0.5 s are 500 ms; 10 forwards for 20 samples; a Brier sum of 4 over 10 samples."""
     runs = [

@@ -11,6 +11,8 @@ from bitta.report.row import Row, Spread
 Columns = Literal["spreads", "means", "short", "none"]
 """How domains are shown: mean and deviation, means, means under short names, not at all."""
 
+_LONG = 24
+"""Letters of a title that make a column much wider than its numbers."""
 _SHORT: Mapping[str, str] = {
     "gaussian_noise": "gaus", "shot_noise": "shot", "impulse_noise": "impu",
     "defocus_blur": "defo", "glass_blur": "glas", "motion_blur": "moti", "zoom_blur": "zoom",
@@ -39,7 +41,7 @@ def accuracy_table(comparison: Comparison, columns: Columns = "spreads") -> Tabl
     if comparison.tests:
         tests = comparison.tests
         made.numbers(
-            f"vs {comparison.against.title}",
+            f"vs {_cut(comparison.against.title)}",
             lambda row: tests[row.name].difference if row.name in tests else None,
             "+z.1f",
         )
@@ -145,6 +147,12 @@ def _setting(key: str) -> Callable[[Row], str]:
     """Who gets no answers has none that could be flipped or late."""
     silent = key.startswith("feedback.") and key != "feedback.n_queries"
     return lambda row: NOTHING if silent and row.answers == "none" else shown(row.varying.get(key))
+
+
+def _cut(title: str) -> str:
+    """Fit for the head of a narrow column; the note below has all of it."""
+    name, bracket, _ = title.partition(" (")
+    return f"{name} (…)" if bracket and len(title) > _LONG else title
 
 
 def _domain(name: str) -> Callable[[Row], Spread]:
