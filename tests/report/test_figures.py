@@ -61,6 +61,21 @@ def test_seeds_are_averaged(tmp_path):
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 60)
 
 
+def test_captions_tell_how_many_seeds_rows_have(tmp_path):
+    runs = [made_run("bitta", "bitta", [5] * 4, seed=seed) for seed in (0, 1, 2)]
+    runs += [made_run("tent", "tent", [5] * 4), made_run("sar", "sar", [5] * 4, seed=1)]
+    section = made_section(tmp_path, runs)
+
+    def told(*names):
+        plots = captioned(section.only(names) if names else section)
+        return next(plot.caption for plot in plots if plot.name == "accuracy-over-time")
+
+    assert "mean of 1 to 3 seeds;" in told()
+    assert "mean of 3 seeds;" in told("bitta")
+    assert "batches, seed 1;" in told("sar")
+    assert "one seed each;" in told("tent", "sar")
+
+
 def test_a_long_stream_is_thinned_to_400_points(tmp_path):
     section = made_section(tmp_path, [made_run("bitta", "bitta", [5] * 2340)])
     [line] = [

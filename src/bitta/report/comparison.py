@@ -1,10 +1,11 @@
 """A section beside the paper, and its rows beside one of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitta.errors import SettingError, unknown
 from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
+from bitta.report.names import between
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
 from bitta.report.paper import PaperTable
 from bitta.report.row import Row
@@ -58,14 +59,15 @@ class Comparison:
         """What p is, and what it is not."""
         if not self.tests:
             return []
-        pairs = max(test.n for test in self.tests.values())
-        few = f" With {pairs} pairs p cannot be below .05." if pairs < FEWEST_PAIRS else ""
+        pairs = [test.n for test in self.tests.values()]
+        few = f" With fewer than {FEWEST_PAIRS} pairs p cannot be below .05."
         several = len(self.section.domains) > 1
         caution = " Domains of one stream are not independent, so p is optimistic."
         return [
-            f"Versus {self.against.title}: median difference over {pairs} pairs of domain and "
-            "seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction for "
-            f"{_rows(len(self.tests))}.{few}{caution if several else ''}"
+            f"Versus {self.against.title}: median difference over {between(pairs)} pairs of "
+            "domain and seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction "
+            f"for {_rows(len(self.tests))}.{few if min(pairs) < FEWEST_PAIRS else ''}"
+            f"{caution if several else ''}"
         ]
 
     @property
@@ -74,8 +76,7 @@ class Comparison:
         section, lines = self.section, []
         for row in section.rows:
             if found := row.collapsed:
-                domains = list(dict.fromkeys(name for names in found.values() for name in names))
-                lines.append(f"  {row.title}: {_listed(domains, section)}{_seeds(row, found)}")
+                lines.append(f"  {row.title}: {_told(row, found, section)}")
         if not lines:
             return []
         rule = (
@@ -122,16 +123,27 @@ def _rows(n: int) -> str:
     return f"{n} rows" if n > 1 else "1 row"
 
 
-def _listed(domains: Sequence[str], section: Section) -> str:
+def _told(row: Row, found: Mapping[int, Sequence[str]], section: Section) -> str:
+    """Domains by seed, in a few words; those that most seeds share come first."""
+    seeds: dict[str, list[int]] = {}
+    for seed, domains in found.items():
+        for domain in domains:
+            seeds.setdefault(domain, []).append(seed)
+    names = sorted(seeds, key=lambda domain: -len(seeds[domain]))
+    differ = len({tuple(domains) for domains in found.values()}) > 1
     if len(section.domains) == 1:
-        return "in the whole stream"
-    if len(domains) <= _SHOWN_DOMAINS:
-        return f"in {', '.join(domains)}"
-    shown = ", ".join(domains[:_SHOWN_DOMAINS])
-    return f"in {len(domains)} of {len(section.domains)} domains ({shown}, ...)"
+        return f"in the whole stream{_seeds(row, found)}"
+    if len(names) <= _SHOWN_DOMAINS:
+        if differ:
+            return "; ".join(f"in {name}{_seeds(row, seeds[name])}" for name in names)
+        return f"in {', '.join(names)}{_seeds(row, found)}"
+    shown = ", ".join(names[:_SHOWN_DOMAINS])
+    several = f"{between([len(domains) for domains in found.values()])} of {len(section.domains)}"
+    which = ", depending on the seed" if differ else ""
+    return f"in {several} domains{which} ({shown}, ...){_seeds(row, found)}"
 
 
-def _seeds(row: Row, found: Mapping[int, object]) -> str:
+def _seeds(row: Row, found: Collection[int]) -> str:
     if len(row.runs) == 1:
         return ""
     if len(found) == len(row.runs):

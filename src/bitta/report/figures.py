@@ -8,6 +8,7 @@ from bitta.report.calibration_plot import reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import cost_figure, has_costs
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
+from bitta.report.names import between
 from bitta.report.over_time import (
     Line,
     accuracy_figure,
@@ -74,7 +75,7 @@ def _over_time(section: Section) -> Plot:
     window = window_of(section.rows[0].first)
     told = (
         f"Accuracy along the stream: percent right of the last {window} batches, "
-        f"{_seeds(section)}; in brackets that of the whole stream."
+        f"{_seeds(choice.shown)}; in brackets that of the whole stream."
     )
     caption = _sentences(told, _left_out(section, choice))
     return Plot("accuracy-over-time", "Accuracy over time", caption, accuracy_figure(lines))
@@ -84,10 +85,10 @@ def _by_domain(section: Section) -> Plot:
     heading = "Accuracy by domain"
     if len(section.rows) > MOST_BARS:
         against = "points won or lost against the source model" if section.source else "accuracy"
-        told = f"Every row in every domain, {against}, {_seeds(section)}."
+        told = f"Every row in every domain, {against}, {_seeds(section.rows)}."
         told = _sentences(told, collapse_note(section.rows, section))
         return Plot("accuracy-by-domain", heading, told, map_figure(section))
-    told = f"Accuracy in each domain, {_seeds(section)}."
+    told = f"Accuracy in each domain, {_seeds(section.rows)}."
     told = _sentences(told, collapse_note(section.rows, section))
     return Plot("accuracy-by-domain", heading, told, bars_figure(section, section.rows))
 
@@ -126,7 +127,7 @@ def _agreement(section: Section, measured: Sequence[Row]) -> Plot:
     choice = choose(measured, _MOST_PANELS)
     told = (
         "How often the policy's first choice is what was served, and how much of it is right "
-        f"where they agree and where they do not, {_seeds(section)}."
+        f"where they agree and where they do not, {_seeds(choice.shown)}."
     )
     caption = _sentences(told, _left_out(section, choice))
     rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
@@ -152,9 +153,13 @@ def _costs(section: Section) -> Plot:
     return Plot("accuracy-against-time", "Accuracy and time", told, cost_figure(section))
 
 
-def _seeds(section: Section) -> str:
-    n = len(section.seeds)
-    return f"mean of {n} seeds" if n > 1 else f"seed {section.seeds[0]}"
+def _seeds(rows: Sequence[Row]) -> str:
+    """What each row is a mean of; some may have fewer seeds than others."""
+    counts = [len(row.runs) for row in rows]
+    if max(counts) > 1:
+        return f"mean of {between(counts)} seeds"
+    seeds = {seed for row in rows for seed in row.runs}
+    return f"seed {seeds.pop()}" if len(seeds) == 1 else "one seed each"
 
 
 def _left_out(section: Section, choice: Choice) -> str:

@@ -84,6 +84,16 @@ def shown(value: Any) -> str:
             return str(value)
 
 
+def between(numbers: Sequence[int]) -> str:
+    """The least and the most of some counts.
+
+    >>> between([3, 1, 2]), between([3, 3])
+    ('1 to 3', '3')
+    """
+    least, most = min(numbers), max(numbers)
+    return f"{least} to {most}" if least < most else str(most)
+
+
 def plain(value: Any) -> Any:
     """As JSON gives it back."""
     return [plain(item) for item in value] if isinstance(value, tuple) else value
