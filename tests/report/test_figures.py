@@ -235,18 +235,48 @@ def test_two_presets_are_no_sweep(tmp_path):
     assert sweeps_of(made_section(tmp_path, runs)) == []
 
 
+def bins(**filled):
+    """Bins of (samples, confidence, right), by their place: b13 = .87 to .93 of 15."""
+    parts = [filled.get(f"b{place}", (0.0, 0.0, 0.0)) for place in range(15)]
+    return Reliability(*(list(part) for part in zip(*parts, strict=True)))
+
+
+def there(values):
+    return [value for value in values if not np.isnan(value)]
+
+
 def test_reliability_has_accuracy_gap_and_error_in_it(tmp_path):
-    """Ten predictions of confidence .9, six of them right: a gap, and an error, of 30 %."""
-    bins = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 6.0)))
-    policy = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 8.0)))
-    run = made_run("bitta", "bitta", [6, 6], reliability=bins, policy_reliability=policy)
+    """A hundred predictions of confidence .9, 60 of them right: a gap, and an error, of 30 %."""
+    served, policy = bins(b13=(100.0, 90.0, 60.0)), bins(b13=(100.0, 90.0, 80.0))
+    run = made_run("bitta", "bitta", [6, 6], reliability=served, policy_reliability=policy)
     axes = figure_of(made_section(tmp_path, [run]), "reliability").axes[0]
-    served, gap = axes.containers
-    assert [bar.get_height() for bar in served] == [60]
+    bars, gap = axes.containers
+    assert [bar.get_height() for bar in bars] == [60]
     assert [bar.get_height() for bar in gap] == pytest.approx([30])
-    assert axes.texts[0].get_text() == "ECE 30.0 %\npolicy 10.0 %"
+    assert axes.get_title("left") == "BiTTA\nECE 30.0 %\npolicy's ECE 10.0 %"
+    assert list(axes.texts) == []  # that might cover what is drawn
     line = next(line for line in axes.lines if line.get_label() == "policy π")
-    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([90], [80])
+    assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [80])
+
+
+def test_bins_of_few_samples_are_not_drawn_but_count_in_the_error(tmp_path):
+    """24 of confidence .2, all right; 25 of .9, 15 of them: (24 x .8 + 25 x .3) / 49 is .545."""
+    some = bins(b3=(24.0, 4.8, 24.0), b13=(25.0, 22.5, 15.0))
+    run = made_run("bitta", "bitta", [6, 6], reliability=some, policy_reliability=some)
+    section = made_section(tmp_path, [run])
+    axes = figure_of(section, "reliability").axes[0]
+    assert [bar.get_height() for bar in axes.containers[0]] == [60]
+    line = next(line for line in axes.lines if line.get_label() == "policy π")
+    assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [60])
+    assert "ECE 54.5 %" in axes.get_title("left")
+    plot = next(plot for plot in captioned(section) if plot.name == "reliability")
+    assert "Bins of fewer than 25 samples are not drawn." in plot.caption
+
+
+def test_a_run_too_short_for_any_bin_has_an_empty_panel(tmp_path):
+    run = made_run("bitta", "bitta", [6, 6], reliability=bins(b13=(10.0, 9.0, 6.0)))
+    figure = figure_of(made_section(tmp_path, [run]), "reliability")
+    assert [len(bars) for bars in figure.axes[0].containers] == [0, 0]
 
 
 def test_seeds_are_pooled_in_a_diagram():

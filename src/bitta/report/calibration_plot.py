@@ -5,6 +5,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitta.metrics import Reliability
 from bitta.report.choice import label_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FEWEST_SAMPLES = 25
+"""In a bin that is drawn: with fewer, chance alone moves a share of one half by over 10 points."""
 _COLUMNS = 3
 _LETTERS = 24
 """That a panel has room for side by side."""
@@ -35,11 +38,11 @@ def reliability_figure(section: Section, rows: Sequence[Row]) -> "Figure":
     """A panel per row: accuracy in each bin of confidence, beside what it should be."""
     n_columns = 2 if len(rows) == 4 else min(_COLUMNS, len(rows))
     n_lines = -(-len(rows) // n_columns)
-    figure = new_figure(max(3.6, WIDE * n_columns / _COLUMNS), 0.6 + 2.3 * n_lines)
+    figure = new_figure(max(3.6, WIDE * n_columns / _COLUMNS), 0.6 + 2.6 * n_lines)
     panels = figure.subplots(n_lines, n_columns, sharex=True, sharey=True, squeeze=False)
     for axes, row in zip(panels.flat, rows, strict=False):
         _draw(axes, row)
-        axes.set_title(fill(label_of(row, section), _LETTERS), loc="left", fontsize=SMALL)
+        axes.set_title(_title(row, section), loc="left", fontsize=SMALL)
     for axes in panels.flat[len(rows) :]:
         axes.set_visible(False)
     for axes in panels.flat[max(0, len(rows) - n_columns) : len(rows)]:
@@ -63,42 +66,44 @@ def pooled(reliabilities: Sequence[Reliability]) -> Reliability:
 
 def _draw(axes: "Axes", row: Row) -> None:
     bins = pooled([run.reliability for run in row.runs.values()])
-    count, sure, right = (np.array(part) for part in (bins.count, bins.confidence, bins.correct))
-    there = count > 0
-    edges = np.linspace(0, 100, len(count) + 1)
-    accuracy, confidence = (100 * part[there] / count[there] for part in (right, sure))
+    accuracy, confidence = _percent(bins)
+    there = ~np.isnan(accuracy)
+    edges = np.linspace(0, 100, len(accuracy) + 1)
+    starts, widths = edges[:-1][there], np.diff(edges)[there]
+    accuracy, gap = accuracy[there], (confidence - accuracy)[there]
     axes.bar(
-        edges[:-1][there], accuracy, np.diff(edges)[there], align="edge", color=BLUE, alpha=0.75,
-        edgecolor="white", linewidth=0.5, label="served",
+        starts, accuracy, widths, align="edge", color=BLUE, alpha=0.75, edgecolor="white",
+        linewidth=0.5, label="served",
     )  # fmt: skip
     axes.bar(
-        edges[:-1][there], confidence - accuracy, np.diff(edges)[there], bottom=accuracy,
-        align="edge", facecolor="none", edgecolor=DARK_GREY, hatch="////", linewidth=0.4,
-        label="gap to its confidence",
+        starts, gap, widths, bottom=accuracy, align="edge", facecolor="none", edgecolor=DARK_GREY,
+        hatch="////", linewidth=0.4, label="gap to its confidence",
     )  # fmt: skip
     axes.plot([0, 100], [0, 100], color=BLACK, linewidth=0.8, linestyle="dashed", label="ideal")
-    told = [f"ECE {_told(row.ece)}"]
-    policy = pooled([run.policy_reliability for run in row.runs.values()])
     if row.policy_ece is not None:
-        _draw_policy(axes, policy)
-        told.append(f"policy {_told(row.policy_ece)}")
-    axes.text(
-        4, 97, "\n".join(told), fontsize=SMALL, va="top",
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
-    )  # fmt: skip
+        right, sure = _percent(pooled([run.policy_reliability for run in row.runs.values()]))
+        axes.plot(
+            sure, right, color=VERMILION, marker="o", markersize=3.5, linewidth=1.2,
+            label="policy π",
+        )  # fmt: skip
     axes.set(xlim=(0, 100), ylim=(0, 100), xticks=(0, 50, 100), yticks=(0, 50, 100))
     axes.set_aspect("equal")
     dress(axes)
 
 
-def _draw_policy(axes: "Axes", bins: Reliability) -> None:
+def _percent(bins: Reliability) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Right, and sure, in each bin; no number where there are too few samples to tell."""
     count = np.array(bins.count)
-    there = count > 0
-    axes.plot(
-        100 * np.array(bins.confidence)[there] / count[there],
-        100 * np.array(bins.correct)[there] / count[there],
-        color=VERMILION, marker="o", markersize=3.5, linewidth=1.2, label="policy π",
-    )  # fmt: skip
+    count[count < FEWEST_SAMPLES] = np.nan
+    return 100 * np.array(bins.correct) / count, 100 * np.array(bins.confidence) / count
+
+
+def _title(row: Row, section: Section) -> str:
+    """Its name and its errors, above the panel, where no data lie."""
+    lines = [fill(label_of(row, section), _LETTERS), f"ECE {_told(row.ece)}"]
+    if row.policy_ece is not None:
+        lines.append(f"policy's ECE {_told(row.policy_ece)}")
+    return "\n".join(lines)
 
 
 def _told(ece: Spread) -> str:

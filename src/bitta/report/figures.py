@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitta.report.calibration_plot import reliability_figure
+from bitta.report.calibration_plot import FEWEST_SAMPLES, reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import cost_figure, has_costs
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
@@ -114,7 +114,8 @@ def _reliability(section: Section) -> Plot:
     choice = choose(section.rows, _MOST_DIAGRAMS)
     told = (
         "How often predictions of each confidence are right; bars on the dashed line would be "
-        "ideal, hatching is the gap, and ECE its mean."
+        "ideal, hatching is the gap, and ECE its mean. "
+        f"Bins of fewer than {FEWEST_SAMPLES} samples are not drawn."
     )
     if any(row.policy_ece for row in choice.shown):
         told += " The line with dots is the policy π, where it was computed."
