@@ -1,7 +1,65 @@
 """One look for all plots."""
 
+from itertools import combinations
+
+import numpy as np
+import pytest
+
 from bitta.methods import METHODS
+from bitta.report.paper import paper_table
 from bitta.report.style import literal, look_of, looks_of
+
+EYES = {
+    "usual": np.eye(3),
+    "no red cones": [
+        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green cones": [
+        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue cones": [
+        [1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}  # fmt: skip
+"""What becomes of linear RGB: Machado et al., 2009, at full severity."""
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def linear(colour):
+    parts = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def seen(colour, eye):
+    """In CIELAB, where a distance of about 2.3 is just noticed."""
+    xyz = TO_XYZ @ np.clip(EYES[eye] @ linear(colour), 0, 1) / [0.9505, 1.0, 1.089]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_white_is_seen_as_white():
+    for eye in EYES:
+        np.testing.assert_allclose(seen("#FFFFFF", eye), [100, 0, 0], atol=0.1)
+
+
+@pytest.mark.parametrize("eye", EYES)
+def test_methods_of_the_main_table_have_colours_that_every_eye_tells_apart(eye):
+    table = paper_table("tab:tinyimagenetc/cifar10-c")
+    methods = sorted({row.method for row in table.rows})
+    assert len(methods) == 10
+    for one, two in combinations(methods, 2):
+        apart = seen(look_of(one).colour, eye) - seen(look_of(two).colour, eye)
+        assert np.linalg.norm(apart) > 14, (one, two)
+
+
+def test_colours_stand_out_from_the_paper():
+    """Contrast with white as in WCAG: 21 is black; Okabe and Ito's orange has 2.2."""
+    for method in METHODS:
+        luminance = TO_XYZ[1] @ linear(look_of(method).colour)
+        assert 1.05 / (luminance + 0.05) > 2.1
 
 
 def test_no_two_methods_look_the_same_in_grey():

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # Okabe & Ito, 2008, without their yellow, which is too pale for a line.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+# Theirs are too few; these are far from them, and from their shades, to every kind of eye.
+SAND, VIOLET, BROWN, MID_GREY = "#C0A860", "#4818A8", "#603018", "#696969"
 GREY, DARK_GREY, RULE = "#999999", "#595959", "#D9D9D9"
 
 DASHES = ("solid", "dashed", "dashdot", "dotted")
@@ -43,22 +45,22 @@ class Look:
 
 
 _LOOKS = {
-    "source": Look(GREY, "dotted", "x"),
+    "source": Look(MID_GREY, "dotted", "x"),
     "bn_stats": Look(SKY, "dashdot", "v"),
     "tent": Look(ORANGE, "dashed", "s"),
     "deyo": Look(ORANGE, "dashdot", "d"),
     "eata": Look(GREEN, "dashed", "^"),
     "eta": Look(GREEN, "dashdot", "<"),
     "sar": Look(BLUE, "dashed", "D"),
-    "sotta": Look(BLUE, "dashdot", ">"),
+    "sotta": Look(VIOLET, "dashdot", ">"),
     "cotta": Look(PURPLE, "dashed", "P"),
-    "rotta": Look(PURPLE, "dashdot", "X"),
-    "tast": Look(DARK_GREY, "dashed", "p"),
-    "owttt": Look(DARK_GREY, "dashdot", "h"),
+    "rotta": Look(SAND, "dashdot", "X"),
+    "tast": Look(BROWN, "dashed", "p"),
+    "owttt": Look(BROWN, "dashdot", "h"),
     "simatta": Look(BLACK, "solid", "*"),
     "bitta": Look(VERMILION, "solid", "o", width=2.4),
 }
-"""A method looks the same in every plot; methods of a kind share a colour."""
+"""A method looks the same in every plot; those of the paper's Table 1 share no colour."""
 
 
 def look_of(method: str) -> Look:
