@@ -170,3 +170,18 @@ def test_sixty_rows_of_a_long_stream_stay_under_three_megabytes(tmp_path):
 def test_the_same_results_give_the_same_page(tmp_path, runs):
     section = made_section(tmp_path, runs)
     assert written([section], tmp_path) == written([section], tmp_path)
+
+
+def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs):
+    """6.2 inches of 6.5 rem, at 16 px: 645 px; letters of 9 pt, 72 to an inch, have 13."""
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    assert re.search(
+        r"\.plot svg, \.plot img {[^}]*min-width: calc\(var\(--inches\) \* 6.5rem\)", text
+    )
+    assert re.search(r"\.table, \.plot {[^}]*overflow-x: auto", text)
+    inches = [float(found) for found in re.findall(r'style="--inches: ([\d.]+)"', text)]
+    assert max(inches) * 6.5 * 16 == pytest.approx(645, abs=1)
+    boxes = re.findall(
+        r'<div class="plot" role="region" aria-label="[^"]+" tabindex="0"><svg', text
+    )
+    assert len(boxes) == len(inches) == text.count("<figure>")
