@@ -185,3 +185,10 @@ def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs)
         r'<div class="plot" role="region" aria-label="[^"]+" tabindex="0"><svg', text
     )
     assert len(boxes) == len(inches) == text.count("<figure>")
+
+
+def test_the_column_that_stays_leaves_room_for_those_that_scroll(tmp_path, runs):
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    [rule] = re.findall(r"@media \(max-width: 40rem\) {\s*tbody th {([^}]*)}", text)
+    assert "white-space: normal" in rule
+    assert "max-width: 45vw" in rule
