@@ -85,6 +85,14 @@ def test_a_setting_that_is_new_since_does_not_part_seeds(tmp_path):
     assert sorted(tuple(row.runs) for row in rows) == [(0, 1), (2,)]
 
 
+def test_a_negative_seed_is_a_seed(tmp_path):
+    runs = [made_run("tent", "tent", [1, 2], seed=seed) for seed in (-1, 0, 1)]
+    section = made_section(tmp_path, runs)
+    assert section.protocol == "20 samples"
+    assert section.seeds == (-1, 0, 1)
+    assert [list(row.runs) for row in section.rows] == [[-1, 0, 1]]
+
+
 def test_other_images_under_one_protocol_are_refused(tmp_path):
     runs = [made_run("tent", "tent", [1, 2]), made_run("bitta", "bitta", [1, 2])]
     with pytest.raises(InputError, match=r"000.json.*001.json.*not the same images"):

@@ -122,7 +122,7 @@ def seedless(protocol: str) -> str:
     >>> seedless("64 samples, batch 1, seed 3, window 64")
     '64 samples, batch 1, window 64'
     """
-    return re.sub(r", seed \d+", "", protocol)
+    return re.sub(r", seed -?\d+", "", protocol)
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
