@@ -40,8 +40,9 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
   CoTTA and RoTTA.
 * † Streams shorter than the paper's: directions compare, numbers do not. All ablations are planned
   so, with a quarter of each corruption.
-* ‡ Collapsed: with some seed, in some domain, less than half of the source model's accuracy or, where
-  that was not run, of the median row's. Its accuracy stays in the mean. Tables say in how many.
+* ‡ Collapsed: with some seed, in some domain, less than half of the source model's accuracy or,
+  where that was not run, of the median row's. Its accuracy stays in the mean. Tables say in how
+  many domains.
 * Source models are not the paper's, and the corrupted CIFAR images are made by bitta. Both move
   every row of a table, so that its order says more than its differences.
 * Calibration errors are in 15 bins over a whole stream; the paper does not say how its were made.
