@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from bitta.metrics import Reliability
 from bitta.report.choice import label_of
 from bitta.report.row import Row, Spread
-from bitta.report.rows import Section
 from bitta.report.style import (
     BLACK,
     BLUE,
@@ -34,7 +33,7 @@ _LETTERS = 24
 """That a panel has room for side by side."""
 
 
-def reliability_figure(section: Section, rows: Sequence[Row]) -> "Figure":
+def reliability_figure(rows: Sequence[Row]) -> "Figure":
     """A panel per row: accuracy in each bin of confidence, beside what it should be."""
     n_columns = 2 if len(rows) == 4 else min(_COLUMNS, len(rows))
     n_lines = -(-len(rows) // n_columns)
@@ -42,7 +41,7 @@ def reliability_figure(section: Section, rows: Sequence[Row]) -> "Figure":
     panels = figure.subplots(n_lines, n_columns, sharex=True, sharey=True, squeeze=False)
     for axes, row in zip(panels.flat, rows, strict=False):
         _draw(axes, row)
-        axes.set_title(_title(row, section), loc="left", fontsize=SMALL)
+        axes.set_title(_title(row), loc="left", fontsize=SMALL)
     for axes in panels.flat[len(rows) :]:
         axes.set_visible(False)
     for axes in panels.flat[max(0, len(rows) - n_columns) : len(rows)]:
@@ -98,9 +97,9 @@ def _percent(bins: Reliability) -> tuple[NDArray[np.float64], NDArray[np.float64
     return 100 * np.array(bins.correct) / count, 100 * np.array(bins.confidence) / count
 
 
-def _title(row: Row, section: Section) -> str:
+def _title(row: Row) -> str:
     """Its name and its errors, above the panel, where no data lie."""
-    lines = [fill(label_of(row, section), _LETTERS), f"ECE {_told(row.ece)}"]
+    lines = [fill(label_of(row), _LETTERS), f"ECE {_told(row.ece)}"]
     if row.policy_ece is not None:
         lines.append(f"policy's ECE {_told(row.policy_ece)}")
     return "\n".join(lines)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from textwrap import shorten
 
 from bitta.report.row import Row, Spread
-from bitta.report.rows import Section
 from bitta.report.style import literal
 
 ALWAYS = ("source", "bn_stats", "bitta")
@@ -48,13 +47,13 @@ def choose(rows: Sequence[Row], most: int) -> Choice:
     )
 
 
-def label_of(row: Row, section: Section) -> str:
+def label_of(row: Row) -> str:
     """Its title, with a mark if it collapsed."""
     title = literal(shorten(row.title, _MOST_LETTERS, placeholder=" …"))
     return f"{title} {MARK}" if row.collapsed else title
 
 
-def collapse_note(rows: Iterable[Row], section: Section) -> str:
+def collapse_note(rows: Iterable[Row]) -> str:
     """What the mark means, where a plot has one."""
     there = any(row.collapsed for row in rows)
     return f"{MARK} collapsed, see the table." if there else ""

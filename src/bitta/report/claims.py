@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bitta.report.claims_results import Results
+from bitta.report.names import between
 from bitta.report.row import Row
 
 NO_CAUSE = "no cause found yet"
@@ -95,7 +96,5 @@ def commands(folders: Sequence[str]) -> str:
 
 def seeds_of(rows: Sequence[Row]) -> str:
     """How many stand behind a number: "3 seeds", or "1 to 3 seeds" where rows differ."""
-    counts = sorted({len(row.runs) for row in rows})
-    most = counts[-1]
-    several = f"{counts[0]} to {most}" if len(counts) > 1 else str(most)
-    return f"{several} seed{'s' if most > 1 else ''}"
+    counts = [len(row.runs) for row in rows]
+    return f"{between(counts)} seed{'s' if max(counts) > 1 else ''}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 from bitta.metrics.collapse import fallen_behind
+from bitta.report.names import between
 from bitta.report.row import Row
 
 
@@ -36,8 +37,7 @@ def behind(row: Row, source: Row) -> dict[int, tuple[str, ...]]:
 
 def fallen(row: Row) -> str:
     """Where and with which seeds a row has collapsed: "collapsed in 9 to 10 of 15 domains"."""
-    counts = sorted({len(domains) for domains in row.collapsed.values()})
-    most = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    most = between([len(domains) for domains in row.collapsed.values()])
     seeds = ", ".join(map(str, row.collapsed))
     of = f" with seed {seeds}" if len(row.collapsed) < len(row.runs) else ""
     return f"collapsed in {most} of {len(row.by_domain)} domains{of}"

@@ -34,7 +34,7 @@ def bars_figure(section: Section, rows: Sequence[Row]) -> "Figure":
             np.arange(len(domains)) + (place - (len(rows) - 1) / 2) * width,
             [spread.mean for spread in spreads], width * 0.94,
             yerr=deviations(spreads),
-            error_kw={"elinewidth": 0.8}, label=label_of(row, section), color=look.colour,
+            error_kw={"elinewidth": 0.8}, label=label_of(row), color=look.colour,
             hatch=_HATCHES[place % len(_HATCHES)], edgecolor="white", linewidth=0,
         )  # fmt: skip
     _name_domains(axes, domains)
@@ -65,7 +65,7 @@ def map_figure(section: Section) -> "Figure":
             fontsize=7, color="white" if dark else "black",
         )  # fmt: skip
     _name_domains(axes, domains)
-    axes.set_yticks(range(len(rows)), [label_of(row, section) for row in rows])
+    axes.set_yticks(range(len(rows)), [label_of(row) for row in rows])
     axes.tick_params(labelsize=SMALL, length=0)
     axes.spines[:].set_visible(False)
     return figure

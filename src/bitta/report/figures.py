@@ -58,9 +58,9 @@ def captioned(section: Section) -> Iterator[Plot]:
     if any(sum(run.reliability.count) for row in section.rows for run in row.runs.values()):
         yield _reliability(section)
     if measured := [row for row in section.rows if row.first.agreement.n_measured]:
-        yield _agreement(section, measured)
+        yield _agreement(measured)
     if sure := [row for row in section.rows if all(map(has_confidence, row.runs.values()))]:
-        yield _confidence(section, sure)
+        yield _confidence(sure)
     if has_costs(section):
         yield _costs(section)
 
@@ -69,7 +69,7 @@ def _over_time(section: Section) -> Plot:
     choice = choose(section.rows, _MOST_LINES)
     looks = looks_of([row.method for row in choice.shown])
     lines = [
-        Line(f"{label_of(row, section)} ({row.accuracy.mean:.1f})", look, list(row.runs.values()))
+        Line(f"{label_of(row)} ({row.accuracy.mean:.1f})", look, list(row.runs.values()))
         for row, look in zip(choice.shown, looks, strict=True)
     ]
     window = window_of(section.rows[0].first)
@@ -77,7 +77,7 @@ def _over_time(section: Section) -> Plot:
         f"Accuracy along the stream: percent right of the last {window} batches, "
         f"{_seeds(choice.shown)}; in brackets that of the whole stream."
     )
-    caption = _sentences(told, _left_out(section, choice))
+    caption = _sentences(told, _left_out(choice))
     return Plot("accuracy-over-time", "Accuracy over time", caption, accuracy_figure(lines))
 
 
@@ -86,10 +86,10 @@ def _by_domain(section: Section) -> Plot:
     if len(section.rows) > MOST_BARS:
         against = "points won or lost against the source model" if section.source else "accuracy"
         told = f"Every row in every domain, {against}, {_seeds(section.rows)}."
-        told = _sentences(told, collapse_note(section.rows, section))
+        told = _sentences(told, collapse_note(section.rows))
         return Plot("accuracy-by-domain", heading, told, map_figure(section))
     told = f"Accuracy in each domain, {_seeds(section.rows)}."
-    told = _sentences(told, collapse_note(section.rows, section))
+    told = _sentences(told, collapse_note(section.rows))
     return Plot("accuracy-by-domain", heading, told, bars_figure(section, section.rows))
 
 
@@ -100,7 +100,7 @@ def _sweeps(section: Section) -> Iterator[Plot]:
         told = f"Accuracy over the whole stream against {sweep.title}{bars}."
         drawn = [row for series in sweep.series for row in series.rows]
         drawn += [level.row for level in sweep.levels]
-        caption = _sentences(told, _levels(sweep), collapse_note(drawn, section))
+        caption = _sentences(told, _levels(sweep), collapse_note(drawn))
         figure = sweep_figure(section, sweep)
         yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
 
@@ -119,32 +119,32 @@ def _reliability(section: Section) -> Plot:
     )
     if any(row.policy_ece for row in choice.shown):
         told += " The line with dots is the policy π, where it was computed."
-    caption = _sentences(told, _left_out(section, choice))
-    figure = reliability_figure(section, choice.shown)
+    caption = _sentences(told, _left_out(choice))
+    figure = reliability_figure(choice.shown)
     return Plot("reliability", "Reliability", caption, figure)
 
 
-def _agreement(section: Section, measured: Sequence[Row]) -> Plot:
+def _agreement(measured: Sequence[Row]) -> Plot:
     choice = choose(measured, _MOST_PANELS)
     told = (
         "How often the policy's first choice is what was served, and how much of it is right "
         f"where they agree and where they do not, {_seeds(choice.shown)}."
     )
-    caption = _sentences(told, _left_out(section, choice))
-    rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
+    caption = _sentences(told, _left_out(choice))
+    rows = {label_of(row): list(row.runs.values()) for row in choice.shown}
     return Plot("agreement-over-time", "Agreement over time", caption, agreement_figure(rows))
 
 
-def _confidence(section: Section, measured: Sequence[Row]) -> Plot:
+def _confidence(measured: Sequence[Row]) -> Plot:
     choice = choose(measured, _MOST_PANELS)
     told = (
         "How sure the model is of the labels it serves: the mean over samples, right or wrong, "
-        f"{_seeds(section)}."
+        f"{_seeds(choice.shown)}."
     )
     if any(row.policy_ece for row in choice.shown):
         told += " Dashed is the policy π, where it was computed, and what it would serve."
-    caption = _sentences(told, _left_out(section, choice))
-    rows = {label_of(row, section): list(row.runs.values()) for row in choice.shown}
+    caption = _sentences(told, _left_out(choice))
+    rows = {label_of(row): list(row.runs.values()) for row in choice.shown}
     return Plot("confidence-over-time", "Confidence over time", caption, confidence_figure(rows))
 
 
@@ -163,8 +163,8 @@ def _seeds(rows: Sequence[Row]) -> str:
     return f"seed {seeds.pop()}" if len(seeds) == 1 else "one seed each"
 
 
-def _left_out(section: Section, choice: Choice) -> str:
-    return _sentences(choice.told, collapse_note(choice.shown, section))
+def _left_out(choice: Choice) -> str:
+    return _sentences(choice.told, collapse_note(choice.shown))
 
 
 def _sentences(*parts: str) -> str:

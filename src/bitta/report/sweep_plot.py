@@ -34,9 +34,9 @@ def sweep_figure(section: Section, sweep: Sweep) -> "Figure":
     axes = figure.add_subplot()
     axes.margins(y=0.1)
     if sweep.numeric:
-        _draw_lines(axes, section, sweep)
+        _draw_lines(axes, sweep)
     else:
-        _draw_bars(axes, section, sweep)
+        _draw_bars(axes, sweep)
     _draw_levels(axes, section, sweep)
     axes.set(xlabel=sweep.title, ylabel="accuracy (%)")
     dress(axes, grid="both" if sweep.numeric else "y")
@@ -50,20 +50,20 @@ def _draw_levels(axes: "Axes", section: Section, sweep: Sweep) -> None:
     looks = looks_of([*own, *(level.row.method for level in sweep.levels)])[len(own) :]
     for level, look in zip(sweep.levels, looks, strict=True):
         mean, deviation = level.row.accuracy.mean, level.row.accuracy.deviation
-        mark = f" {MARK}" if level.row.collapsed(section.source) else ""
+        mark = f" {MARK}" if level.row.collapsed else ""
         _level(axes, mean, literal(level.label) + mark, look)
         if deviation is not None:
             axes.axhspan(mean - deviation, mean + deviation, color=look.colour, alpha=0.12, lw=0)
     for row in section.rows:
         if row.method in ("source", "bn_stats"):
-            _level(axes, row.accuracy.mean, label_of(row, section), look_of(row.method))
+            _level(axes, row.accuracy.mean, label_of(row), look_of(row.method))
 
 
 def _level(axes: "Axes", mean: float, label: str, look: Look) -> None:
     axes.axhline(mean, label=label, color=look.colour, linestyle=look.dash, linewidth=look.width)
 
 
-def _draw_lines(axes: "Axes", section: Section, sweep: Sweep) -> None:
+def _draw_lines(axes: "Axes", sweep: Sweep) -> None:
     looks = looks_of([series.method for series in sweep.series])
     for series, look in zip(sweep.series, looks, strict=True):
         spreads = [row.accuracy for row in series.rows]
@@ -86,7 +86,7 @@ def _draw_lines(axes: "Axes", section: Section, sweep: Sweep) -> None:
         axes.set_xticks(values, [shown(value) for value in values])
 
 
-def _draw_bars(axes: "Axes", section: Section, sweep: Sweep) -> None:
+def _draw_bars(axes: "Axes", sweep: Sweep) -> None:
     words = list(dict.fromkeys(shown(v) for series in sweep.series for v in series.values))
     width = min(0.8 / len(sweep.series), 0.3)
     looks = looks_of([series.method for series in sweep.series])
