@@ -5,8 +5,8 @@
 Most ablations hold one run in common: the method as it is. It is run once, in any of them; this
 writes its result into the folders of the others, under the name that it has there. All settings
 must be the same, and the code that of `--code`, by default this one; data, weights, device and
-times stay those of the run, which is why `runtime` shares nothing. Results that are there stay as
-they are, whatever code has written them. Prints the runs that have none.
+times stay those of the run, which is why `runtime` shares nothing; nor does `confidence`. Results
+that are there stay as they are, whatever code has written them. Prints the runs that have none.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from bitta.bench.runner import result_path
 from bitta.results import RunResult, code_hash, table_hash
 
 ORIGIN = ("stream", "source_weights")
-TIMED = "runtime"
-"""Runs that must have been alone on the machine."""
+OWN = ("runtime", "confidence")
+"""Folders of runs that were alone on the machine, and of what older results do not record."""
 
 
 def main() -> int:
@@ -56,11 +56,11 @@ def share(experiments: Path, results: Path, code: str) -> Iterator[tuple[str, Jo
             if path in runs:
                 continue
             what = table_hash({**job.experiment.as_table(), "name": ""})
-            if what in known and folder.name != TIMED:
+            if what in known and folder.name not in OWN:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 renamed(known[what], job).save(path)
                 print(f"{path}: as {known[what].experiment['name']}", file=sys.stderr)
-            elif what not in asked or folder.name == TIMED:
+            elif what not in asked or folder.name in OWN:
                 asked.add(what)
                 yield folder.name, job
 

@@ -16,6 +16,7 @@ from bitta.report.claims_directions import (
     agreeing_is_right,
     agreement_is_best,
     both_are_best,
+    confidence_moves,
     dropout_is_calibrated,
     is_far_below,
     loses_less,
@@ -131,6 +132,7 @@ DIRECTIONS = [
     thresholds_are_unsteady,
     partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 2.0),
     partial(agreeing_is_right, "f"),
+    confidence_moves,
     dropout_is_calibrated,
     beats_at_equal_cost,
     partial(most_at_equal_cost, 32),
@@ -266,6 +268,16 @@ def test_agreement_is_right_more_often_in_each_domain(made, right, holds):
     other, led = (50, 2) if holds else (100, 0)
     told = f"75.0 % right where they agree, {other}.0 % elsewhere; more in {led} of 2 corruptions"
     assert finding == Finding(f"{told} (1 seed)", holds)
+
+
+@pytest.mark.parametrize(("sure", "holds"), [(6.0, True), (6.5, False)])
+def test_confidence_moves_by_ten_points(made, sure, holds):
+    """In ten samples 7 in fog, 6 or 6.5 in snow: 70 %, and 60 or 65."""
+    right = run("bitta", 5)
+    steps = [replace(s, confidence=c) for s, c in zip(right.steps, (7.0, sure), strict=True)]
+    finding = confidence_moves(made("confidence", replace(right, steps=steps)))
+    assert finding == Finding(f"cifar10-c: {10 * sure:.1f} to 70.0 % (1 seed)", holds)
+    assert confidence_moves(made("confidence", run("bitta", 5))) is None
 
 
 def test_a_collapsed_row_of_a_sweep_is_marked(made):

@@ -47,7 +47,7 @@ def job_run(experiment, right):
     run = made_run(
         table["name"], kind, [right] * len(domains), domains=tuple(domains), n_queries=asked,
         reliability=BINS, policy_reliability=BINS, seed=table["seed"],
-        step={"n_measured": 10, "n_agreeing": 6, "n_agreeing_correct": 6},
+        step={"n_measured": 10, "n_agreeing": 6, "n_agreeing_correct": 6, "confidence": 8.0},
     )  # fmt: skip
     protocol = f"{sorted(stream.items())}, seed {table['seed']}"
     elsewhere = {

@@ -16,6 +16,8 @@ from bitta.report.row import Row
 
 WIDE = 2.0
 """Points between the best and the worst of what we call robust."""
+MOVES = 10.0
+"""Points of confidence that we call a change."""
 FELL = " ‡"
 """Behind what collapsed in some domain with some seed."""
 SLACK = 0.5
@@ -128,6 +130,29 @@ def is_far_below(
     two = {value: rows[value] for value in (low, high)}
     lost = rows[high].domain_mean.mean - rows[low].domain_mean.mean
     return Finding(_series(two), lost > by)
+
+
+def confidence_moves(results: Results) -> Finding | None:
+    """Between the corruptions it is least and most sure in, BiTTA's confidence is far apart."""
+    rows = [row for row in results.rows("confidence", "bitta") if _confidences(row)]
+    if not rows:
+        return None
+    found = {row.settings["stream"]["kind"]: _confidences(row).values() for row in rows}
+    told = ", ".join(f"{kind}: {min(of):.1f} to {max(of):.1f} %" for kind, of in found.items())
+    moves = all(max(of) - min(of) >= MOVES for of in found.values())
+    return Finding(f"{told} ({seeds_of(rows)})", moves)
+
+
+def _confidences(row: Row) -> dict[str, float]:
+    """Mean confidence in percent by domain, over all seeds; none where it was not recorded."""
+    steps = [step for run in row.runs.values() for step in run.steps]
+    if any(step.confidence is None for step in steps):
+        return {}
+    found: dict[str, list[float]] = {}
+    for step in steps:
+        sure, n = found.get(step.domain, (0.0, 0.0))
+        found[step.domain] = [sure + (step.confidence or 0.0), n + step.n]
+    return {domain: 100 * sure / n for domain, (sure, n) in found.items()}
 
 
 def agreeing_is_right(folder: str, results: Results) -> Finding | None:

@@ -10,6 +10,7 @@ from bitta.report.claims_cost import (
     verdicts_beat_labels,
 )
 from bitta.report.claims_directions import (
+    MOVES,
     SLACK,
     WIDE,
     above_all,
@@ -17,6 +18,7 @@ from bitta.report.claims_directions import (
     agreeing_is_right,
     agreement_is_best,
     both_are_best,
+    confidence_moves,
     dropout_is_calibrated,
     is_far_below,
     loses_less,
@@ -87,6 +89,12 @@ def directions() -> list[Statement]:
             experiments=("number-of-questions",),
             gist="With any number of questions BiTTA is above SimATTA*.",
             check=partial(above_at_each, "number-of-questions", _QUESTIONS),
+        ),
+        Statement(
+            id="confidence-moves", place="section 3, Figure 4a", experiments=("confidence",),
+            gist=f"Confidence changes along the stream (ours: by {MOVES:g} points and more from "
+            "one corruption to another, on each set), so that no fixed threshold fits.",
+            check=confidence_moves,
         ),
         Statement(
             id="agreeing-is-right", place="section 3, Figure 4b", experiments=("main-cifar10-c",),
