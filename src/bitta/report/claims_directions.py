@@ -1,5 +1,6 @@
 """What the paper says about figures and ablations: which way a thing goes."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -145,14 +146,14 @@ def confidence_moves(results: Results) -> Finding | None:
 
 def _confidences(row: Row) -> dict[str, float]:
     """Mean confidence in percent by domain, over all seeds; none where it was not recorded."""
-    steps = [step for run in row.runs.values() for step in run.steps]
-    if any(step.confidence is None for step in steps):
-        return {}
-    found: dict[str, list[float]] = {}
-    for step in steps:
-        sure, n = found.get(step.domain, (0.0, 0.0))
-        found[step.domain] = [sure + (step.confidence or 0.0), n + step.n]
-    return {domain: 100 * sure / n for domain, (sure, n) in found.items()}
+    sure: defaultdict[str, float] = defaultdict(float)
+    n: defaultdict[str, int] = defaultdict(int)
+    for step in (step for run in row.runs.values() for step in run.steps):
+        if step.confidence is None:
+            return {}
+        sure[step.domain] += step.confidence
+        n[step.domain] += step.n
+    return {domain: 100 * sure[domain] / n[domain] for domain in n}
 
 
 def agreeing_is_right(folder: str, results: Results) -> Finding | None:

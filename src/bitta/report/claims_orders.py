@@ -70,13 +70,12 @@ def domains_led(of: Measured) -> tuple[int, int] | None:
     rows, others = of.ours("mean") if of.domains else {}, _others(of.table)
     if not {of.bitta, *others} <= set(rows):
         return None
-    printed = {row.name: row.values for row in of.table.rows}
-    there = here = 0
-    for place, domain in enumerate(of.domains):
-        there += printed[of.bitta][place] > max(printed[name][place] for name in others)
-        ours = max(rows[name].by_domain[domain].mean for name in others)
-        here += rows[of.bitta].by_domain[domain].mean > ours
-    return there, here
+    here = sum(
+        rows[of.bitta].by_domain[domain].mean
+        > max(rows[name].by_domain[domain].mean for name in others)
+        for domain in of.domains
+    )
+    return _n_led(of), here
 
 
 def leads_everywhere(table_id: str, results: Results) -> Finding | None:
@@ -106,12 +105,15 @@ def leads_everywhere(table_id: str, results: Results) -> Finding | None:
 def printed_lead(table_id: str) -> str:
     """In how many domains BiTTA is best in the paper's own table."""
     of = Measured(paper_table(table_id))
+    return f"{_n_led(of)} of {len(of.domains)}"
+
+
+def _n_led(of: Measured) -> int:
     values = {row.name: row.values for row in of.table.rows}
-    led = sum(
+    return sum(
         values[of.bitta][place] > max(values[name][place] for name in _others(of.table))
         for place in range(len(of.domains))
     )
-    return f"{led} of {len(of.domains)}"
 
 
 def _look(
