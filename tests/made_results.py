@@ -45,6 +45,7 @@ def made_run(name, method, right, *, seed=0, domains=DOMAINS, n=10, seconds=0.5,
     return RunResult(
         experiment, f"{n * len(right)} samples, seed {seed}", ENVIRONMENT, steps,
         changed.get("reliability", Reliability()), 10, 10, 1_000_000, "d" * 64,
+        extra=changed.get("extra", {}),
         policy_reliability=changed.get("policy_reliability", Reliability()),
     )  # fmt: skip
 

@@ -214,6 +214,67 @@ def test_rows_that_differ_in_more_are_lines_of_their_own(tmp_path):
     ]
 
 
+def test_a_setting_that_takes_fewer_values_does_not_follow(tmp_path):
+    """Two ways to count a budget, and three shares of wrong labels: no line through all three."""
+    runs = [
+        made_run(f"s{error}", "simatta", [5, 5], labels="full", error=error, equal=equal)
+        for error, equal in ((0.0, "bits"), (0.127, "seconds"), (0.4, "bits"))
+    ]
+    assert sweeps_of(made_section(tmp_path, runs)) == []
+
+
+@pytest.fixture
+def priced(tmp_path):
+    """Ten verdicts a batch, beside the labels they pay for in bits, 2, and in seconds, 1."""
+    return made_section(
+        tmp_path,
+        [
+            made_run("source", "source", [2, 2]),
+            made_run("bitta", "bitta", [8, 8], n_queries=10, equal="bits", extra={"price": 1.0}),
+            *(
+                made_run(
+                    f"simatta-{equal}", "simatta", [right] * 2, n_queries=n, labels="full",
+                    equal=equal, extra={"price": price},
+                )
+                for equal, right, n, price in (("bits", 6, 2, 5.0), ("seconds", 4, 1, 10.0))
+            ),
+        ],
+    )  # fmt: skip
+
+
+def test_accuracy_against_cost_counts_a_label_as_each_panel_says(priced):
+    panels = figure_of(priced, "accuracy-against-cost").axes
+    assert [axes.get_title() for axes in panels] == [
+        "in bits: 5.00 a label",
+        "in seconds: 10.00 a label",
+    ]
+    drawn = [
+        {bars.get_label(): tuple(bars.lines[0].get_xydata()[0]) for bars in axes.containers}
+        for axes in panels
+    ]
+    assert drawn[0] == {
+        "BiTTA": (10, 80),
+        "SimATTA (full labels, n_queries 2, equal bits)": (10, 60),
+        "SimATTA (full labels, n_queries 1, equal seconds)": (5, 40),
+    }
+    assert [list(points.values()) for points in drawn[1:]] == [[(20, 60), (10, 40), (10, 80)]]
+    assert panels[0].lines[-1].get_ydata()[0] == 20  # the source model's level
+
+
+def test_cost_is_not_drawn_where_nobody_paid_for_labels(compared):
+    assert "accuracy-against-cost" not in dict(plots_of(compared))
+
+
+def test_a_point_that_collapsed_is_marked(tmp_path):
+    runs = [made_run("source", "source", [8, 8])]
+    runs += [
+        made_run(f"b{flip}", "bitta", [right] * 2, flip=flip)
+        for flip, right in ((0.0, 9), (0.1, 8), (0.3, 3))
+    ]
+    axes = figure_of(made_section(tmp_path, runs), "accuracy-against-feedback-flip").axes[0]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("†", (0.3, 30.0))]
+
+
 def test_words_become_bars_and_a_collapsed_one_is_marked(tmp_path):
     runs = [made_run("source", "source", [8, 8])]
     runs += [

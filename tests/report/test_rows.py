@@ -66,6 +66,23 @@ def test_what_must_not_be_compared_is_in_another_section(tmp_path, other):
     assert [[row.name for row in section.rows] for section in sections] == [["tent"], ["bitta"]]
 
 
+def test_a_row_is_told_apart_from_one_of_another_version(tmp_path):
+    """Where code has changed since, a table of its own does not hide another step size."""
+    runs = [
+        made_run("bitta", "bitta", [5, 5], settings={"lr": 1e-4}),
+        elsewhere(made_run("slow", "bitta", [6, 6], settings={"lr": 1e-5}), code="0" * 64),
+        elsewhere(made_run("bn_stats", "bn_stats", [4, 4]), code="0" * 64),
+    ]
+    titles = [[row.title for row in section.rows] for section in made_sections(tmp_path, runs)]
+    assert titles == [["BiTTA"], ["BN-Stats", "BiTTA (lr 1e-05)"]]
+
+
+def test_the_same_row_of_two_versions_needs_no_telling(tmp_path):
+    run = made_run("bitta", "bitta", [5, 5])
+    sections = made_sections(tmp_path, [run, elsewhere(run, code="0" * 64)])
+    assert [row.title for section in sections for row in section.rows] == ["BiTTA", "BiTTA"]
+
+
 def test_seeds_and_paths_do_not_part_rows(tmp_path):
     there = changed(
         made_run("tent", "tent", [1, 2], seed=1),

@@ -47,9 +47,9 @@ def choose(rows: Sequence[Row], most: int) -> Choice:
     )
 
 
-def label_of(row: Row) -> str:
-    """Its title, with a mark if it collapsed."""
-    title = literal(shorten(row.title, _MOST_LETTERS, placeholder=" …"))
+def label_of(row: Row, *, most: int = _MOST_LETTERS) -> str:
+    """Its title, of so many letters at most, with a mark if it collapsed."""
+    title = literal(shorten(row.title, most, placeholder=" …"))
     return f"{title} {MARK}" if row.collapsed else title
 
 

@@ -1,12 +1,12 @@
 """The plots of a section, each with a sentence about what it shows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitta.report.calibration_plot import FEWEST_SAMPLES, reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
-from bitta.report.cost_plot import cost_figure, has_costs
+from bitta.report.cost_plot import cost_figure, prices_of
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
 from bitta.report.names import between
 from bitta.report.over_time import (
@@ -22,6 +22,7 @@ from bitta.report.rows import Section
 from bitta.report.style import looks_of
 from bitta.report.sweep_plot import sweep_figure
 from bitta.report.sweeps import Sweep, sweeps_of
+from bitta.report.time_plot import has_times, time_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +53,8 @@ def plots_of(section: Section) -> Iterable[tuple[str, "Figure"]]:
 def captioned(section: Section) -> Iterator[Plot]:
     """The same with words."""
     yield from _sweeps(section)
+    if prices := prices_of(section):
+        yield _cost(section, prices)
     yield _over_time(section)
     if len(section.domains) > 1 and len(section.rows) > 1:
         yield _by_domain(section)
@@ -61,8 +64,8 @@ def captioned(section: Section) -> Iterator[Plot]:
         yield _agreement(measured)
     if sure := [row for row in section.rows if all(map(has_confidence, row.runs.values()))]:
         yield _confidence(sure)
-    if has_costs(section):
-        yield _costs(section)
+    if has_times(section):
+        yield _time(section)
 
 
 def _over_time(section: Section) -> Plot:
@@ -148,10 +151,20 @@ def _confidence(measured: Sequence[Row]) -> Plot:
     return Plot("confidence-over-time", "Confidence over time", caption, confidence_figure(rows))
 
 
-def _costs(section: Section) -> Plot:
+def _cost(section: Section, prices: Mapping[str, float]) -> Plot:
+    told = (
+        "Accuracy against what answers cost per batch, in verdicts; a panel for each way to count "
+        "what a full label is worth. Hollow marks learned from full labels."
+    )
+    caption = _sentences(told, collapse_note(section.rows))
+    figure = cost_figure(section, prices)
+    return Plot("accuracy-against-cost", "Accuracy and cost of answers", caption, figure)
+
+
+def _time(section: Section) -> Plot:
     device = ", ".join(section.environment("device"))
     told = f"Accuracy against time per batch on {device}; filled marks learned from answers."
-    return Plot("accuracy-against-time", "Accuracy and time", told, cost_figure(section))
+    return Plot("accuracy-against-time", "Accuracy and time", told, time_figure(section))
 
 
 def _seeds(rows: Sequence[Row]) -> str:

@@ -107,13 +107,14 @@ class Section:
 
 def read_sections(folders: Sequence[Path]) -> list[Section]:
     """Every result in some folders, apart where protocol, source weights or code differ."""
-    sections: dict[str, list[_Found]] = {}
+    protocols: dict[str, dict[str, list[_Found]]] = {}
     for found in _read(folders):
         run = found.run
         what = [seedless(run.protocol), {**run.experiment["stream"], "path": ""}]
-        same = [run.environment.get(key) for key in ("source_weights", "code")]
-        sections.setdefault(table_hash({"what": what, "same": same}), []).append(found)
-    return [_section(founds) for founds in sections.values()]
+        model, code = (run.environment.get(key) for key in ("source_weights", "code"))
+        versions = protocols.setdefault(table_hash({"what": what, "model": model}), {})
+        versions.setdefault(str(code), []).append(found)
+    return [section for of in protocols.values() for section in _sections(list(of.values()))]
 
 
 def seedless(protocol: str) -> str:
@@ -199,7 +200,14 @@ def _with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
     return {**experiment, "method": {**since, **given}}
 
 
-def _section(founds: Sequence[_Found]) -> Section:
+def _sections(versions: Sequence[Sequence[_Found]]) -> list[Section]:
+    """One for each version of the code, with rows that are told apart from those of all."""
+    made = [_rows(founds) for founds in versions]
+    beside = [row for rows in made for row in rows]
+    return [_section(founds, rows, beside) for founds, rows in zip(versions, made, strict=True)]
+
+
+def _rows(founds: Sequence[_Found]) -> list[Row]:
     _refuse_other_images(founds)
     rows: dict[str, dict[int, _Found]] = {}
     for found in founds:
@@ -215,7 +223,11 @@ def _section(founds: Sequence[_Found]) -> Section:
         Row(next(iter(of.values())).run.name, {seed: of[seed].run for seed in sorted(of)})
         for of in rows.values()
     ]
-    named = sorted(_told_apart(_uniquely_named(made)), key=_place)
+    return _uniquely_named(made)
+
+
+def _section(founds: Sequence[_Found], rows: Sequence[Row], beside: Sequence[Row]) -> Section:
+    named = sorted(_told_apart(rows, beside), key=_place)
     folders = dict.fromkeys(found.path.parent for found in founds)
     section = Section(seedless(founds[0].run.protocol), tuple(named), tuple(folders))
     return replace(section, rows=marked(section.rows, section.source))
@@ -243,23 +255,21 @@ def _uniquely_named(rows: Sequence[Row]) -> list[Row]:
     return named
 
 
-def _told_apart(rows: Sequence[Row]) -> list[Row]:
-    preset = {row.name: _preset(row) for row in rows}
+def _told_apart(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
     told = []
     for row in rows:
-        like = [
-            other
-            for other in rows
-            if (other.method, other.answers) == (row.method, row.answers)
-            and preset[other.name] == preset[row.name]
-        ]
+        like = [other for other in beside if _kind(other) == _kind(row)]
         keys = telling([other.varying for other in like])
         own = {key: row.varying[key] for key in keys if key in row.varying}
         apart = told_settings(own, row.method, row.name)
-        if not keys and len(like) > 1:
+        if not keys and sum(_kind(other) == _kind(row) for other in rows) > 1:
             apart = [row.name]
-        told.append(replace(row, apart=(*preset[row.name], *apart)))
+        told.append(replace(row, apart=(*_preset(row), *apart)))
     return told
+
+
+def _kind(row: Row) -> tuple[str, Answers, tuple[str, ...]]:
+    return row.method, row.answers, _preset(row)
 
 
 def _preset(row: Row) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def _draw_lines(axes: "Axes", sweep: Sweep) -> None:
         for row, value in zip(series.rows, series.values, strict=True):
             if row.collapsed:
                 axes.annotate(
-                    f"{MARK} collapsed", (value, row.accuracy.mean), xytext=(8, 0), va="center",
+                    MARK, (value, row.accuracy.mean), xytext=(8, 0), va="center",
                     textcoords="offset points", fontsize=SMALL,
                 )  # fmt: skip
     values = sorted({value for series in sweep.series for value in series.values})

@@ -145,7 +145,7 @@ def _lines(rows: Sequence[Row], others: Sequence[str]) -> list[list[Row]]:
 
 
 def _others(rows: Sequence[Row], key: str) -> list[str]:
-    """Settings that differ apart from this one, and do not simply follow it."""
+    """Settings that differ apart from this one, and do not change with it one to one."""
     values = [row.varying for row in rows]
     numbers = {repr(table[key]) for table in values if _is_number(table[key])}
     others = [other for other in telling(values) if other != key]
@@ -155,6 +155,7 @@ def _others(rows: Sequence[Row], key: str) -> list[str]:
         other
         for other in others
         if len({(repr(t[key]), repr(t.get(other))) for t in values}) > len(numbers)
+        or len({repr(t.get(other)) for t in values}) < len(numbers)
     ]
 
 
