@@ -92,6 +92,15 @@ def test_it_can_be_read_by_everyone(tmp_path, runs):
     assert all(given["role"] == "img" and given["aria-label"] for given in by_tag["svg"])
 
 
+def test_plots_have_short_coordinates_but_whole_numbers_in_words(tmp_path):
+    runs = [made_run(f"b{f}", "bitta", [5, 5], flip=f) for f in (0.008, 0.127, 0.4)]
+    text = written([made_section(tmp_path, runs)], tmp_path)
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
+    words = re.sub(r"<[^>]*>", "\n", drawn)
+    assert {"0.008", "0.127", "BiTTA (flip 0.008) (50.0)"} <= set(words.splitlines())
+    assert not re.search(r"<[^>]*\d\.\d{3}", drawn)
+
+
 def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
     text = written([made_section(tmp_path, runs)], tmp_path)
     [row] = re.findall(r'<tr class="collapsed">.*?</tr>', text)
