@@ -257,8 +257,32 @@ def test_accuracy_against_cost_counts_a_label_as_each_panel_says(priced):
         "SimATTA (full labels, n_queries 2, equal bits)": (10, 60),
         "SimATTA (full labels, n_queries 1, equal seconds)": (5, 40),
     }
-    assert [list(points.values()) for points in drawn[1:]] == [[(20, 60), (10, 40), (10, 80)]]
+    assert [list(points.values()) for points in drawn[1:]] == [[(10, 80), (20, 60), (10, 40)]]
     assert panels[0].lines[-1].get_ydata()[0] == 20  # the source model's level
+
+
+def test_what_learned_from_full_labels_is_hollow(priced):
+    [first, _] = figure_of(priced, "accuracy-against-cost").axes
+    faces = {bars.get_label(): bars.lines[0].get_markerfacecolor() for bars in first.containers}
+    assert faces.pop("BiTTA") != "white"
+    assert list(faces.values()) == ["white", "white"]
+
+
+def test_rows_that_paid_come_first_where_there_are_more_than_a_plot_has_room_for(tmp_path, priced):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    paid = [run for row in priced.rows for run in row.runs.values()]
+    more = [made_run(f"b{k}", "bitta", [5, 5], n_queries=k) for k in range(1, 12)]
+    # A result of another program may lack what nobody counted by.
+    for run in more:
+        del run.experiment["feedback"]["equal"]
+    section = made_section(folder, [*paid, *more])
+    [plot] = [plot for plot in captioned(section) if plot.name == "accuracy-against-cost"]
+    plot.figure.savefig(folder / "plot.png")  # room enough: a warning would be an error
+    labels = legend_of(plot.figure)
+    assert len(labels) == 8 + 1  # the source's level
+    assert {"SimATTA (full labels, n_queries 2, equal bits)", "Source"} <= set(labels)
+    assert "Without BiTTA (n_queries" in plot.caption
 
 
 def test_cost_is_not_drawn_where_nobody_paid_for_labels(compared):

@@ -17,7 +17,7 @@ from bitta.report.row import ONLY_WITH, Row
 from bitta.report.rows import Spread, read_sections
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
-from made_results import made_run, made_section, made_sections
+from made_results import ENVIRONMENT, made_run, made_section, made_sections
 
 
 def changed(run, **experiment):
@@ -75,6 +75,18 @@ def test_a_row_is_told_apart_from_one_of_another_version(tmp_path):
     ]
     titles = [[row.title for row in section.rows] for section in made_sections(tmp_path, runs)]
     assert titles == [["BiTTA"], ["BN-Stats", "BiTTA (lr 1e-05)"]]
+
+
+def test_rows_of_one_table_never_have_one_title(tmp_path):
+    """Of the same settings, so that only their names tell them apart, whatever is elsewhere."""
+    runs = [made_run(name, "bitta", [5, 5], settings={"lr": 1e-4}) for name in ("a", "b")]
+    other = made_run("c", "bitta", [6, 6], settings={"lr": 1e-5})
+    for code in ("0" * 64, ENVIRONMENT["code"]):
+        folder = tmp_path / code
+        folder.mkdir()
+        sections = made_sections(folder, [*runs, elsewhere(other, code=code)])
+        titles = [row.title for section in sections for row in section.rows]
+        assert titles == ["BiTTA (a)", "BiTTA (b)", "BiTTA (lr 1e-05)"]
 
 
 def test_the_same_row_of_two_versions_needs_no_telling(tmp_path):

@@ -1,20 +1,21 @@
 """Accuracy against the cost of answers: what a label costs depends on what is counted."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bitta.report.choice import deviations, label_of
+from bitta.report.choice import Choice, choose, deviations, label_of
 from bitta.report.row import Row
 from bitta.report.rows import Section
-from bitta.report.style import WIDE, dress, legend_below, look_of, new_figure
+from bitta.report.style import WIDE, dress, legend_below, look_of, looks_of, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = ("s", "^", "D", "v")
-"""Of a method's second row and those after, which are smaller: none hides the first."""
+_MOST_POINTS = 8
+_MARKERS = ("s", "^", "D", "v", "P", "X", "p")
+"""Of a method's second row and those after."""
 _MOST_LETTERS = 60
 
 
@@ -23,20 +24,31 @@ def prices_of(section: Section) -> dict[str, float]:
     if not any(row.answers == "verdict" for row in section.rows):
         return {}
     return {
-        row.settings["feedback"]["equal"]: row.first.extra["price"]
+        _counted(row): row.first.extra["price"]
         for row in section.rows
-        if row.answers == "full"
-        and row.settings["feedback"]["equal"] != "count"
-        and "price" in row.first.extra
+        if row.answers == "full" and _counted(row) != "count" and "price" in row.first.extra
     }
 
 
-def cost_figure(section: Section, prices: Mapping[str, float]) -> "Figure":
-    """A panel for each way to count, with a point per row that learned from answers."""
-    figure = new_figure(WIDE, 4.6)
+def compared(section: Section) -> Choice:
+    """Rows with answers that a plot has room for; first those that count in bits or seconds."""
+    rows = [row for row in section.rows if row.answers != "none"]
+    paying = choose([row for row in rows if _counted(row) != "count"], _MOST_POINTS)
+    room = _MOST_POINTS - len(paying.shown)
+    others = choose([row for row in rows if _counted(row) == "count"], room)
+    return Choice(paying.shown + others.shown, paying.left_out + others.left_out)
+
+
+def cost_figure(section: Section, rows: Sequence[Row], prices: Mapping[str, float]) -> "Figure":
+    """A panel for each way to count, with a point per row; source and BN-Stats are levels."""
+    figure = new_figure(WIDE, 3.6 + 0.2 * len(rows))
     panels = figure.subplots(1, len(prices), sharey=True, squeeze=False)[0]
     for axes, (counted, price) in zip(panels, prices.items(), strict=True):
-        _draw(axes, section, price)
+        _draw_points(axes, rows, price)
+        for row in section.rows:
+            if row.method in ("source", "bn_stats"):
+                look, level = look_of(row.method), row.accuracy.mean
+                axes.axhline(level, label=label_of(row), color=look.colour, linestyle=look.dash)
         axes.set(xlabel="cost per batch, in verdicts", title=f"in {counted}: {price:.2f} a label")
         dress(axes)
     panels[0].set(ylabel="accuracy (%)")
@@ -44,29 +56,28 @@ def cost_figure(section: Section, prices: Mapping[str, float]) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", section: Section, price: float) -> None:
-    rows = [row for row in section.rows if row.answers != "none"]
+def _draw_points(axes: "Axes", rows: Sequence[Row], price: float) -> None:
+    """A method's later rows are smaller, so that none hides another."""
     costs = [_answers(row) * (price if row.answers == "full" else 1.0) for row in rows]
+    looks = looks_of([row.method for row in rows])
     seen: Counter[str] = Counter()
-    for row, cost in zip(rows, costs, strict=True):
-        look, before = look_of(row.method), seen[row.method]
+    for row, cost, look in zip(rows, costs, looks, strict=True):
+        before = seen[row.method]
         seen[row.method] += 1
-        marker = _MARKERS[(before - 1) % len(_MARKERS)] if before else look.marker
         axes.errorbar(
             cost, row.accuracy.mean, yerr=deviations([row.accuracy]),
             label=label_of(row, most=_MOST_LETTERS), color=look.colour, linestyle="none",
-            marker=marker, markersize=6 if before else 11,
+            marker=_MARKERS[before - 1] if before else look.marker, markersize=12 - before,
             markeredgecolor=look.colour if row.answers == "full" else "white",
             markerfacecolor="white" if row.answers == "full" else look.colour, capsize=3,
         )  # fmt: skip
-    for row in section.rows:
-        if row.method in ("source", "bn_stats"):
-            look = look_of(row.method)
-            axes.axhline(
-                row.accuracy.mean, label=label_of(row), color=look.colour, linestyle=look.dash
-            )
     axes.set_xlim(0, 1.12 * max(costs))
     axes.margins(y=0.1)
+
+
+def _counted(row: Row) -> str:
+    """What its budget is counted in."""
+    return str(row.settings["feedback"].get("equal", "count"))
 
 
 def _answers(row: Row) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bitta.report.calibration_plot import FEWEST_SAMPLES, reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
-from bitta.report.cost_plot import cost_figure, prices_of
+from bitta.report.cost_plot import compared, cost_figure, prices_of
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
 from bitta.report.names import between
 from bitta.report.over_time import (
@@ -99,13 +99,16 @@ def _by_domain(section: Section) -> Plot:
 def _sweeps(section: Section) -> Iterator[Plot]:
     for sweep in sweeps_of(section)[:_MOST_SWEEPS]:
         name = sweep.key.replace(".", "-").replace("_", "-")
-        bars = ", with the standard deviation over seeds" if len(section.seeds) > 1 else ""
-        told = f"Accuracy over the whole stream against {sweep.title}{bars}."
+        told = f"Accuracy over the whole stream against {sweep.title}{_bars(section)}."
         drawn = [row for series in sweep.series for row in series.rows]
         drawn += [level.row for level in sweep.levels]
         caption = _sentences(told, _levels(sweep), collapse_note(drawn))
         figure = sweep_figure(section, sweep)
         yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
+
+
+def _bars(section: Section) -> str:
+    return ", with the standard deviation over seeds" if len(section.seeds) > 1 else ""
 
 
 def _levels(sweep: Sweep) -> str:
@@ -152,12 +155,14 @@ def _confidence(measured: Sequence[Row]) -> Plot:
 
 
 def _cost(section: Section, prices: Mapping[str, float]) -> Plot:
+    choice = compared(section)
     told = (
-        "Accuracy against what answers cost per batch, in verdicts; a panel for each way to count "
-        "what a full label is worth. Hollow marks learned from full labels."
+        "Accuracy against what answers cost per batch, in verdicts, of rows that learned from some"
+        f"{_bars(section)}; a panel for each way to count what a full label is worth. Hollow marks "
+        "learned from full labels."
     )
-    caption = _sentences(told, collapse_note(section.rows))
-    figure = cost_figure(section, prices)
+    caption = _sentences(told, _left_out(choice))
+    figure = cost_figure(section, choice.shown, prices)
     return Plot("accuracy-against-cost", "Accuracy and cost of answers", caption, figure)
 
 

@@ -1,6 +1,7 @@
 """Results put together: seeds to rows, rows of one protocol to sections."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -256,16 +257,17 @@ def _uniquely_named(rows: Sequence[Row]) -> list[Row]:
 
 
 def _told_apart(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
+    """By settings in which rows of some version differ; by name where these are the same."""
     told = []
     for row in rows:
-        like = [other for other in beside if _kind(other) == _kind(row)]
-        keys = telling([other.varying for other in like])
+        keys = telling([other.varying for other in beside if _kind(other) == _kind(row)])
         own = {key: row.varying[key] for key in keys if key in row.varying}
-        apart = told_settings(own, row.method, row.name)
-        if not keys and sum(_kind(other) == _kind(row) for other in rows) > 1:
-            apart = [row.name]
-        told.append(replace(row, apart=(*_preset(row), *apart)))
-    return told
+        settings = told_settings(own, row.method, row.name)
+        told.append(replace(row, apart=(*_preset(row), *settings)))
+    titles = Counter(row.title for row in told)
+    return [
+        replace(row, apart=(*row.apart, row.name)) if titles[row.title] > 1 else row for row in told
+    ]
 
 
 def _kind(row: Row) -> tuple[str, Answers, tuple[str, ...]]:
