@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from bitta.errors import InputError
 from bitta.metrics import Reliability
 from bitta.report import claims
 from bitta.report.claims import NO_CAUSE, Finding, Statement, Verdict, judged
@@ -278,6 +279,25 @@ def test_confidence_moves_by_ten_points(made, sure, holds):
     finding = confidence_moves(made("confidence", replace(right, steps=steps)))
     assert finding == Finding(f"cifar10-c: {10 * sure:.1f} to 70.0 % (1 seed)", holds)
     assert confidence_moves(made("confidence", run("bitta", 5))) is None
+
+
+def test_the_policys_confidence_is_told_of_the_samples_it_was_computed_on(made):
+    """Five of ten samples: 4.5 are 90 % in fog; in snow it was not computed."""
+    of = [{"n_measured": 5, "policy_confidence": 4.5}, {}]
+    right = run("bitta", 5)
+    steps = [replace(s, confidence=8.0, **o) for s, o in zip(right.steps, of, strict=True)]
+    finding = confidence_moves(made("confidence", replace(right, steps=steps)))
+    told = "cifar10-c: 80.0 to 80.0 %, the policy's 90.0 to 90.0 % (1 seed)"
+    assert finding == Finding(told, holds=False)
+
+
+def test_other_images_are_not_joined_over_versions(made):
+    one = run("bitta", 5)
+    two = replace(run("tent", 6, "tent"), environment={**one.environment, "code": "0" * 64})
+    assert len(made("f", one, two).rows("f", "tent")) == 1
+    elsewhere = replace(two, environment={**two.environment, "stream": "other"})
+    with pytest.raises(InputError, match="have seen other images, with seed 0"):
+        made("f", elsewhere).rows("f", "tent")
 
 
 def test_a_collapsed_row_of_a_sweep_is_marked(made):

@@ -1,7 +1,7 @@
 """What the paper says about figures and ablations: which way a thing goes."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -134,26 +134,37 @@ def is_far_below(
 
 
 def confidence_moves(results: Results) -> Finding | None:
-    """Between the corruptions it is least and most sure in, BiTTA's confidence is far apart."""
-    rows = [row for row in results.rows("confidence", "bitta") if _confidences(row)]
+    """Between the corruptions it is least and most sure in, BiTTA's confidence is far apart.
+
+    That in what is served decides; the policy's is told.
+    """
+    rows = [row for row in results.rows("confidence", "bitta") if _confidences(row, "confidence")]
     if not rows:
         return None
-    found = {row.settings["stream"]["kind"]: _confidences(row).values() for row in rows}
-    told = ", ".join(f"{kind}: {min(of):.1f} to {max(of):.1f} %" for kind, of in found.items())
-    moves = all(max(of) - min(of) >= MOVES for of in found.values())
-    return Finding(f"{told} ({seeds_of(rows)})", moves)
+    told, moves = [], []
+    for row in rows:
+        served, policy = (_confidences(row, of) for of in ("confidence", "policy_confidence"))
+        of_policy = f", the policy's {_range(policy)}" if policy else ""
+        told.append(f"{row.settings['stream']['kind']}: {_range(served)}{of_policy}")
+        moves.append(max(served) - min(served) >= MOVES)
+    return Finding(f"{'; '.join(told)} ({seeds_of(rows)})", all(moves))
 
 
-def _confidences(row: Row) -> dict[str, float]:
-    """Mean confidence in percent by domain, over all seeds; none where it was not recorded."""
+def _range(percents: Sequence[float]) -> str:
+    return f"{min(percents):.1f} to {max(percents):.1f} %"
+
+
+def _confidences(row: Row, of: str) -> list[float]:
+    """Mean in percent in each domain, over all seeds; none where it was not recorded."""
+    count = {"confidence": "n", "policy_confidence": "n_measured"}[of]
     sure: defaultdict[str, float] = defaultdict(float)
     n: defaultdict[str, int] = defaultdict(int)
     for step in (step for run in row.runs.values() for step in run.steps):
-        if step.confidence is None:
-            return {}
-        sure[step.domain] += step.confidence
-        n[step.domain] += step.n
-    return {domain: 100 * sure[domain] / n[domain] for domain in n}
+        if getattr(step, count) and getattr(step, of) is None:
+            return []
+        sure[step.domain] += getattr(step, of) or 0.0
+        n[step.domain] += getattr(step, count)
+    return [100 * sure[domain] / n[domain] for domain in n if n[domain]]
 
 
 def agreeing_is_right(folder: str, results: Results) -> Finding | None:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from bitta.errors import InputError
 from bitta.report.matching import is_shorter
 from bitta.report.row import Row
 from bitta.report.rows import Section, read_sections
@@ -94,6 +95,7 @@ def _joined(sections: list[Section]) -> list[Section]:
 
 
 def _one(sections: list[Section]) -> Section:
+    _refuse_other_images(sections)
     rows: dict[str, Row] = {}
     for row in (row for section in sections for row in section.rows):
         key = table_hash({"name": row.name, **row.settings})
@@ -107,3 +109,17 @@ def _with(row: Row, first: Row) -> Row:
     runs = {**row.runs, **first.runs}
     collapsed = {**row.collapsed, **first.collapsed}
     return replace(row, runs=dict(sorted(runs.items())), collapsed=collapsed)
+
+
+def _refuse_other_images(sections: list[Section]) -> None:
+    """Versions of the code may share a statement, but only about the same images."""
+    streams: dict[int, set[str]] = {}
+    for row in (row for section in sections for row in section.rows):
+        for seed, run in row.runs.items():
+            streams.setdefault(seed, set()).add(str(run.environment.get("stream")))
+    if differing := [seed for seed, found in streams.items() if len(found) > 1]:
+        places = ", ".join(str(folder) for folder in sections[0].folders)
+        raise InputError(
+            f"results of one protocol in {places!r} have seen other images, with seed "
+            f"{differing[0]}; move those of one machine elsewhere."
+        )

@@ -67,7 +67,8 @@ def _draw_points(axes: "Axes", rows: Sequence[Row], price: float) -> None:
         axes.errorbar(
             cost, row.accuracy.mean, yerr=deviations([row.accuracy]),
             label=label_of(row, most=_MOST_LETTERS), color=look.colour, linestyle="none",
-            marker=_MARKERS[before - 1] if before else look.marker, markersize=12 - before,
+            marker=_MARKERS[before - 1] if before else look.marker,
+            markersize=9 - before if before else 12,
             markeredgecolor=look.colour if row.answers == "full" else "white",
             markerfacecolor="white" if row.answers == "full" else look.colour, capsize=3,
         )  # fmt: skip
