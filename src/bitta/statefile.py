@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -52,13 +53,16 @@ def _unreadable(path: str | Path, error: Exception) -> UnreadableError:
     return UnreadableError(f"{str(path)!r} is not a readable safetensors file ({error}).")
 
 
-def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, then rename; a failure leaves nothing new."""
+def write_atomically(path: str | Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write under a temporary name, flush to disk, then rename; a failure leaves nothing new.
+
+    `mode` is who may read it, as far as the process's umask lets them.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

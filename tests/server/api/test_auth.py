@@ -2,6 +2,7 @@
 
 import base64
 import time
+from errno import ENOSPC
 
 import pytest
 from starlette.testclient import TestClient
@@ -180,6 +181,16 @@ def test_the_secret_survives_a_restart_and_is_private(tmp_path):
     (tmp_path / "session.secret").write_bytes(b"short")
     with pytest.raises(InputError, match="holds 5 bytes"):
         session_secret(tmp_path)
+
+
+def test_a_secret_that_finds_no_room_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InputError, match=r"cannot be written \(No space left on device\)"):
+        session_secret(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("more", [{"limits": {"failures_per_minute": 3}}])

@@ -3,7 +3,6 @@
 import base64
 import binascii
 import hmac
-import os
 import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from bitta.server.api.limits import RateLimit
 from bitta.server.settings import ServeSettings
 from bitta.server.store.keys import Keys
 from bitta.server.store.records import KeyRecord, Role
+from bitta.statefile import write_atomically
 
 COOKIE = "bitta_session"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -179,7 +179,7 @@ def session_secret(data_dir: Path) -> bytes:
     path = data_dir / "session.secret"
     if not path.exists():
         try:
-            _write_whole(path, secrets.token_bytes(32))
+            write_atomically(path, secrets.token_bytes(32), mode=0o600)
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be written ({error.strerror}).") from None
     secret = path.read_bytes()
@@ -189,17 +189,6 @@ def session_secret(data_dir: Path) -> bytes:
             "signs in again."
         )
     return secret
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Under another name first, so that a process that is killed leaves all of it or nothing."""
-    draft = path.with_name(f".{path.name}.draft")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
-    draft.rename(path)
 
 
 def too_many(sentence: str, wait: float) -> Refused:
