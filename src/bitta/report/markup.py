@@ -88,7 +88,7 @@ def _inlined(svg: str, name: str, attributes: str) -> str:
         r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", inside
     )
     inside = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", inside)
-    # Of coordinates; what stands between tags is to be read.
+    # Coordinates stand in tags; what stands between them are words and the numbers on axes.
     inside = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), inside)
     inside = re.sub(r"\s*\n\s*", "\n", inside)
     return f'<svg viewBox="{found[1]}" role="img" {attributes}>{inside.strip()}'
