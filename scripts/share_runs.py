@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bitta.bench.expand import Job, read_jobs
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import result_path
+from bitta.bench.places import result_path
 from bitta.results import RunResult, code_hash, table_hash
 
 ORIGIN = ("stream", "source_weights")

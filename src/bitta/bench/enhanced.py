@@ -7,13 +7,13 @@ samples of the stream as would be asked about, each with the source model's labe
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitta.bench.tunings import Tuning
 from bitta.config import Config, require
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
@@ -71,21 +71,34 @@ def fine_tune(
     n_samples: int,
     seed: int,
     on_batch: OnBatch = lambda *_: None,
+    tuning: Tuning | None = None,
 ) -> dict[str, Any]:
     """Let the model learn from the samples drawn; a function of its arguments alone.
 
     Normalisation goes by the running statistics, which stay. Gives what a result should tell.
+    `tuning` is how far it was when it was last written: it goes on from there.
     """
-    started = perf_counter()
+    tuning = tuning or Tuning()
+    parameters = _trainable(network.model)
+    network.train_only(parameters)
+    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+    if tuning.told is not None:
+        tuning.put(optimiser)
+        return tuning.told
     samples = _judged(network, *_drawn(stream, n_samples, seed), source, config.batch_size)
-    loss = _descend(network, samples, config, seed, on_batch) if len(samples) else 0.0
-    return {
+    tuning.put(optimiser)
+    if len(samples):
+        _descend(network, optimiser, samples, config, seed, on_batch, tuning)
+    loss = sum(tuning.losses) / max(1, len(tuning.losses))
+    tuning.told = {
         "n_samples": n_samples,
         "n_answered": len(samples),
         "n_correct": int(samples.right.sum()),
         "loss": loss if isfinite(loss) else None,
-        "seconds": perf_counter() - started,
+        "seconds": tuning.seconds,
     }
+    tuning.write(optimiser)
+    return tuning.told
 
 
 def _drawn(stream: Stream, n_samples: int, seed: int) -> tuple[Tensor, list[Tensor]]:
@@ -159,21 +172,31 @@ def _served(network: Network, images: Tensor) -> Tensor:
 
 
 def _descend(
-    network: Network, samples: _Samples, config: EnhancedConfig, seed: int, on_batch: OnBatch
-) -> float:
-    parameters = _trainable(network.model)
-    network.train_only(parameters)
-    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+    network: Network,
+    optimiser: torch.optim.Optimizer,
+    samples: _Samples,
+    config: EnhancedConfig,
+    seed: int,
+    on_batch: OnBatch,
+    tuning: Tuning,
+) -> None:
     total = config.epochs * -(-len(samples) // config.batch_size)
-    done, losses = 0, [0.0]
     for epoch in range(config.epochs):
         order = torch.randperm(len(samples), generator=generator(seed, "enhanced", epoch))
-        losses = []
-        for rows in order.split(config.batch_size):
-            losses.append(_step(network, optimiser, samples, rows))
-            done += 1
-            on_batch(done, total, losses[-1])
-    return sum(losses) / len(losses)
+        batches = order.split(config.batch_size)
+        before = epoch * len(batches)
+        if tuning.done <= before:
+            tuning.losses = []
+        for rows in batches[max(0, tuning.done - before) :]:
+            tuning.losses.append(_step(network, optimiser, samples, rows))
+            tuning.done += 1
+            try:
+                on_batch(tuning.done, total, tuning.losses[-1])
+            except BaseException:  # whoever stops it loses nothing
+                tuning.write(optimiser)
+                raise
+            if tuning.due:
+                tuning.write(optimiser)
 
 
 @torch.enable_grad()

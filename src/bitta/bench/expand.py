@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import result_path
+from bitta.bench.places import result_path
 from bitta.bench.toml import override, read_toml, section
 from bitta.config import whole
 from bitta.errors import InputError, SettingError, unknown

@@ -22,6 +22,12 @@ def read_checkpoint(path: Path) -> State:
         return load_state(path)
 
 
+def read_tuning(path: Path) -> State:
+    """Of a fine-tuning, over or not."""
+    with _remedy("it is fine-tuned again"):
+        return load_state(path)
+
+
 @contextmanager
 def _remedy(then: str) -> Iterator[None]:
     try:

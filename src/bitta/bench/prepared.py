@@ -15,6 +15,7 @@ from bitta.bench.experiment import Experiment
 from bitta.bench.models import Restricted, build_source, check_fit, restricted, wanted_size
 from bitta.bench.seconds import Clock
 from bitta.bench.streams import build_stream
+from bitta.bench.tunings import Tunings
 from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, method_named
@@ -53,7 +54,13 @@ class Prepared:
         )
 
     def before_the_stream(
-        self, on_batch: OnBatch, *, eager: bool, precision: Precision
+        self,
+        identity: Mapping[str, Any],
+        tunings: Tunings,
+        on_batch: OnBatch,
+        *,
+        eager: bool,
+        precision: Precision,
     ) -> dict[str, Any]:
         """Measure on clean images and fine-tune, if asked to; what a result should tell of it."""
         told: dict[str, Any] = {}
@@ -66,10 +73,12 @@ class Prepared:
             if self.clean is not None:
                 told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(network, inputs))
             if enhanced:
-                told["enhanced"] = self._fine_tune(network, on_batch)
+                told["enhanced"] = self._fine_tune(network, identity, tunings, on_batch)
         return told
 
-    def _fine_tune(self, network: Network, on_batch: OnBatch) -> dict[str, Any]:
+    def _fine_tune(
+        self, network: Network, identity: Mapping[str, Any], tunings: Tunings, on_batch: OnBatch
+    ) -> dict[str, Any]:
         seed = derive(self.experiment.seed, "enhanced")
         asked = self.experiment.enhanced.n_samples
         wanted = self._questions() if asked < 0 else asked
@@ -78,20 +87,28 @@ class Prepared:
                 "[enhanced] asks about as many samples as a run would, and this one ends before "
                 "its first question; give enhanced.n_samples, or a smaller stream.window."
             )
-        return fine_tune(
-            network,
-            self.stream,
-            build_annotators(
-                self.experiment.feedback.prompt,
-                self.stream.truth,
-                n_classes=self.n_classes,
-                seed=seed,
-            ),
-            self.experiment.enhanced,
-            n_samples=min(wanted, len(self.stream.truth)),
+        source = build_annotators(
+            self.experiment.feedback.prompt,
+            self.stream.truth,
+            n_classes=self.n_classes,
             seed=seed,
-            on_batch=on_batch,
         )
+        # Whatever follows: methods that begin with the same model share it.
+        apart = ("name", "method", "forgetting")
+        settings = {k: v for k, v in identity["experiment"].items() if k not in apart}
+        way = f"{network.device.type}, {network.execution}"
+        same = {**identity, "experiment": settings, "n_samples": wanted, "way": way}
+        with tunings.tuning(same) as tuning:
+            return fine_tune(
+                network,
+                self.stream,
+                source,
+                self.experiment.enhanced,
+                n_samples=min(wanted, len(self.stream.truth)),
+                seed=seed,
+                on_batch=on_batch,
+                tuning=tuning,
+            )
 
     def _questions(self) -> int:
         """How many a run would ask; where this one asks none, as many per batch as BiTTA does."""

@@ -17,9 +17,11 @@ from bitta.bench.enhanced import OnBatch
 from bitta.bench.experiment import Experiment
 from bitta.bench.leftovers import read_checkpoint, read_result
 from bitta.bench.lives import Life, Progress, save_life, saved_progress
+from bitta.bench.places import checkpoint_path, result_path, tuned_folder
 from bitta.bench.prefetch import Prefetch
 from bitta.bench.prepared import Prepared, labels_served, prepare
 from bitta.bench.seconds import Clock
+from bitta.bench.tunings import Tunings
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.metrics import (
@@ -49,16 +51,6 @@ class Stopped(Exception):  # noqa: N818 (a wish, not an error)
         super().__init__(f"stopped after batch {done} of {total}")
 
 
-def result_path(experiment: Experiment, out: Path) -> Path:
-    """Where the result of an experiment goes."""
-    return out / f"{experiment.name}-seed{experiment.seed}.json"
-
-
-def checkpoint_path(experiment: Experiment, out: Path) -> Path:
-    """Where an unfinished experiment waits."""
-    return result_path(experiment, out).with_suffix(".safetensors")
-
-
 def run(
     experiment: Experiment,
     *,
@@ -70,6 +62,7 @@ def run(
     eager: bool = False,
     precision: Precision = "auto",
     on_tuning: OnBatch = lambda *_: None,
+    on_wait: Callable[[], None] = lambda: None,
     on_start: Callable[[str], None] = lambda _: None,
     on_step: OnStep = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -81,7 +74,8 @@ def run(
     `eager` and `precision` choose the path, which `on_start` is told before the first batch; they
     are no part of the experiment, and a run may go on from its checkpoint on another path.
     `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
-    `on_tuning` is told of the batches that an experiment with [enhanced] learns from beforehand.
+    `on_tuning` is told of the batches that an experiment with [enhanced] learns from beforehand,
+    `on_wait` while another process does that for it; what comes of it is kept in `tuned_folder`.
     """
     clock = Clock()
     place = device_named(device)
@@ -105,16 +99,24 @@ def run(
     circumstances["identity"] = table_hash(identity)
     identity["code"] = circumstances["code"]
 
-    def tuning(done: int, total: int, loss: float) -> None:
-        on_tuning(done, total, loss)
+    def stop_before_the_stream() -> None:
         if should_stop():
             raise Stopped(0, len(stream))
+
+    def on_tuned(done: int, total: int, loss: float) -> None:
+        on_tuning(done, total, loss)
+        stop_before_the_stream()
+
+    def wait() -> None:
+        on_wait()
+        stop_before_the_stream()
 
     session, progress = _begin(
         prepared,
         identity,
         checkpoint if resume else None,
-        tuning,
+        Tunings(tuned_folder(out), checkpoint_seconds, wait),
+        on_tuned,
         eager=eager,
         precision=precision,
     )
@@ -238,7 +240,8 @@ def _begin(
     prepared: Prepared,
     identity: Mapping[str, Any],
     checkpoint: Path | None,
-    tuning: OnBatch,
+    tunings: Tunings,
+    on_tuned: OnBatch,
     *,
     eager: bool,
     precision: Precision,
@@ -267,7 +270,9 @@ def _begin(
     if experiment.enhanced.n_samples:
         # What a method refuses about the model it refuses before the work, not after it.
         start(copy=True).close()
-    before = prepared.before_the_stream(tuning, eager=eager, precision=precision)
+    before = prepared.before_the_stream(
+        identity, tunings, on_tuned, eager=eager, precision=precision
+    )
     return start(), Progress(before=before)
 
 

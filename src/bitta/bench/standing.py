@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bitta.bench.experiment import Experiment, ModelConfig
 from bitta.bench.leftovers import read_checkpoint, read_result
 from bitta.bench.models import build_source, restricted, wanted_size
-from bitta.bench.runner import checkpoint_path, result_path
+from bitta.bench.places import checkpoint_path, result_path
 from bitta.bench.streams import StreamConfig, build_stream
 from bitta.errors import InputError
 from bitta.nn import weight_hash

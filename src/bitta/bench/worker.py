@@ -22,7 +22,8 @@ import torch
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.locks import alone
-from bitta.bench.runner import Stopped, result_path, run
+from bitta.bench.places import result_path
+from bitta.bench.runner import Stopped, run
 from bitta.bench.standing import Origins, Stale, Standing, check_origin, refuse_stale
 from bitta.errors import BittaError, InputError, SpaceError
 from bitta.nn import Precision
@@ -168,6 +169,7 @@ def _run(
         eager=manner.eager,
         precision=manner.precision,
         on_tuning=lambda done, total, _: teller.step("enhanced", done, total),
+        on_wait=teller.waits,
         on_start=on_start,
         on_step=on_step,
         should_stop=stopping,

@@ -8,7 +8,8 @@ from time import monotonic
 from typing import Any
 
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import result_path, run
+from bitta.bench.places import result_path
+from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
 from bitta.cli.display import Progress, progress
 from bitta.errors import InputError

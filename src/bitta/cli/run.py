@@ -8,7 +8,8 @@ from pathlib import Path
 
 from bitta.bench.experiment import Experiment
 from bitta.bench.locks import alone
-from bitta.bench.runner import Stopped, checkpoint_path, result_path, run
+from bitta.bench.places import checkpoint_path, result_path
+from bitta.bench.runner import Stopped, run
 from bitta.bench.seconds import Seconds
 from bitta.bench.toml import override, read_toml
 from bitta.cli.display import progress
@@ -79,6 +80,7 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
                 eager=arguments.eager,
                 precision=arguments.precision,
                 on_tuning=on_tuning,
+                on_wait=lambda: shown.update("enhanced", 0, 1, "waits for a run that does it"),
                 on_start=lambda path: print(f"path: {path}", flush=True),
                 on_step=on_step,
                 should_stop=should_stop,
