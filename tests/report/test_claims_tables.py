@@ -261,3 +261,14 @@ def test_rows_of_short_streams_have_no_difference_to_the_paper(tmp_path):
     page = reproduction_page(cifar10(tmp_path, {**ALL, "bitta": 80}), {}, "# Title")
     assert "| BiTTA | 87.20 | 80.00 | – |" in page
     assert page.count("+4.00 over CoTTA\\* (1 seed) †") == 2  # among the claims, and below Table 1a
+
+
+def test_time_is_that_of_the_median_batch(tmp_path):
+    """Three batches of 40, .1 and .3 seconds, of which the first loads libraries: .3."""
+    (tmp_path / "runtime").mkdir()
+    run = made_run("bitta", "bitta", [9] * 3, domains=("fog",))
+    run.steps[:] = [replace(run.steps[0], seconds=value) for value in (40.0, 0.1, 0.3)]
+    run.save(tmp_path / "runtime" / "bitta-seed0.json")
+    of = measured(paper_table("tab:wall_clock_time"), Results(tmp_path))
+    [row] = of.ours("cifar10-c").values()
+    assert of.spread(row).mean == pytest.approx(0.3)
