@@ -47,7 +47,7 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
   every row of a table, so that its order says more than its differences.
 * Calibration errors are in 15 bins over a whole stream; the paper does not say how its were made.
 * Seconds are those of the median batch of each run, which had the device to itself. 39 batches are
-  timed, in which memories still fill and most work is not captured yet; how long a batch takes after
+  timed, in which memories still fill and most work is not captured yet; what a batch takes after
   that is in [performance.md](performance.md).
 * Why a claim does not hold is kept in `docs/reasons.toml`.
 """
