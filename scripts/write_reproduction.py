@@ -46,9 +46,9 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * Source models are not the paper's, and the corrupted CIFAR images are made by bitta. Both move
   every row of a table, so that its order says more than its differences.
 * Calibration errors are in 15 bins over a whole stream; the paper does not say how its were made.
-* Seconds are those of the median batch of each run, which had the device to itself. 39 batches are
-  timed, in which memories still fill and most work is not captured yet; what a batch takes after
-  that is in [performance.md](performance.md).
+* Seconds are those of the median batch of each run, which had the device to itself; a report tells
+  their mean. Few batches are timed, in which memories still fill and most work is not captured yet;
+  what a batch takes after that is in [performance.md](performance.md).
 * Why a claim does not hold is kept in `docs/reasons.toml`.
 """
 

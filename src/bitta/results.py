@@ -9,6 +9,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import groupby, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -131,6 +132,11 @@ class RunResult:
     def seconds_per_batch(self) -> float:
         """Mean time to serve, select and learn."""
         return sum(step.seconds for step in self.steps) / len(self.steps)
+
+    @property
+    def median_seconds(self) -> float:
+        """Of a batch: the first, for which libraries are loaded, weighs no more than another."""
+        return median(step.seconds for step in self.steps)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically."""

@@ -10,15 +10,13 @@ from torch import nn
 from bitta import Simulated
 from bitta.bench.enhanced import EnhancedConfig, fine_tune
 from bitta.bench.experiment import Experiment
-from bitta.bench.locks import alone
-from bitta.bench.runner import Stopped, run
+from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
-from bitta.bench.tunings import Tuning
 from bitta.errors import BittaError
 from bitta.feedback import Labels
 from bitta.nn import Network
 from bitta.streams import Arrangement, Domain, Stream
-from small_experiment import without_times, write_experiment
+from small_experiment import write_experiment
 
 
 def changed(tmp_path, **tables):
@@ -172,92 +170,6 @@ def test_what_a_method_refuses_it_refuses_before_the_work(tmp_path):
 def test_tuning_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
     experiment = changed(tmp_path, enhanced={"epochs": 3, "lr": 1e38})
     assert run(experiment, out=tmp_path).extra["enhanced"]["loss"] is None
-
-
-def test_killed_while_it_is_tuned_a_run_goes_on_to_the_same_result(tmp_path):
-    """30 samples in batches of 8: 4 a epoch, 12 in all; stopped within an epoch and at its end."""
-    tuning = {"epochs": 3, "n_samples": 30, "batch_size": 8, "lr": 0.1, "momentum": 0.9}
-    experiment = changed(tmp_path, enhanced=tuning)
-    seen = []
-    for stop_after in (3, 8):
-        with pytest.raises(Stopped, match="stopped after batch 0 of 14"):
-            run(
-                experiment, out=tmp_path / "parts", resume=True,
-                on_tuning=lambda done, *_: seen.append(done),
-                should_stop=lambda wanted=stop_after: seen[-1:] == [wanted],
-            )  # fmt: skip
-    run(
-        experiment, out=tmp_path / "parts", resume=True,
-        on_tuning=lambda done, *_: seen.append(done),
-    )  # fmt: skip
-    assert seen == list(range(1, 13))
-    run(experiment, out=tmp_path / "whole")
-    one, two = (without_times(tmp_path / p / "trial-seed0.json") for p in ("whole", "parts"))
-    assert one == two
-
-
-def test_kill_minus_nine_costs_what_was_done_since_the_last_writing(tmp_path, monkeypatch):
-    experiment = changed(tmp_path, enhanced={"epochs": 6, "n_samples": 30})
-    seen = []
-
-    def dies(done, *_):
-        seen.append(done)
-        if done == 5:
-            monkeypatch.setattr(Tuning, "write", lambda *_: None)  # as if there were no time
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment, out=tmp_path / "parts", checkpoint_seconds=0, on_tuning=dies)
-    monkeypatch.undo()
-    run(experiment, out=tmp_path / "parts", on_tuning=lambda done, *_: seen.append(done))
-    assert seen == [1, 2, 3, 4, 5, 5, 6]
-    run(experiment, out=tmp_path / "whole")
-    one, two = (without_times(tmp_path / p / "trial-seed0.json") for p in ("whole", "parts"))
-    assert one == two
-
-
-def test_methods_that_begin_with_the_same_model_share_it(tmp_path):
-    def tuned(method, out, **tables):
-        told = []
-        tables = {"method": {"name": method}, "enhanced": {"epochs": 2}, "name": method} | tables
-        run(
-            changed(tmp_path, **tables), out=tmp_path / out,
-            on_tuning=lambda done, *_: told.append(done),
-        )  # fmt: skip
-        return told
-
-    assert tuned("bn_stats", "all") == [1, 2]
-    assert tuned("tent", "all") == []
-    assert tuned("tent", "alone") == [1, 2]
-    one, two = (without_times(tmp_path / p / "tent-seed0.json") for p in ("all", "alone"))
-    assert one == two
-    assert one["extra"]["enhanced"]["n_samples"] == 42
-    assert tuned("sar", "all", seed=1) == [1, 2]
-    assert tuned("source", "all", enhanced={"epochs": 3}) == [1, 2, 3]
-    assert tuned("cotta", "all", feedback={"n_queries": 0, "flip": 0.5}) == [1, 2]
-    assert len(list((tmp_path / "all" / "tuned").iterdir())) == 4  # no locks, no drafts
-
-
-def test_a_run_waits_for_the_one_that_fine_tunes(tmp_path):
-    experiment = changed(tmp_path, enhanced={"epochs": 2})
-    run(experiment, out=tmp_path)
-    (kept,) = (tmp_path / "tuned").iterdir()
-    waited = []
-    with alone(kept, wait=pytest.fail), pytest.raises(Stopped):
-        run(
-            experiment, out=tmp_path, overwrite=True, on_wait=lambda: waited.append(1),
-            should_stop=lambda: len(waited) == 3,
-        )  # fmt: skip
-    assert len(waited) == 3
-
-
-def test_a_damaged_tuning_is_named_with_what_to_do(tmp_path):
-    experiment = changed(tmp_path, enhanced={"epochs": 2})
-    run(experiment, out=tmp_path)
-    (kept,) = (tmp_path / "tuned").iterdir()
-    kept.write_bytes(b"half a file")
-    with pytest.raises(BittaError, match=rf"{kept.name}.*Delete that file, and it is fine-tuned"):
-        run(experiment, out=tmp_path, overwrite=True)
 
 
 def test_sections_say_how_much(tmp_path):

@@ -62,7 +62,7 @@ def test_one_line_tells_how_far_a_sweep_is(board):
     assert status(board) == "3 runs: 1 done, 1 running (trial-seed1 starting)"
     at_work = board.rows[1]
     at_work.hear("waits", 0, 0, now=0.0)
-    assert "(trial-seed1 waiting for another process that has it)" in status(board)
+    assert "(trial-seed1 waiting for another process)" in status(board)
     at_work.hear("batch", 1, 100, now=10.0)
     assert status(board) == "3 runs: 1 done, 1 running (trial-seed1 batch 1/100)"
     at_work.hear("batch", 41, 100, now=50.0)

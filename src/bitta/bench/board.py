@@ -19,7 +19,7 @@ class Row:
     log: Path
     state: State = "waiting"
     doing: str = ""
-    """What is counted: batch, enhanced; or "waits" while another process has the run."""
+    """What is counted: batch, enhanced; or "waits" while another process has what it needs."""
     done: int = 0
     total: int = 0
     error: str = ""

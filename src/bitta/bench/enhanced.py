@@ -79,16 +79,19 @@ def fine_tune(
     `tuning` is how far it was when it was last written: it goes on from there.
     """
     tuning = tuning or Tuning()
-    parameters = _trainable(network.model)
+    parameters = trainable(network.model)
     network.train_only(parameters)
-    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
     if tuning.told is not None:
-        tuning.put(optimiser)
+        tuning.put(network.model)
         return tuning.told
     samples = _judged(network, *_drawn(stream, n_samples, seed), source, config.batch_size)
-    tuning.put(optimiser)
+    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
+    tuning.put(network.model, optimiser)
     if len(samples):
-        _descend(network, optimiser, samples, config, seed, on_batch, tuning)
+        _descend(
+            network, samples, config=config, seed=seed, optimiser=optimiser, on_batch=on_batch,
+            tuning=tuning,
+        )  # fmt: skip
     loss = sum(tuning.losses) / max(1, len(tuning.losses))
     tuning.told = {
         "n_samples": n_samples,
@@ -97,8 +100,14 @@ def fine_tune(
         "loss": loss if isfinite(loss) else None,
         "seconds": tuning.seconds,
     }
-    tuning.write(optimiser)
+    tuning.write(network.model, optimiser)
     return tuning.told
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
+    everything = list(model.parameters())
+    return [parameter for parameter in everything if parameter.requires_grad] or everything
 
 
 def _drawn(stream: Stream, n_samples: int, seed: int) -> tuple[Tensor, list[Tensor]]:
@@ -173,10 +182,11 @@ def _served(network: Network, images: Tensor) -> Tensor:
 
 def _descend(
     network: Network,
-    optimiser: torch.optim.Optimizer,
     samples: _Samples,
+    *,
     config: EnhancedConfig,
     seed: int,
+    optimiser: torch.optim.Optimizer,
     on_batch: OnBatch,
     tuning: Tuning,
 ) -> None:
@@ -185,18 +195,16 @@ def _descend(
         order = torch.randperm(len(samples), generator=generator(seed, "enhanced", epoch))
         batches = order.split(config.batch_size)
         before = epoch * len(batches)
-        if tuning.done <= before:
-            tuning.losses = []
         for rows in batches[max(0, tuning.done - before) :]:
-            tuning.losses.append(_step(network, optimiser, samples, rows))
-            tuning.done += 1
+            loss = _step(network, optimiser, samples, rows)
+            tuning.step(loss, first=tuning.done == before)
             try:
-                on_batch(tuning.done, total, tuning.losses[-1])
+                on_batch(tuning.done, total, loss)
             except BaseException:  # whoever stops it loses nothing
-                tuning.write(optimiser)
+                tuning.write(network.model, optimiser)
                 raise
             if tuning.due:
-                tuning.write(optimiser)
+                tuning.write(network.model, optimiser)
 
 
 @torch.enable_grad()
@@ -218,9 +226,3 @@ def _step(
         loss.backward()
     optimiser.step()
     return float(loss.detach())
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
-    everything = list(model.parameters())
-    return [parameter for parameter in everything if parameter.requires_grad] or everything

@@ -13,7 +13,6 @@ _SECONDS_BETWEEN_TRIES = 0.1
 def alone(path: Path, *, wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock that belongs to a file; `wait` is called between tries, and may raise."""
     place = path.with_name(f".{path.name}.lock")
-    place.parent.mkdir(parents=True, exist_ok=True)
     while (held := _hold(place)) is None:
         wait()
         sleep(_SECONDS_BETWEEN_TRIES)
@@ -27,6 +26,7 @@ def alone(path: Path, *, wait: Callable[[], None]) -> Iterator[None]:
 def _hold(place: Path) -> int | None:
     import fcntl  # noqa: PLC0415 (not on every system, and nothing else needs it)
 
+    place.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

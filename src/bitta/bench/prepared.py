@@ -1,6 +1,6 @@
 """What a run needs before its first batch: stream, model, annotators, and what comes beforehand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bitta.bench.annotators import build_annotators
 from bitta.bench.clean import Clean, build_clean
-from bitta.bench.enhanced import OnBatch, fine_tune
+from bitta.bench.enhanced import OnBatch, fine_tune, trainable
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import Restricted, build_source, check_fit, restricted, wanted_size
 from bitta.bench.seconds import Clock
@@ -20,6 +20,7 @@ from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, method_named
 from bitta.nn import Network, Precision
+from bitta.results import environment
 from bitta.seeding import derive
 from bitta.selection import Budget
 from bitta.session import Session
@@ -56,9 +57,9 @@ class Prepared:
     def before_the_stream(
         self,
         identity: Mapping[str, Any],
+        *,
         tunings: Tunings,
         on_batch: OnBatch,
-        *,
         eager: bool,
         precision: Precision,
     ) -> dict[str, Any]:
@@ -73,12 +74,23 @@ class Prepared:
             if self.clean is not None:
                 told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(network, inputs))
             if enhanced:
-                told["enhanced"] = self._fine_tune(network, identity, tunings, on_batch)
+                here = environment(network.device, identity["source_weights"])
+                way = [*(here[part] for part in ("torch", "device", "threads")), eager, precision]
+                told["enhanced"] = self._fine_tune(
+                    network, identity, way=way, tunings=tunings, on_batch=on_batch
+                )
         return told
 
     def _fine_tune(
-        self, network: Network, identity: Mapping[str, Any], tunings: Tunings, on_batch: OnBatch
+        self,
+        network: Network,
+        identity: Mapping[str, Any],
+        *,
+        way: Sequence[Any],
+        tunings: Tunings,
+        on_batch: OnBatch,
     ) -> dict[str, Any]:
+        """Whatever method follows: all that begin with the same model share it."""
         seed = derive(self.experiment.seed, "enhanced")
         asked = self.experiment.enhanced.n_samples
         wanted = self._questions() if asked < 0 else asked
@@ -87,22 +99,23 @@ class Prepared:
                 "[enhanced] asks about as many samples as a run would, and this one ends before "
                 "its first question; give enhanced.n_samples, or a smaller stream.window."
             )
-        source = build_annotators(
-            self.experiment.feedback.prompt,
-            self.stream.truth,
-            n_classes=self.n_classes,
-            seed=seed,
-        )
-        # Whatever follows: methods that begin with the same model share it.
-        apart = ("name", "method", "forgetting")
-        settings = {k: v for k, v in identity["experiment"].items() if k not in apart}
-        way = f"{network.device.type}, {network.execution}"
-        same = {**identity, "experiment": settings, "n_samples": wanted, "way": way}
+        annotators = self.experiment.feedback.prompt
+        same = {
+            **{part: identity[part] for part in ("stream", "source_weights", "code")},
+            "model": asdict(self.experiment.model),
+            "trained": _trained(network.model),
+            "enhanced": asdict(self.experiment.enhanced) | {"n_samples": wanted},
+            "answers": [annotators.labels, *annotators.mistakes],
+            "seed": seed,
+            "way": way,
+        }
         with tunings.tuning(same) as tuning:
             return fine_tune(
                 network,
                 self.stream,
-                source,
+                build_annotators(
+                    annotators, self.stream.truth, n_classes=self.n_classes, seed=seed
+                ),
                 self.experiment.enhanced,
                 n_samples=min(wanted, len(self.stream.truth)),
                 seed=seed,
@@ -149,6 +162,11 @@ def prepare(experiment: Experiment, clock: Clock) -> Prepared:
     with closing(Network(model, logits=logits)) as network, torch.no_grad():
         n_classes = network(network.accepted(few), statistics="running").shape[1]
     return Prepared(experiment, stream, model, n_classes, clean)
+
+
+def _trained(model: nn.Module) -> list[str]:
+    chosen = {id(parameter) for parameter in trainable(model)}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in chosen]
 
 
 def _refuse_strange_statistics(model: nn.Module, experiment: Experiment) -> None:

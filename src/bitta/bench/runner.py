@@ -115,8 +115,8 @@ def run(
         prepared,
         identity,
         checkpoint if resume else None,
-        Tunings(tuned_folder(out), checkpoint_seconds, wait),
-        on_tuned,
+        tunings=Tunings(tuned_folder(out), checkpoint_seconds, wait),
+        on_tuned=on_tuned,
         eager=eager,
         precision=precision,
     )
@@ -240,9 +240,9 @@ def _begin(
     prepared: Prepared,
     identity: Mapping[str, Any],
     checkpoint: Path | None,
+    *,
     tunings: Tunings,
     on_tuned: OnBatch,
-    *,
     eager: bool,
     precision: Precision,
 ) -> tuple[Session, Progress]:
@@ -271,7 +271,7 @@ def _begin(
         # What a method refuses about the model it refuses before the work, not after it.
         start(copy=True).close()
     before = prepared.before_the_stream(
-        identity, tunings, on_tuned, eager=eager, precision=precision
+        identity, tunings=tunings, on_batch=on_tuned, eager=eager, precision=precision
     )
     return start(), Progress(before=before)
 

@@ -93,12 +93,13 @@ class _Teller:
 
     def step(self, event: str, done: int, total: int) -> None:
         """Often enough to be followed: the first batch, the last, and some between."""
-        if done in (1, total) or monotonic() >= self._due:
+        marked = done > 0 and done in (1, total)
+        if marked or monotonic() >= self._due:
             self._due = monotonic() + _SECONDS_BETWEEN_REPORTS
             self._tell({"event": event, "done": done, "total": total})
 
     def waits(self) -> None:
-        """Another process has this run."""
+        """Another process has this run, or the model that it begins with."""
         self.step("waits", 0, 0)
 
     def end(self, ending: Ending, error: str = "") -> None:

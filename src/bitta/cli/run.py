@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from bitta.bench.experiment import Experiment
@@ -70,6 +70,10 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
         def on_tuning(done: int, total: int, loss: float) -> None:
             shown.update("enhanced", done, total, f"loss {loss:.2f}")
 
+        @cache
+        def on_wait() -> None:
+            print("waiting for a run that fine-tunes the same model.", flush=True)
+
         try:
             result = run(
                 experiment,
@@ -80,7 +84,7 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
                 eager=arguments.eager,
                 precision=arguments.precision,
                 on_tuning=on_tuning,
-                on_wait=lambda: shown.update("enhanced", 0, 1, "waits for a run that does it"),
+                on_wait=on_wait,
                 on_start=lambda path: print(f"path: {path}", flush=True),
                 on_step=on_step,
                 should_stop=should_stop,
@@ -108,7 +112,7 @@ def _before_line(result: RunResult) -> str:
         return ""
     return (
         f"enhanced: fine-tuned on {tuned['n_answered']} samples, {tuned['n_correct']} of them with "
-        f"their label known, in {tuned['seconds']:.1f} s"
+        f"their label known, in {tuned['seconds']:.1f} s, once for all runs in this folder"
     )
 
 

@@ -145,7 +145,7 @@ def _progress(row: Row) -> str:
         case "":
             return f"{row.job.label} starting"
         case "waits":
-            return f"{row.job.label} waiting for another process that has it"
+            return f"{row.job.label} waiting for another process"
         case doing:
             return f"{row.job.label} {doing} {row.done}/{row.total}"
 

@@ -42,7 +42,7 @@ class LiveView:
         for label, row in running.items():
             if label not in self._running:
                 self._running[label] = self._bars.add_task(label, total=None, note="")
-            note = {"": "starting", "waits": "another process has it", "batch": ""}.get(
+            note = {"": "starting", "waits": "waiting for another process", "batch": ""}.get(
                 row.doing, row.doing
             )
             self._bars.update(

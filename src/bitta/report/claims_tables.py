@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from bitta.report.claims_results import STAND_INS, Results
 from bitta.report.collapse import behind
@@ -11,7 +10,6 @@ from bitta.report.names import defaults_of, plain
 from bitta.report.paper import PaperRow, PaperTable
 from bitta.report.row import POINTS, Row, Spread
 from bitta.report.rows import Section
-from bitta.results import RunResult
 
 _MEANS = ("mean", "mixed-100")
 _KINDS: Mapping[str, tuple[str, ...]] = {
@@ -73,7 +71,7 @@ class Measured:
         if column in POINTS:
             return row.after(POINTS[column])
         if self.table.unit == "s":
-            return Spread.of([_median_seconds(run) for run in row.runs.values()])
+            return Spread.of([run.median_seconds for run in row.runs.values()])
         if self.table.unit == "MB":
             return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
         return row.domain_mean
@@ -143,8 +141,3 @@ def _marked(slots: Mapping[Slot, Row], fair: Mapping[Slot, Row]) -> dict[Slot, R
 def _n_unusual(row: Row) -> int:
     usual, own = defaults_of(row.method), row.settings["method"]
     return sum(key in own and plain(usual[key]) != own[key] for key in usual)
-
-
-def _median_seconds(run: RunResult) -> float:
-    """Of a batch: the first on a machine waits for libraries, and short streams are timed."""
-    return median(step.seconds for step in run.steps)
