@@ -136,6 +136,24 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 
 
+def test_a_full_disk_gets_one_sentence_and_what_was_saved_is_gone_on_with(
+    tmp_path, monkeypatch, capsys
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    command = ["run", str(write_experiment(tmp_path)), "--out", str(tmp_path), "--resume"]
+    with monkeypatch.context() as patched:
+        patched.setattr("bitta.bench.lives.save_state", full)
+        assert main([*command, "--checkpoint-seconds", "0"]) == 2
+    told = capsys.readouterr().err
+    assert told == (
+        "bitta run: there is no room for what it writes (No space left on device); make some, "
+        "and run it again.\n"
+    )
+    assert main(command) == 0
+
+
 def test_methods_lists_every_method_and_every_setting(capsys):
     assert main(["methods"]) == 0
     listed = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """bitta: serve a stream, ask a few questions, learn from the answers."""
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -15,6 +16,7 @@ _COMMANDS = (
     "demo", "run", "sweep", "report", "methods", "streams", "models", "data", "pretrain",
     "statistics", "speed", "serve", "keys", "feedback", "annotate",
 )  # fmt: skip
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        told = (
+            f"there is no room for what it writes ({error.strerror}); make some, and run it again"
+        )
+        print(f"bitta {arguments.command}: {told}.", file=sys.stderr)
+        return 2
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
