@@ -151,6 +151,32 @@ def test_what_was_learned_after_the_snapshot_gone_back_to_is_not_held(tmp_path):
         assert store.feedback(again.id).applied_in_version == "2.1"
 
 
+@pytest.mark.parametrize("what", ["damaged", "missing"])
+def test_an_answer_learned_after_a_rollback_is_learned_again_when_its_files_are_lost(
+    tmp_path, what
+):
+    with running(tmp_path, **NEVER) as (engine, store):
+        source = store.snapshots()[0]
+        learn(engine, 0)
+        engine.rollback(source.id, by="ada", reason="to see").result(20)
+        name = serve(engine, 1, n=WINDOW - 1).prediction_ids[3]
+        record = answer(store, name, key="k0")
+        learn(engine, 2)
+        until(applied(store, record))
+        lost = [tmp_path / one.path for one in store.snapshots() if one.lineage == 2]
+        crash(engine)
+    assert lost
+    for file in lost:
+        file.write_bytes(b"half") if what == "damaged" else file.unlink()
+    with running(tmp_path, **NEVER) as (engine, store):
+        assert engine.model_version == "3.0"
+        assert store.feedback(record.id).status == "pending"
+        assert memory(engine) == (0, 0)
+        learn(engine, 3)
+        until(applied(store, record))
+        assert memory(engine) == (1, 0)
+
+
 def test_what_the_guard_knows_outlives_the_process(tmp_path):
     with running(tmp_path) as (engine, _):
         for number in range(3):

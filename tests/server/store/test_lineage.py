@@ -163,6 +163,26 @@ def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_la
     assert answered.recovered(oldest.id).result().reentered == ()
 
 
+@pytest.mark.parametrize("what", ["damaged", "missing"])
+def test_recovery_past_a_rollback_whose_file_is_lost_learns_again_what_came_after(answered, what):
+    """0 and 1 are in 1.1 and 1.2, 2 in 1.3 and gone back from, to 1.2; 3 is in 2.3."""
+    oldest = answered.snapshot(snapshot(1, "1.0", "source")).result()
+    for version in ("1.1", "1.2", "1.3"):
+        learn(answered, version, answered.take(1).result())
+        if version == "1.2":
+            kept = answered.snapshot(snapshot(2, version)).result()
+    answered.rolled_back(
+        kept.id, snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga"
+    ).result()
+    learn(answered, "2.3", answered.take(1).result())
+    if what == "missing":
+        answered.drop_snapshots([snapshot(3, "2.2").id], must=True).result()
+    recovered = answered.recovered(oldest.id, lineage=3).result()
+    keys = [answered.feedback(one).idempotency_key for one in recovered.reentered]
+    assert keys == ["k0", "k1", "k3"]
+    assert ids(answered.pending()) == [0, 1, 3, 4, 5]
+
+
 def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
     kept = answered.snapshot(snapshot(1, "1.0")).result()
     taken = answered.take(2).result()

@@ -17,6 +17,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    or_,
     select,
     update,
 )
@@ -99,7 +100,8 @@ def way(
 ) -> dict[int, int]:
     """The lineages that led to the newest, and up to which step each.
 
-    `through` are the kinds of events at which one goes over into another.
+    `through` are the kinds of events at which one goes over into another. A lineage that learned
+    something has been, though its snapshots may be gone.
     """
     taken = connection.execute(select(snapshots.c.id, snapshots.c.lineage, snapshots.c.step))
     places = {id_: (lineage, step) for id_, lineage, step in taken}
@@ -109,7 +111,8 @@ def way(
         for body in map(json.loads, connection.execute(found).scalars())
         if "version" in body
     }
-    lineage = newest_lineage(connection, dropped=False)
+    learned_in = connection.execute(select(func.max(feedback.c.applied_lineage))).scalar()
+    lineage = max(newest_lineage(connection, dropped=False), learned_in or 1)
     came_by = {lineage: sys.maxsize}
     while lineage in left:
         lineage, step = left[lineage]
@@ -240,22 +243,35 @@ def recovered(
 def _reenter(connection: Connection, target: Snapshot) -> list[str]:
     """Let what was claimed, or learned after a snapshot, pend again; ids of the latter, by seq.
 
-    A lineage that a restart has ended goes on in the next.
+    What a rollback has left behind stays there.
     """
-    went_on = way(connection, through=["recovered"])
-    later = [one for one in went_on if one > target.lineage] if target.lineage in went_on else []
-    after = learned_after(target, *later)
+    came_by = way(connection)
+    if came_by.get(target.lineage, -1) < target.step:
+        came_by = {target.lineage: sys.maxsize}  # to none of these weights did it lead
+    after = or_(
+        *(
+            learned_after(target, until=step)
+            if lineage == target.lineage
+            else _learned(lineage, step)
+            for lineage, step in came_by.items()
+            if lineage >= target.lineage
+        )
+    )
     standing = select(feedback.c.id).where(after, feedback.c.standing).order_by(feedback.c.seq)
     ids = list(connection.execute(standing).scalars())
     connection.execute(update(feedback).where(_claimed() | after).values(**_AGAIN))
     return ids
 
 
-def learned_after(found: Snapshot, *lineages: int) -> ColumnElement[bool]:
-    """Hold for answers that entered the memory in the snapshot's lineage after it, or in these."""
-    here = (feedback.c.applied_lineage == found.lineage) & (feedback.c.applied_step > found.step)
-    there = feedback.c.applied_lineage.in_(lineages)
-    return and_(feedback.c.status == "applied", here | there)
+def learned_after(found: Snapshot, *, until: int = sys.maxsize) -> ColumnElement[bool]:
+    """Hold for answers that entered the memory in the snapshot's lineage after it."""
+    return _learned(found.lineage, until) & (feedback.c.applied_step > found.step)
+
+
+def _learned(lineage: int, until: int) -> ColumnElement[bool]:
+    """Hold for answers that entered the memory in a lineage, up to a step of it."""
+    here = (feedback.c.status == "applied") & (feedback.c.applied_lineage == lineage)
+    return here & (feedback.c.applied_step <= until)
 
 
 def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:
