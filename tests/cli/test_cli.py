@@ -113,7 +113,7 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
 
 
 def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
-    path = write_experiment(tmp_path, n=1200)
+    path = write_experiment(tmp_path, n=400)
     command = [sys.executable, "-m", "bitta.cli.main", "run", str(path), "--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
     life = subprocess.Popen(
