@@ -16,7 +16,6 @@ from bitta.server.store.errors import (
     UnknownSnapshot,
 )
 from bitta.server.store.ids import new_id, now
-from bitta.server.store.lineage import parse_version
 from bitta.server.store.records import (
     AnnotatorCount,
     AnnotatorKind,
@@ -51,6 +50,7 @@ from bitta.server.store.records import (
     Verdict,
 )
 from bitta.server.store.store import Store
+from bitta.server.store.ways import parse_version
 
 __all__ = [
     "AnnotatorCount",

@@ -15,14 +15,12 @@ from sqlalchemy import (
     and_,
     case,
     exists,
-    func,
     insert,
     or_,
     select,
     update,
 )
 
-from bitta.errors import InputError
 from bitta.server.store.answers import PENDING
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.server.store.log import append
@@ -30,6 +28,7 @@ from bitta.server.store.questions import in_parts
 from bitta.server.store.records import LearnedStep, NewSnapshot, PendingAnswer, Recovered, Snapshot
 from bitta.server.store.rows import as_answer, as_snapshot, learnable
 from bitta.server.store.tables import events, feedback, snapshots
+from bitta.server.store.ways import parse_version, way
 
 _PLACE = ("applied_in_version", "applied_lineage", "applied_step")
 _NOWHERE: dict[str, Any] = dict.fromkeys((*_PLACE, "taken_at"))
@@ -93,43 +92,6 @@ def _held_of_mine(connection: Connection) -> dict[str, RowMapping]:
         for row in rows
         if row["applied_step"] <= came_by.get(row["applied_lineage"], -1)
     }
-
-
-def way(
-    connection: Connection, *, through: Sequence[str] = ("rollback", "recovered")
-) -> dict[int, int]:
-    """The lineages that led to the newest, and up to which step each.
-
-    `through` are the kinds of events at which one goes over into another. A lineage that learned
-    something has been, though its snapshots may be gone.
-    """
-    taken = connection.execute(select(snapshots.c.id, snapshots.c.lineage, snapshots.c.step))
-    places = {id_: (lineage, step) for id_, lineage, step in taken}
-    found = select(events.c.body).where(events.c.kind.in_(through))
-    left = {
-        parse_version(body["version"])[0]: places[body.get("snapshot_id") or body["snapshot"]]
-        for body in map(json.loads, connection.execute(found).scalars())
-        if "version" in body
-    }
-    learned_in = connection.execute(select(func.max(feedback.c.applied_lineage))).scalar()
-    lineage = max(newest_lineage(connection, dropped=False), learned_in or 1)
-    came_by = {lineage: sys.maxsize}
-    while lineage in left:
-        lineage, step = left[lineage]
-        came_by[lineage] = step
-    return came_by
-
-
-def newest_lineage(connection: Connection, *, dropped: bool = True) -> int:
-    """The last that was begun; `dropped`: also where its snapshot is gone, as if it had not been.
-
-    A restart has no snapshot of its own.
-    """
-    kept = [] if dropped else [snapshots.c.dropped_at.is_(None)]
-    found = connection.execute(select(func.max(snapshots.c.lineage)).where(*kept)).scalar() or 1
-    restarts = select(events.c.body).where(events.c.kind == "recovered")
-    versions = [json.loads(body).get("version") for body in connection.execute(restarts).scalars()]
-    return max([found, *(parse_version(one)[0] for one in versions if one)])
 
 
 def release(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
@@ -281,14 +243,6 @@ def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:
     if row is None:
         raise UnknownSnapshot(f"no snapshot has the id {snapshot_id!r}; see the list of snapshots")
     return as_snapshot(row)
-
-
-def parse_version(version: str) -> tuple[int, int]:
-    """Read "L.S": lineage and step."""
-    lineage, dot, step = version.partition(".")
-    if not (dot and lineage.isdecimal() and step.isdecimal()):
-        raise InputError(f"the model version is {version!r}; give LINEAGE.STEP, as in '1.20'")
-    return int(lineage), int(step)
 
 
 def _insert(connection: Connection, new: NewSnapshot, seq: int, at: int) -> Snapshot:

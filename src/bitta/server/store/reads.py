@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from bitta.server.store.answers import PENDING
-from bitta.server.store.lineage import learned_after, newest_lineage, way
+from bitta.server.store.lineage import learned_after
 from bitta.server.store.pictures import find_image
 from bitta.server.store.records import (
     AnnotatorCount,
@@ -52,6 +52,7 @@ from bitta.server.store.tables import (
     snapshots,
 )
 from bitta.server.store.trouble import reading
+from bitta.server.store.ways import newest_lineage, way
 
 _PAGE = 500
 
