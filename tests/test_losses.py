@@ -53,3 +53,14 @@ def test_complementary_loss_is_finite_when_the_model_is_sure():
     loss.backward()
     assert loss.item() == pytest.approx(100)
     assert logits.grad.isfinite().all()
+
+
+def test_complementary_loss_with_eps_is_bounded_and_leaves_alone_what_is_surest():
+    """-log(1/2 + 1/2) of two equal classes; -log(1e-6) where nothing of the rest remains."""
+    equal = complementary_loss(torch.zeros(1, 2), torch.tensor([0]), eps=0.5)
+    assert equal.item() == pytest.approx(0, abs=1e-6)
+    logits = torch.tensor([[1000.0, 0.0]], requires_grad=True)
+    loss = complementary_loss(logits, torch.tensor([0]), eps=1e-6)
+    loss.backward()
+    assert loss.item() == pytest.approx(6 * math.log(10))
+    assert torch.equal(logits.grad, torch.zeros(1, 2))

@@ -31,7 +31,12 @@ def policy_loss(
     return torch.where(where, each, 0).sum() / where.sum().clamp_min(1)
 
 
-def complementary_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log(1 - p(label)): any class but this one (Kim et al., 2019)."""
+def complementary_loss(logits: Tensor, labels: Tensor, *, eps: float = 0.0) -> Tensor:
+    """Mean of -log(1 - p(label)): any class but this one (Kim et al., 2019).
+
+    With `eps` inside the logarithm, where a published code has it, the value is bounded and the
+    gradient vanishes where the model is surest of the label.
+    """
     others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
-    return (logits.logsumexp(-1) - others.logsumexp(-1)).mean()
+    each = logits.logsumexp(-1) - others.logsumexp(-1)
+    return (-torch.log(torch.exp(-each) + eps) if eps else each).mean()

@@ -173,6 +173,19 @@ def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_ancho
     assert all(len(values) == 30 for values in losses.values())
 
 
+def test_as_published_an_incorrect_anchor_that_the_model_is_surest_about_teaches_nothing():
+    """A margin of 1000: 1000 without the published 1e-6, and -log(1e-6) with it; no step."""
+    sure = torch.tensor([[1000.0, 0.0]])
+    for preset, expected in ((None, 1000.0), ("reference", 13.8155)):
+        adapter = Session(Plain(), "simatta", preset=preset).adapter
+        adapter.anchors.add(answers(sure[:0], sure), torch.ones(1))
+        before = [parameter.clone() for parameter in adapter.parameters]
+        losses = adapter.adapt(sure[:0], answers(sure[:0], sure[:0])).terms
+        assert losses["incorrect"][0].item() == pytest.approx(expected)
+        same = [torch.equal(*pair) for pair in zip(before, adapter.parameters, strict=True)]
+        assert all(same) == (preset == "reference")
+
+
 def test_a_row_counts_for_its_share_of_the_mean_of_its_own_term():
     """a = .2: two correct rows .1 each, an incorrect one .2, four source-like ones .2 each."""
     expected = [
@@ -330,7 +343,11 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
         Session(toy_classifier(), "simatta")
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"low_entropy": -1.0}, {"starts": 0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 0}, {"low_entropy": -1.0}, {"complementary_eps": -1e-6}, {"starts": 0}],
+    ids=str,
+)
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(SettingError, match="allowed"):
         Session(toy_classifier(), "simatta", **wrong)

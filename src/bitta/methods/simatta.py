@@ -10,6 +10,7 @@ a batch, where theirs are two more; what an answer stands for is found when it a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -66,15 +67,24 @@ class SimattaConfig(GradientConfig):
     """Answered samples that are kept; the authors keep all."""
     max_source_like: int = 1000
     """Source-like samples that are kept; the authors keep all."""
+    complementary_eps: float = 0.0
+    """Inside the logarithm for incorrect samples. The code published with BiTTA has 1e-6, which
+    leaves those alone that the model is surest about."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {"lr": 1e-3, "high_entropy": 1e-2, "starts": 10}
+        "reference": {"lr": 1e-3, "high_entropy": 1e-2, "starts": 10, "complementary_eps": 1e-6}
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        for name in ("high_entropy", "low_entropy", "cluster_growth", "cold_start"):
+        for name in (
+            "high_entropy",
+            "low_entropy",
+            "cluster_growth",
+            "cold_start",
+            "complementary_eps",
+        ):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("steps", "batch_size", "clusters", "starts", "max_anchors", "max_source_like"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
@@ -236,7 +246,8 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """All three, 0 where a term has no rows: sums of weighted rows, whichever they are."""
         logits = self.learner(inputs, statistics="running")
         towards = F.cross_entropy(logits, labels, reduction="none")
-        away = torch.vmap(complementary_loss)(logits, labels)
+        complementary = partial(complementary_loss, eps=self.config.complementary_eps)
+        away = torch.vmap(complementary)(logits, labels)
         each = torch.stack([towards, away, towards])  # (terms, rows)
         terms = torch.where(weights > 0, weights * each, 0).sum(-1)
         return dict(zip(_TERMS, terms, strict=True))
