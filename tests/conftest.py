@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nursery import Nursery
+
 
 @pytest.fixture
 def shared_data() -> Path:
@@ -16,3 +18,11 @@ def shared_data() -> Path:
             "cifar100/ and pacs/"
         )
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """For commands that are started often."""
+    made = Nursery()
+    yield made
+    made.close()

@@ -466,7 +466,7 @@ def test_a_run_whose_sweep_was_killed_saves_itself_and_ends(tmp_path):
         assert "stopped after batch" in (tmp_path / "trial-seed0.log").read_text()
 
 
-def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monkeypatch):
+def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monkeypatch, nursery):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with one job or two
     path = write_experiment(tmp_path)
     path.write_text(path.read_text().replace("restore", "epochs = 1\nrestore"))
@@ -475,16 +475,16 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(["sweep", str(path), "--out", str(whole)]) == 0
     chance = random.Random(7)
+    command = ["sweep", str(path), "--out", str(parts), "--checkpoint-seconds", "0.1", "--jobs"]
     for kill in range(5):
         seen = stamps(parts)
-        jobs = "2" if kill == 4 else "1"
-        life = started(path, parts, "--checkpoint-seconds", "0.1", "--jobs", jobs)
+        life = nursery.bear([*command, "2" if kill == 4 else "1"], tmp_path / "log")
         until(lambda seen=seen: stamps(parts) != seen, life)
         until(lambda kill=kill: len(list(parts.glob("*.json"))) >= 2 * kill, life)
         time.sleep(chance.uniform(0, 0.2))
         assert life.poll() is None, "the sweep ended before it could be killed"
-        life.kill()
-        life.communicate()
+        life.send_signal(signal.SIGKILL)
+        life.wait()
     assert len(list(parts.glob("*.json"))) < 12
     assert main(["sweep", str(path), "--out", str(parts)]) == 0
     results = sorted(file.name for file in whole.glob("*.json"))

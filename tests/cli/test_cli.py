@@ -112,12 +112,14 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
-    path = write_experiment(tmp_path, n=400)
-    command = [sys.executable, "-m", "bitta.cli.main", "run", str(path), "--out"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, nursery):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the nursery
+    command = ["run", str(write_experiment(tmp_path, n=400)), "--out"]
+    log = tmp_path / "log"
+    assert nursery.bear([*command, str(tmp_path / "whole")], log).wait() == 0, log.read_text()
+    command.append(str(tmp_path / "parts"))
     life = subprocess.Popen(
-        [*command, str(tmp_path / "parts"), "--checkpoint-seconds", "0"],
+        [sys.executable, "-m", "bitta.cli.main", *command, "--checkpoint-seconds", "0"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -129,9 +131,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
     _, error = life.communicate(timeout=60)
     assert life.returncode == 130
     assert "with --resume goes on" in error
-    subprocess.run(
-        [*command, str(tmp_path / "parts"), "--resume"], check=True, stdout=subprocess.DEVNULL
-    )
+    assert nursery.bear([*command, "--resume"], log).wait() == 0, log.read_text()
     name = "trial-seed0.json"
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 

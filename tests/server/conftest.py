@@ -3,7 +3,6 @@
 import pytest
 
 from bitta.server.store import connect
-from server.nursery import Nursery
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,11 +11,3 @@ def _patient():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connect, "_OWNER_WAITS", "60s")
         yield
-
-
-@pytest.fixture(scope="session")
-def nursery():
-    """For servers that are started often."""
-    made = Nursery()
-    yield made
-    made.close()

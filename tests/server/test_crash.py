@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from server.nursery import ForkedServer
+from server.forked import ForkedServer
 from server.processes import check_stored, restarts
 from server.store.made import database
 

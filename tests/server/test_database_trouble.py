@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
-from server.nursery import ForkedServer
+from server.forked import ForkedServer
 from server.processes import QUICK, Load, check_stored, until
 
 SETTINGS = f"max_waiting = 128\n{QUICK}"

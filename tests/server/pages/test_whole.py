@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are n
 
 from bitta.server.store import Store
 from bitta.streams import embedded_pack
-from server.nursery import ForkedServer
+from server.forked import ForkedServer
 from server.processes import until
 
 

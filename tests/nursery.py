@@ -1,4 +1,4 @@
-"""Servers forked from a process that has imported everything: a restart without its imports."""
+"""Commands in processes forked from one that has imported everything: starts without imports."""
 
 import json
 import os
@@ -7,12 +7,12 @@ import subprocess
 import sys
 from threading import Lock
 
-from server.processes import ServerProcess, free_port
-
 _MOTHER = """
 import json, os, sys, traceback
 import torch
 import torch._dynamo
+import bitta.cli.run
+import bitta.cli.sweep
 import bitta.server.api.run
 import bitta.server.host
 from bitta.cli.main import main
@@ -51,7 +51,7 @@ for line in sys.stdin:
 
 
 class Nursery:
-    """One process that imports, and makes servers of itself; nothing in it computes before."""
+    """One process that imports, and makes others of itself; nothing in it computes before."""
 
     def __init__(self):
         self._order = Lock()
@@ -60,15 +60,16 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # for what its children start
         )
 
     def close(self):
-        """To be called when its servers have ended."""
+        """To be called when its children have ended."""
         self._mother.kill()
         self._mother.communicate()
 
     def bear(self, arguments, log):
-        """A server with these arguments, as `subprocess.Popen` would give it."""
+        """`bitta` with these arguments, as `subprocess.Popen` would give it."""
         return Child(self, self.order("bear", arguments, str(log)))
 
     def order(self, *words):
@@ -105,21 +106,3 @@ class Child:
     def terminate(self):
         """Ask it to end."""
         self.send_signal(signal.SIGTERM)
-
-
-class ForkedServer(ServerProcess):
-    """Starts within a fraction of a second, and has the compiler when it does."""
-
-    def __init__(self, nursery, *given, **named):
-        super().__init__(*given, **named)
-        self._nursery = nursery
-
-    def begin(self):
-        """Start, and do not wait."""
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        arguments = ["serve", "--config", str(self._config), "--data-dir", str(self.data_dir),
-                     "--port", str(port)]  # fmt: skip
-        if self.database is not None:
-            arguments += ["--database", self.database]
-        self.process = self._nursery.bear(arguments, self.log)
