@@ -9,6 +9,7 @@ from threading import Lock
 
 _MOTHER = """
 import json, os, sys, traceback
+from functools import partial
 import torch
 import torch._dynamo
 import bitta.cli.run
@@ -16,16 +17,18 @@ import bitta.cli.sweep
 import bitta.server.api.run
 import bitta.server.host
 from bitta.cli.main import main
-from bitta.server.store import connect
+from bitta.server.store import Store, connect
 
 torch.set_num_threads(1)
 connect._OWNER_WAITS = "60s"  # a machine under load takes its time to end what was killed
 
 
-def born(arguments, log):
+def born(arguments, log, busy_seconds):
     child = os.fork()
     if child:
         return child
+    if busy_seconds is not None:
+        Store.open = partial(Store.open, busy_seconds=busy_seconds)
     for stream, name, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_APPEND)):
         os.dup2(os.open(name, flags | os.O_CREAT, 0o600), stream)
     os.dup2(1, 2)
@@ -68,9 +71,12 @@ class Nursery:
         self._mother.kill()
         self._mother.communicate()
 
-    def bear(self, arguments, log):
-        """`bitta` with these arguments, as `subprocess.Popen` would give it."""
-        return Child(self, self.order("bear", arguments, str(log)))
+    def bear(self, arguments, log, *, busy_seconds=None):
+        """`bitta` with these arguments, as `subprocess.Popen` would give it.
+
+        A server gives up a database that is locked after `busy_seconds`, where they are given.
+        """
+        return Child(self, self.order("bear", arguments, str(log), busy_seconds))
 
     def order(self, *words):
         """What the process says to it."""

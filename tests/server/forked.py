@@ -6,9 +6,9 @@ from server.processes import ServerProcess, free_port
 class ForkedServer(ServerProcess):
     """Starts within a fraction of a second, and has the compiler when it does."""
 
-    def __init__(self, nursery, *given, **named):
+    def __init__(self, nursery, *given, busy_seconds=None, **named):
         super().__init__(*given, **named)
-        self._nursery = nursery
+        self._nursery, self._busy_seconds = nursery, busy_seconds
 
     def begin(self):
         """Start, and do not wait."""
@@ -18,4 +18,4 @@ class ForkedServer(ServerProcess):
                      "--port", str(port)]  # fmt: skip
         if self.database is not None:
             arguments += ["--database", self.database]
-        self.process = self._nursery.bear(arguments, self.log)
+        self.process = self._nursery.bear(arguments, self.log, busy_seconds=self._busy_seconds)

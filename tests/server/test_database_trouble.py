@@ -16,6 +16,8 @@ from server.processes import QUICK, Load, check_stored, until
 
 SETTINGS = f"max_waiting = 128\n{QUICK}"
 """Predictions are refused soon once they cannot be stored."""
+BUSY = 1.0
+"""Seconds after which a lock is a trouble; users wait for longer."""
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def one_served(server):
 
 
 def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
-    server = ForkedServer(nursery, tmp_path, settings=SETTINGS)
+    server = ForkedServer(nursery, tmp_path, settings=SETTINGS, busy_seconds=BUSY)
     with under_load(server) as load:
         served = one_served(server)
         database = server.data_dir / "bitta.db"
@@ -87,7 +89,7 @@ def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
 
 def test_a_server_killed_while_its_database_is_locked_has_lost_nothing(tmp_path, nursery):
     """Twice; what was sent meanwhile is in doubt, and sent again to the next server."""
-    server = ForkedServer(nursery, tmp_path, settings=SETTINGS)
+    server = ForkedServer(nursery, tmp_path, settings=SETTINGS, busy_seconds=BUSY)
     acknowledged, in_doubt = [], ()
     server.start()
     try:
