@@ -8,7 +8,7 @@ import pytest
 from nursery import Nursery
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Data that is not part of the repository: golden runs of the published code, checkpoints."""
     folder = os.environ.get("BITTA_TEST_DATA")

@@ -209,9 +209,9 @@ UPSTREAM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CORRUPTIONS)
-def test_accuracy_of_a_known_model_is_the_upstream_generators(shared_data, name):
-    """The shared checkpoint on 320 of the 2,000 images; 2 points and sampling error."""
+@pytest.fixture(scope="module")
+def known_model(shared_data):
+    """The shared checkpoint, in its own normalisation."""
     model = build_model(
         "resnet18", n_classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
     ).eval()
@@ -219,9 +219,16 @@ def test_accuracy_of_a_known_model_is_the_upstream_generators(shared_data, name)
     model.load_state_dict(
         {k: v.float() if v.is_floating_point() else v for k, v in weights.items()}
     )
+    return model
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_accuracy_of_a_known_model_is_the_upstream_generators(known_model, name):
+    """The shared checkpoint on 320 of the 2,000 images; 2 points and sampling error."""
     pack = embedded_pack("cifar10")
     images = corrupt(pack.images[:320], name).float() / 255
     with torch.no_grad():
-        labels = torch.cat([model(few).argmax(-1) for few in images.split(16)])  # fits the cache
+        batches = images.split(16)  # fits the cache
+        labels = torch.cat([known_model(few).argmax(-1) for few in batches])
     accuracy = 100 * (labels == pack.labels[:320]).float().mean().item()
     assert accuracy == pytest.approx(UPSTREAM[name], abs=6)
