@@ -151,13 +151,13 @@ def test_frost_mixes_in_a_part_of_a_texture():
     ice = corrupt(torch.zeros(16, 3, 32, 32, dtype=torch.uint8), "frost")
     weighed = [(0.45 * texture / 255 * 255).to(torch.uint8) for texture in frost_textures(32)]
     for crop in ice:
-        assert any(
-            (texture.unfold(1, 32, 1).unfold(2, 32, 1).permute(1, 2, 0, 3, 4) == crop)
-            .flatten(2)
-            .all(-1)
-            .any()
-            for texture in weighed
-        )
+        assert any(holds(texture, crop) for texture in weighed)
+
+
+def holds(texture, crop):
+    """Whether a crop is a part of a texture: where its first line is, all of it is compared."""
+    found = (texture[0].unfold(1, 32, 1) == crop[0, 0]).all(-1).nonzero().tolist()
+    return any(torch.equal(texture[:, y : y + 32, x : x + 32], crop) for y, x in found)
 
 
 def test_chunks_do_not_repeat_themselves():
@@ -170,7 +170,7 @@ def test_chunks_do_not_repeat_themselves():
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_threads_do_not_change_a_byte(name):
-    images = embedded_pack("cifar10").images[:600]
+    images = embedded_pack("cifar10").images[:300]  # more than one chunk
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
