@@ -6,6 +6,7 @@ one; claims.toml holds the sentences.
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
@@ -107,12 +108,14 @@ class Claim:
     """Folders of experiments that measure the same; none where nothing can be measured."""
 
 
+@cache
 def paper_tables() -> tuple[str, ...]:
     """The ids of all tables, in the paper's order."""
     tables = [_read(file) for file in _folder().iterdir() if _is_table(file)]
     return tuple(table["id"] for table in sorted(tables, key=_number))
 
 
+@cache
 def paper_table(table_id: str) -> PaperTable:
     """One table, by its label in the LaTeX source."""
     file = _folder() / f"{table_id.removeprefix('tab:').replace('/', '-')}.toml"
