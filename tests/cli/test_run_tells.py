@@ -64,6 +64,21 @@ def test_a_model_that_serves_one_class_is_said_to_look_collapsed(tmp_path, capsy
     assert "policy:" not in out
 
 
+def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path, capsys):
+    out = ran(
+        write_experiment(tmp_path),
+        tmp_path,
+        capsys,
+        "model.factory=small_experiment:broken_classifier",
+        'method={name="source"}',
+        "feedback.n_queries=0",
+    )
+    assert re.search(
+        r"\nfrom batch 1 of \d+ on the model serves no numbers: .* smaller method", out
+    )
+    assert "looks collapsed" not in out
+
+
 def test_fine_tuning_is_shown(tmp_path, capsys):
     out = ran(write_experiment(tmp_path), tmp_path, capsys, "enhanced={epochs=2}")
     assert re.search(r"enhanced   batch 2/2  loss [\d.]+\n", out)

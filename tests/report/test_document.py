@@ -1,6 +1,7 @@
 """The report as text, Markdown and CSV."""
 
 import csv
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -92,6 +93,19 @@ def test_many_domains_that_collapsed_are_counted_for_each_seed(tmp_path):
     assert collapses(tmp_path, *right, domains="abcdef") == (
         "SAR*: in 4 to 5 of 6 domains, depending on the seed (b, c, d, e, ...), all seeds"
     )
+
+
+def test_since_when_a_row_gives_no_numbers_is_told(tmp_path):
+    """Seed 1 is sure of something in its first batch, and of nothing that is a number after it."""
+    source, well, lost = (
+        made_run("source", "source", [8, 8]),
+        made_run("sar", "sar", [8, 8], step={"confidence": 9.0}),
+        made_run("sar", "sar", [8, 0], seed=1, step={"confidence": 9.0}),
+    )
+    steps = [lost.steps[0], replace(lost.steps[1], confidence=0.0)]
+    runs = [source, well, replace(lost, steps=steps)]
+    [_, told] = compare(made_section(tmp_path, runs)).collapse_notes
+    assert told == "  SAR*: in snow, seed 1 of 2; no numbers from batch 2 on, seed 1 of 2"
 
 
 def test_what_does_not_fit_is_left_out_and_told(comparison):

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitta.errors import SettingError, unknown
+from bitta.report.collapse import lost_at
 from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
 from bitta.report.names import between
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
@@ -76,7 +77,7 @@ class Comparison:
         section, lines = self.section, []
         for row in section.rows:
             if found := row.collapsed:
-                lines.append(f"  {row.title}: {_told(row, found, section)}")
+                lines.append(f"  {row.title}: {_told(row, found, section)}{_lost(row)}")
         if not lines:
             return []
         rule = (
@@ -121,6 +122,14 @@ def check_rows(sections: Sequence[Section], names: Sequence[str]) -> None:
 
 def _rows(n: int) -> str:
     return f"{n} rows" if n > 1 else "1 row"
+
+
+def _lost(row: Row) -> str:
+    """Since when a model whose weights have left their range serves no numbers."""
+    found = {seed: batch for seed, run in row.runs.items() if (batch := lost_at(run))}
+    if not found:
+        return ""
+    return f"; no numbers from batch {between(list(found.values()))} on{_seeds(row, found)}"
 
 
 def _told(row: Row, found: Mapping[int, Sequence[str]], section: Section) -> str:

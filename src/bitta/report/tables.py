@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from bitta.report.collapse import lost_at
 from bitta.results import RunResult
 
 _QUARTERS = ["1st", "2nd", "3rd", "4th quarter"]
@@ -39,6 +40,11 @@ def agreement_line(result: RunResult) -> str:
 
 def collapse_line(result: RunResult) -> str:
     """A warning, empty where there is nothing to warn of."""
+    if lost := lost_at(result):
+        return (
+            f"from batch {lost} of {len(result.steps)} on the model serves no numbers: its weights "
+            "have left their range; try a smaller method.lr."
+        )
     domains = result.looks_collapsed
     if not domains:
         return ""
