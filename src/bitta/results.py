@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -86,11 +86,13 @@ class RunResult:
         """Percent right of everything served, each sample judged before it is learned from."""
         return percent_right(self.steps)
 
-    @property
+    @cached_property
     def accuracy_by_domain(self) -> dict[str, float]:
         """Percent right in each domain."""
-        domains = dict.fromkeys(step.domain for step in self.steps)
-        return {d: percent_right([s for s in self.steps if s.domain == d]) for d in domains}
+        by_domain: dict[str, list[StepRecord]] = {}
+        for step in self.steps:
+            by_domain.setdefault(step.domain, []).append(step)
+        return {domain: percent_right(steps) for domain, steps in by_domain.items()}
 
     def accuracy_by_part(self, parts: int) -> list[float]:
         """Percent right in equal parts of the stream, in order."""
