@@ -214,6 +214,29 @@ def test_rows_that_differ_in_more_are_lines_of_their_own(tmp_path):
     ]
 
 
+def test_a_line_is_of_the_seeds_that_all_its_points_have(tmp_path):
+    """Seed 1 has 10 of 10 where it ran: the mean of both would be a peak that no seed has."""
+    seeds = {0.0: (0,), 0.1: (0, 1), 0.2: (0,)}
+    runs = [
+        made_run(f"b{flip}", "bitta", [5 + 5 * seed] * 2, flip=flip, seed=seed)
+        for flip, those in seeds.items()
+        for seed in those
+    ]
+    [series] = sweeps_of(made_section(tmp_path, runs))[0].series
+    assert series.label == "BiTTA (seed 0)"
+    assert [row.accuracy.mean for row in series.rows] == [50.0, 50.0, 50.0]
+
+
+def test_a_line_through_points_without_a_common_seed_is_of_all_seeds(tmp_path):
+    runs = [
+        made_run(f"b{flip}", "bitta", [5 + seed] * 2, flip=flip, seed=seed)
+        for seed, flip in enumerate((0.0, 0.1, 0.2))
+    ]
+    [series] = sweeps_of(made_section(tmp_path, runs))[0].series
+    assert series.label == "BiTTA"
+    assert [row.accuracy.mean for row in series.rows] == [50.0, 60.0, 70.0]
+
+
 def test_a_setting_that_takes_fewer_values_does_not_follow(tmp_path):
     """Two ways to count a budget, and three shares of wrong labels: no line through all three."""
     runs = [

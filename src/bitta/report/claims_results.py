@@ -8,7 +8,7 @@ from typing import Any
 
 from bitta.errors import InputError
 from bitta.report.matching import is_shorter
-from bitta.report.row import Row
+from bitta.report.row import Row, on_shared_seeds
 from bitta.report.rows import Section, read_sections
 from bitta.results import table_hash
 
@@ -67,10 +67,10 @@ class Results:
     def sweep(
         self, folder: str, key: str, method: str = "bitta", *, kind: str = "", **settings: Any
     ) -> dict[Any, Row]:
-        """Rows of a method by the value of a setting, ascending."""
+        """Rows of a method by the value of a setting, ascending, with the seeds that all have."""
         rows = self.rows(folder, method, kind=kind, **settings)
         found = {row.varying[key]: row for row in reversed(rows) if key in row.varying}
-        return dict(sorted(found.items()))
+        return dict(sorted(zip(found, on_shared_seeds(list(found.values())), strict=True)))
 
     def is_shorter(self, folder: str, part: str = "*") -> bool:
         """Whether streams of such runs are shorter than the paper's."""

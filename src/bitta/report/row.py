@@ -1,7 +1,7 @@
 """Runs that differ in their seed alone, and what they come to."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import fmean, stdev
@@ -83,6 +83,12 @@ class Row:
         leaves = {key.rpartition(".")[2] for key in without}
         apart = [words for words in self.apart if words.partition(" ")[0] not in leaves]
         return title_of(self.method, self.answers, apart)
+
+    def with_seeds(self, seeds: Container[int]) -> Self:
+        """The row of these seeds alone."""
+        runs = {seed: run for seed, run in self.runs.items() if seed in seeds}
+        collapsed = {seed: of for seed, of in self.collapsed.items() if seed in seeds}
+        return replace(self, runs=runs, collapsed=collapsed)
 
     def is_called(self, name: str) -> bool:
         """By the experiment's name, a pattern of it, or as it is printed."""
@@ -178,3 +184,12 @@ def _accuracy_after(run: RunResult, part: float) -> float:
 def policy_ece(run: RunResult) -> float | None:
     """In percent; None where the policy was not computed, or nobody measured it."""
     return run.policy_reliability.ece if any(run.policy_reliability.count) else None
+
+
+def on_shared_seeds(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the seeds that all of them have, so that only what was varied tells them apart.
+
+    As they are where no seed is shared.
+    """
+    shared = set.intersection(*(set(row.runs) for row in rows)) if rows else set()
+    return [row.with_seeds(shared) for row in rows] if shared else list(rows)

@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from bitta.report.names import shown, title_of
-from bitta.report.row import Row
+from bitta.report.row import Row, on_shared_seeds
 from bitta.report.rows import Section, telling
 
 SETTINGS: Mapping[str, str] = {
@@ -163,12 +163,17 @@ def _one(rows: Sequence[Row], key: str, apart: Sequence[str]) -> Series:
     if all(_is_number(row.varying[key]) for row in rows):
         rows = sorted(rows, key=lambda row: float(row.varying[key]))
     values = tuple(row.varying[key] for row in rows)
-    return Series(rows[0].method, _label(rows[-1], apart), tuple(rows), values)
+    drawn = on_shared_seeds(rows)
+    fewer = any(len(row.runs) < len(whole.runs) for row, whole in zip(drawn, rows, strict=True))
+    label = _label(drawn[-1], apart, told_seeds=fewer)
+    return Series(drawn[0].method, label, tuple(drawn), values)
 
 
-def _label(row: Row, apart: Sequence[str]) -> str:
-    told = [_told(key, row.varying[key]) for key in apart if key in row.varying]
-    return title_of(row.method, row.answers, told[:2])
+def _label(row: Row, apart: Sequence[str], *, told_seeds: bool = False) -> str:
+    told = [_told(key, row.varying[key]) for key in apart if key in row.varying][:2]
+    if told_seeds:
+        told.append(f"seed{'s' if len(row.runs) > 1 else ''} {', '.join(map(str, row.runs))}")
+    return title_of(row.method, row.answers, told)
 
 
 def _told(key: str, value: Any) -> str:
