@@ -1,4 +1,4 @@
-"""How much SimATTA's anchors count, and when training on them has stopped to gain."""
+"""What of SimATTA's anchors is drawn, how much it counts, and when training stops to gain."""
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ def row_weights(n_right: int, n_wrong: int, n_like: int, *, share: float) -> Ten
     blocks = [torch.full((1, n), part) / max(1, n) for n, part in parts]
     weights: Tensor = torch.block_diag(*blocks)
     return weights
+
+
+def drawn_rows(n: int, most: int, chance: torch.Generator) -> Tensor:
+    """At most so many of n rows, none of them twice, in ascending order."""
+    return torch.randperm(n, generator=chance)[:most].sort().values
 
 
 class Patience:

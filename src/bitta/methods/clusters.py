@@ -1,4 +1,4 @@
-"""Weighted k-means over features; needs scikit-learn."""
+"""What is worth clustering, and weighted k-means over its features; needs scikit-learn."""
 
 import random
 import warnings
@@ -27,6 +27,13 @@ class Parted:
         clusters = Clusters.of(features, weights, **how)
         self._last = features.clone(), weights.clone(), how, clusters
         return clusters
+
+
+def uncertain_rows(entropies: Tensor, least: float) -> Tensor:
+    """Rows of at least so much entropy on the host, most uncertain first."""
+    entropies = entropies.cpu()
+    order = entropies.argsort(descending=True, stable=True)
+    return order[entropies[order] >= least]
 
 
 def k_means() -> tuple[Any, type[Warning]]:

@@ -21,8 +21,8 @@ from bitta.config import require
 from bitta.gradient import GradientAdapter, GradientConfig
 from bitta.losses import complementary_loss, entropy
 from bitta.memory import Anchors, Fifo, Mixed
-from bitta.methods.balance import Patience, anchor_share, row_weights
-from bitta.methods.clusters import Clusters, Parted, k_means
+from bitta.methods.balance import Patience, anchor_share, drawn_rows, row_weights
+from bitta.methods.clusters import Clusters, Parted, k_means, uncertain_rows
 from bitta.nn import Network, room
 from bitta.seeding import Chance, derive
 from bitta.types import Feedback, Judged, Losses, State, moved
@@ -78,13 +78,8 @@ class SimattaConfig(GradientConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
-        for name in (
-            "high_entropy",
-            "low_entropy",
-            "cluster_growth",
-            "cold_start",
-            "complementary_eps",
-        ):
+        amounts = "high_entropy", "low_entropy", "cluster_growth", "cold_start", "complementary_eps"
+        for name in amounts:
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("steps", "batch_size", "clusters", "starts", "max_anchors", "max_source_like"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
@@ -120,11 +115,11 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """How many uncertain samples a sample is to stand for; those of other clusters at -inf."""
         features, entropies = self._seen(inputs)
         entropies = entropies[len(self.anchors) :]
-        candidates = _by_entropy(entropies, self.config.high_entropy)
+        candidates = uncertain_rows(entropies, self.config.high_entropy)
         free = self._n_clusters() - len(self.anchors)
         if len(candidates) < free:
             # Too few to part into so many clusters: the most uncertain, each for itself.
-            chosen = [(int(row), 1) for row in _by_entropy(entropies, 0.0)[:free]]
+            chosen = [(int(row), 1) for row in uncertain_rows(entropies, 0.0)[:free]]
         elif len(candidates):
             clusters = self._clusters(features, candidates)
             chosen = [(int(candidates[row]), size) for row, size in clusters.unanchored()]
@@ -190,7 +185,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         features, entropies = self._seen(torch.cat([answered, unlabelled]))
         uncertain = entropies[len(self.anchors) :].clone()
         uncertain[: len(answered)].clamp_min_(self.config.high_entropy)
-        candidates = _by_entropy(uncertain, self.config.high_entropy)
+        candidates = uncertain_rows(uncertain, self.config.high_entropy)
         standing = torch.cat([torch.ones(len(self.anchors)).bool(), candidates < len(answered)])
         weights = torch.zeros(len(answered))
         if len(candidates) and standing.any():
@@ -256,8 +251,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """How many rows each term has; and of [correct; incorrect; source-like] rows the inputs,
         labels and weights, of shapes that stay once there are enough of both kinds."""
         n_anchors, n_like = mixed.n_judged, len(self.source_like)
-        judged = self._drawn(n_anchors, chance, "anchors")
-        like = self._drawn(n_like, chance, "source-like")
+        most = self.config.batch_size
+        judged = drawn_rows(n_anchors, most, chance.at("anchors"))
+        like = drawn_rows(n_like, most, chance.at("source-like"))
         n_right = int((judged < len(mixed.correct)).sum())
         counts = [n_right, len(judged) - n_right, len(like)]
         share = anchor_share(n_anchors, n_like, cold_start=self.config.cold_start)
@@ -298,18 +294,6 @@ class Simatta(GradientAdapter[SimattaConfig]):
         config = self.config
         return config.clusters + min(self.step * config.cluster_growth, config.max_anchors)
 
-    def _drawn(self, n: int, chance: Chance, place: str) -> Tensor:
-        """Some of n rows, none of them twice, in ascending order."""
-        order = torch.randperm(n, generator=chance.at(place))
-        return order[: self.config.batch_size].sort().values
-
 
 def _with_rows(terms: dict[str, Tensor], counts: list[int]) -> dict[str, Tensor]:
     return {name: terms[name] for name, n_rows in zip(_TERMS, counts, strict=True) if n_rows}
-
-
-def _by_entropy(entropies: Tensor, least: float) -> Tensor:
-    """Rows of at least so much entropy on the host, most uncertain first."""
-    entropies = entropies.cpu()
-    order = entropies.argsort(descending=True, stable=True)
-    return order[entropies[order] >= least]

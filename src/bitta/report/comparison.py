@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bitta.errors import SettingError, unknown
 from bitta.report.collapse import lost_at
 from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
-from bitta.report.names import between
+from bitta.report.names import between, listed_seeds
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
 from bitta.report.paper import PaperTable
 from bitta.report.row import Row
@@ -157,4 +157,4 @@ def _seeds(row: Row, found: Collection[int]) -> str:
         return ""
     if len(found) == len(row.runs):
         return ", all seeds"
-    return f", seed{'s' if len(found) > 1 else ''} {', '.join(map(str, found))} of {len(row.runs)}"
+    return f", {listed_seeds(found)} of {len(row.runs)}"

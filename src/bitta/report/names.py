@@ -1,6 +1,6 @@
 """What rows are called in print."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bitta.methods import METHODS
@@ -92,6 +92,15 @@ def between(numbers: Sequence[int]) -> str:
     """
     least, most = min(numbers), max(numbers)
     return f"{least} to {most}" if least < most else str(most)
+
+
+def listed_seeds(seeds: Collection[int]) -> str:
+    """Which they are.
+
+    >>> listed_seeds([0]), listed_seeds([0, 2])
+    ('seed 0', 'seeds 0, 2')
+    """
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-from bitta.report.names import shown, title_of
+from bitta.report.names import listed_seeds, shown, title_of
 from bitta.report.row import Row, on_shared_seeds
 from bitta.report.rows import Section, telling
 
@@ -172,7 +172,7 @@ def _one(rows: Sequence[Row], key: str, apart: Sequence[str]) -> Series:
 def _label(row: Row, apart: Sequence[str], *, told_seeds: bool = False) -> str:
     told = [_told(key, row.varying[key]) for key in apart if key in row.varying][:2]
     if told_seeds:
-        told.append(f"seed{'s' if len(row.runs) > 1 else ''} {', '.join(map(str, row.runs))}")
+        told.append(listed_seeds(row.runs))
     return title_of(row.method, row.answers, told)
 
 
