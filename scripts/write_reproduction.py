@@ -36,19 +36,24 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * **Partly run**: what is there does not decide it, or says yes but is not all of it.
 * **Fair** rows of a method with a star have BiTTA's budget, memories and selection. Rows **with the
   handicaps** have what the published code, with which the paper's rows were made, gives them:
-  memories of 3 + 3, the last samples of a batch asked about, answers on a detached teacher for
-  CoTTA and RoTTA.
-* † Streams shorter than the paper's: directions compare, numbers do not. All ablations are planned
-  so, with a quarter of each corruption.
+  memories of 3 + 3, the last samples of a batch asked about, answered samples normalised by those
+  of the same verdict and their probabilities by a second softmax, answers on a detached teacher for
+  CoTTA and RoTTA; SGD and other augmentations for CoTTA; weight decay for CoTTA, EATA and SoTTA.
+  SimATTA has its own questions and memories in that code, and its row the clustering and the loss
+  of it ([SimATTA](methods/simatta.md)). BiTTA's differs in when a batch's statistics are taken in.
+  Some rows are higher so: see the two averages below.
+* † Streams shorter than the paper's, all ablations with a quarter of each corruption: directions
+  compare, and a number that decides here may decide otherwise on whole streams.
 * ‡ Collapsed: with some seed, in some domain, less than half of the source model's accuracy or,
   where that was not run, of the median row's. Its accuracy stays in the mean. Tables say in how
   many domains.
-* Source models are not the paper's, and the corrupted CIFAR images are made by bitta. Both move
-  every row of a table, so that its order says more than its differences.
+* Source models are not the paper's (on PACS a ResNet-50, where the paper has a ResNet-18), and the
+  corrupted CIFAR images are made by bitta. Both move every row of a table, so that its order says
+  more than its differences.
 * Calibration errors are in 15 bins over a whole stream; the paper does not say how its were made.
 * Seconds are those of the median batch of each run, which had the device to itself; a report tells
-  their mean. Few batches are timed, in which memories still fill and most work is not captured yet;
-  what a batch takes after that is in [performance.md](performance.md).
+  their mean. Few batches are timed, in which memories still fill and most work is not captured yet.
+  After that the order is another one: [comparison.md](comparison.md) has what a batch takes then.
 * Why a claim does not hold is kept in `docs/reasons.toml`.
 """
 

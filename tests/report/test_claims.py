@@ -10,11 +10,17 @@ from bitta.errors import InputError
 from bitta.metrics import Reliability
 from bitta.report import claims
 from bitta.report.claims import NO_CAUSE, Finding, Statement, Verdict, judged
-from bitta.report.claims_cost import beats_at_equal_cost, most_at_equal_cost
+from bitta.report.claims_cost import (
+    beats_at_equal_cost,
+    most_at_equal_cost,
+    true_labels_beat_wrong_ones,
+    verdicts_beat_wrong_labels,
+)
 from bitta.report.claims_directions import (
     above_all,
     above_at_each,
     agreeing_is_right,
+    agreeing_is_steady,
     agreement_is_best,
     both_are_best,
     confidence_moves,
@@ -47,6 +53,12 @@ def made(tmp_path):
 def run(name, right, method="bitta", **changed):
     """Ten times `right` percent in each of two domains."""
     return made_run(name, method, [right, right], **changed)
+
+
+def stepped(run, changes):
+    """With its steps, one per domain, changed so."""
+    steps = [replace(step, **of) for step, of in zip(run.steps, changes, strict=True)]
+    return replace(run, steps=steps)
 
 
 def swept(key, rights, method="bitta"):
@@ -133,9 +145,11 @@ DIRECTIONS = [
     thresholds_are_unsteady,
     partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 2.0),
     partial(agreeing_is_right, "f"),
+    partial(agreeing_is_steady, "f"),
     confidence_moves,
     dropout_is_calibrated,
     beats_at_equal_cost,
+    verdicts_beat_wrong_labels,
     partial(most_at_equal_cost, 32),
 ]
 
@@ -191,7 +205,8 @@ def test_a_setting_matters_little_if_best_and_worst_are_near(made):
     like = {"method__alpha": 1.0}
     assert robust("f", "method.beta", 2.0, results, **like).holds
     assert not robust("f", "method.beta", 1.9, results, **like).holds
-    assert robust("f", "method.beta", 1.0, results, **like, least=1.0).holds
+    told = "0.1: 80.00, 1.0: 82.00, 4.0: 81.00 (1 seed)"
+    assert robust("f", "method.beta", 1.0, results, **like, least=1.0) == Finding(told, True)
     assert not robust("f", "method.beta", 2.0, results).holds
 
 
@@ -271,23 +286,41 @@ def test_agreement_is_right_more_often_in_each_domain(made, right, holds):
     assert finding == Finding(f"{told} (1 seed)", holds)
 
 
+@pytest.mark.parametrize(("second", "holds"), [(2, True), (1, False)])
+def test_agreement_is_steady_if_its_accuracy_deviates_less_over_domains(made, second, holds):
+    """Of 8 that agree 6 and 5 are right: 75 and 62.5 %, deviation 8.84. Of the 2 others one in the
+    first domain, both or one in the other: 50 and 100 %, deviation 35.36, or 50 twice."""
+    of = [
+        {"n_correct": right, "n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": agreeing}
+        for right, agreeing in ((7, 6), (5 + second, 5))
+    ]
+    finding = agreeing_is_steady("f", made("f", stepped(run("bitta", 7), of)))
+    rest = "50.0 to 100.0 % (deviation 35.4)" if holds else "50.0 to 50.0 % (deviation 0.0)"
+    told = f"agreeing 62.5 to 75.0 % (deviation 8.8) and others {rest} (1 seed)"
+    assert finding == Finding(told, holds)
+
+
 @pytest.mark.parametrize(("sure", "holds"), [(6.0, True), (6.5, False)])
 def test_confidence_moves_by_ten_points(made, sure, holds):
-    """In ten samples 7 in fog, 6 or 6.5 in snow: 70 %, and 60 or 65."""
-    right = run("bitta", 5)
-    steps = [replace(s, confidence=c) for s, c in zip(right.steps, (7.0, sure), strict=True)]
-    finding = confidence_moves(made("confidence", replace(right, steps=steps)))
-    assert finding == Finding(f"cifar10-c: {10 * sure:.1f} to 70.0 % (1 seed)", holds)
+    """The policy's: in ten samples 7 in fog, 6 or 6.5 in snow: 70 %, and 60 or 65."""
+    of = [
+        {"confidence": served, "n_measured": 10, "policy_confidence": policy}
+        for served, policy in ((8.0, 7.0), (8.5, sure))
+    ]
+    finding = confidence_moves(made("confidence", stepped(run("bitta", 5), of)))
+    told = f"cifar10-c: {10 * sure:.1f} to 70.0 %, in what is served 80.0 to 85.0 % (1 seed)"
+    assert finding == Finding(told, holds)
+
+
+def test_a_result_without_the_policys_confidence_does_not_tell_it(made):
     assert confidence_moves(made("confidence", run("bitta", 5))) is None
 
 
 def test_the_policys_confidence_is_told_of_the_samples_it_was_computed_on(made):
     """Five of ten samples: 4.5 are 90 % in fog; in snow it was not computed."""
-    of = [{"n_measured": 5, "policy_confidence": 4.5}, {}]
-    right = run("bitta", 5)
-    steps = [replace(s, confidence=8.0, **o) for s, o in zip(right.steps, of, strict=True)]
-    finding = confidence_moves(made("confidence", replace(right, steps=steps)))
-    told = "cifar10-c: 80.0 to 80.0 %, the policy's 90.0 to 90.0 % (1 seed)"
+    of = [{"confidence": 8.0, "n_measured": 5, "policy_confidence": 4.5}, {"confidence": 8.0}]
+    finding = confidence_moves(made("confidence", stepped(run("bitta", 5), of)))
+    told = "cifar10-c: 90.0 to 90.0 %, in what is served 80.0 to 80.0 % (1 seed)"
     assert finding == Finding(told, holds=False)
 
 
@@ -336,6 +369,9 @@ def test_a_lead_at_equal_cost_is_told_in_percent_and_points(made):
     # Two sets are missing, which may have a larger lead.
     assert most_at_equal_cost(61, results) == Finding(told, None, False)
     assert beats_at_equal_cost(results) == Finding("cifar10-c +30.00 (1 seed)", True, False)
+    lowered, over_wrong = true_labels_beat_wrong_ones(results), verdicts_beat_wrong_labels(results)
+    assert lowered == Finding("cifar10-c +10.00 (1 seed)", True, False)
+    assert over_wrong == Finding("cifar10-c +40.00 (1 seed)", True, False)
 
 
 def test_seeds_of_two_versions_of_the_code_are_one_row(made):

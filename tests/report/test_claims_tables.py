@@ -10,8 +10,8 @@ from bitta.bench.expand import read_jobs
 from bitta.corruptions import CORRUPTIONS
 from bitta.methods import METHODS
 from bitta.metrics import Reliability
-from bitta.report.claims import Verdict, judged
-from bitta.report.claims_leads import STARS, streams
+from bitta.report.claims import Finding, Verdict, judged
+from bitta.report.claims_leads import STARS, from_answers, streams
 from bitta.report.claims_list import statements
 from bitta.report.claims_orders import (
     domains_led,
@@ -47,7 +47,8 @@ def job_run(experiment, right):
     run = made_run(
         table["name"], kind, [right] * len(domains), domains=tuple(domains), n_queries=asked,
         reliability=BINS, policy_reliability=BINS, seed=table["seed"],
-        step={"n_measured": 10, "n_agreeing": 6, "n_agreeing_correct": 6, "confidence": 8.0},
+        step={"n_measured": 10, "n_agreeing": 6, "n_agreeing_correct": 6, "confidence": 8.0,
+              "policy_confidence": 7.0},
     )  # fmt: skip
     protocol = f"{sorted(stream.items())}, seed {table['seed']}"
     elsewhere = {
@@ -251,6 +252,33 @@ def test_what_answers_give_on_all_five_streams(everything):
         assert stream.fair.over_mean == pytest.approx(90 - 550 / 7)
         assert stream.fair.from_answers == pytest.approx(0)
     assert len(STARS) == 7
+
+
+def test_what_answers_give_is_told_without_the_method_that_gains_most(tmp_path):
+    """Without answers 60 each: gains of 0, 2, 4, 16, 6 and 8, on average 6; 4 without CoTTA."""
+    results = cifar10(tmp_path, {**ALL, "bitta": 80})
+    (tmp_path / "original").mkdir()
+    for method in ("tent", "eata", "sar", "cotta", "rotta", "sotta"):
+        made_run(method, method, [60] * 15, n=100, domains=tuple(CORRUPTIONS), n_queries=0).save(
+            tmp_path / "original" / f"{method}-seed0.json"
+        )
+    told = "fair, 1 of 5 streams: +6.00, +4.00 without CoTTA, which gains most"
+    assert from_answers(1.14, results) == Finding(told, None, False)
+
+
+def test_rows_that_handicaps_raise_are_named(tmp_path):
+    """TENT* 60 and 70 with them, SAR* 64 and 63."""
+    cifar10(tmp_path, {"tent": 60, "sar": 64}, "main-cifar10-c")
+    for method, right in (("tent", 70), ("sar", 63)):
+        preset = METHODS[method].Config.presets["reference"]
+        made_run(
+            f"reference-{method}", method, [right] * 15, n=100, domains=tuple(CORRUPTIONS),
+            settings=dict(preset),
+        ).save(tmp_path / "main-cifar10-c" / f"reference-{method}-seed0.json")  # fmt: skip
+    [first, *_] = streams(Results(tmp_path))
+    assert (first.raised, first.n_both) == (("TENT*",), 2)
+    page = reproduction_page(Results(tmp_path), {}, "# Title")
+    assert "Rows that are higher with the handicaps: CIFAR-10-C 1 of 2 (TENT\\*)." in page
 
 
 def test_what_is_short_is_told_run_by_run(everything):

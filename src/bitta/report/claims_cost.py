@@ -51,6 +51,12 @@ def true_labels_beat_wrong_ones(results: Results) -> Finding | None:
     return _all_above(rows)
 
 
+def verdicts_beat_wrong_labels(results: Results) -> Finding | None:
+    """BiTTA is above SimATTA with labels as wrong as GPT-4o's, as many as verdicts pay for."""
+    rows = {kind: _rows(results, kind, "bits")[::2] for kind in _SETS}
+    return _all_above(rows)
+
+
 def verdicts_beat_labels(results: Results) -> Finding | None:
     """BiTTA with verdicts is above SimATTA with as many labels."""
     rows: dict[str, tuple[Row | None, Row | None]] = {}

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from bitta.report.claims import Finding, seeds_of
@@ -15,8 +15,8 @@ from bitta.report.claims_tables import measured
 from bitta.report.paper import paper_claims, paper_table
 from bitta.report.row import Row
 
-WIDE = 2.0
-"""Points between the best and the worst of what we call robust."""
+FAR = 2.0
+"""Points that we call far below."""
 MOVES = 10.0
 """Points of confidence that we call a change."""
 FELL = " ‡"
@@ -60,11 +60,11 @@ def rises(folder: str, key: str, method: str, results: Results) -> Finding | Non
 def robust(
     folder: str, key: str, within: float, results: Results, *, least: float = 0, **where: Any
 ) -> Finding | None:
-    """All values of a setting, from `least` up, are about as good."""
-    rows = {v: r for v, r in results.sweep(folder, key, **where).items() if v >= least}
-    if len(rows) < 2:
+    """All values of a setting, from `least` up, are about as good; lower ones are told."""
+    rows = results.sweep(folder, key, **where)
+    values = [row.domain_mean.mean for value, row in rows.items() if value >= least]
+    if len(values) < 2:
         return None
-    values = [row.domain_mean.mean for row in rows.values()]
     return Finding(_series(rows), max(values) - min(values) <= within)
 
 
@@ -136,17 +136,19 @@ def is_far_below(
 def confidence_moves(results: Results) -> Finding | None:
     """Between the corruptions it is least and most sure in, BiTTA's confidence is far apart.
 
-    That in what is served decides; the policy's is told.
+    The policy's decides, by which the paper measures a sample's; that in what is served is told.
     """
-    rows = [row for row in results.rows("confidence", "bitta") if _confidences(row, "confidence")]
+    rows = [
+        row for row in results.rows("confidence", "bitta") if _confidences(row, "policy_confidence")
+    ]
     if not rows:
         return None
     told, moves = [], []
     for row in rows:
-        served, policy = (_confidences(row, of) for of in ("confidence", "policy_confidence"))
-        of_policy = f", the policy's {_range(policy)}" if policy else ""
-        told.append(f"{row.settings['stream']['kind']}: {_range(served)}{of_policy}")
-        moves.append(max(served) - min(served) >= MOVES)
+        policy, served = (_confidences(row, of) for of in ("policy_confidence", "confidence"))
+        kind = row.settings["stream"]["kind"]
+        told.append(f"{kind}: {_range(policy)}, in what is served {_range(served)}")
+        moves.append(max(policy) - min(policy) >= MOVES)
     return Finding(f"{'; '.join(told)} ({seeds_of(rows)})", all(moves))
 
 
@@ -177,6 +179,20 @@ def agreeing_is_right(folder: str, results: Results) -> Finding | None:
     led = sum(agree > differ for agree, differ in found.values())
     told = f"{agreeing:.1f} % right where they agree, {others:.1f} % elsewhere; more in {led} of "
     return Finding(f"{told}{len(found)} corruptions ({seeds_of(rows[:1])})", led == len(found))
+
+
+def agreeing_is_steady(folder: str, results: Results) -> Finding | None:
+    """Over domains, accuracy deviates less where policy and model agree than elsewhere."""
+    rows = results.rows(folder, "bitta")
+    found = _by_agreement(rows[0]) if rows else {}
+    if len(found) < 2:
+        return None
+    agreeing, others = zip(*found.values(), strict=True)
+    told = " and ".join(
+        f"{where} {min(of):.1f} to {max(of):.1f} % (deviation {stdev(of):.1f})"
+        for where, of in (("agreeing", agreeing), ("others", others))
+    )
+    return Finding(f"{told} ({seeds_of(rows[:1])})", stdev(agreeing) < stdev(others))
 
 
 def _by_agreement(row: Row) -> dict[str, tuple[float, float]]:

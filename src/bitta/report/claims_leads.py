@@ -1,7 +1,7 @@
 """Two averages that the paper states without their basis, made anew on every basis."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from bitta.report.claims import Finding, seeds_of
@@ -32,8 +32,8 @@ class Average:
     """BiTTA above the best of the rows with verdicts."""
     over_mean: float
     """BiTTA above their mean."""
-    from_answers: float | None = None
-    """What the six without SimATTA gain by answers."""
+    gains: Mapping[str, float] = field(default_factory=dict)
+    """What each of the six without SimATTA gains by answers; none where one was not run."""
     seeds: str = ""
     over_standing: float | None = None
     """BiTTA above the mean of those that did not collapse, where some did."""
@@ -45,8 +45,14 @@ class Average:
         cls, bitta: float, stars: Sequence[float], plain: Sequence[float] | None, seeds: str = ""
     ) -> "Average":
         """From accuracies in the order of the rows; SimATTA has no form without answers."""
-        gain = None if plain is None else fmean(stars[:-1]) - fmean(plain)
-        return cls(bitta - max(stars), bitta - fmean(stars), gain, seeds)
+        pairs = zip(STARS, stars, plain or (), strict=False)
+        gains = {_plain(name): star - before for name, star, before in pairs}
+        return cls(bitta - max(stars), bitta - fmean(stars), gains, seeds)
+
+    @property
+    def from_answers(self) -> float | None:
+        """What the six gain on average."""
+        return fmean(self.gains.values()) if self.gains else None
 
     def without(self, fallen: Sequence[str], bitta: float, stars: Mapping[str, float]) -> "Average":
         """Told as well without some of the rows."""
@@ -64,6 +70,9 @@ class Stream:
     paper: Average
     fair: Average | None
     handicapped: Average | None
+    raised: tuple[str, ...]
+    """Rows that are higher with the handicaps than without, of those run both ways."""
+    n_both: int
 
 
 def streams(results: Results) -> list[Stream]:
@@ -73,7 +82,9 @@ def streams(results: Results) -> list[Stream]:
         verdicts = measured(paper_table(asked), results)
         without = measured(paper_table(unasked), results)
         fair, handicapped = (_ours(verdicts, without, column, handicaps=h) for h in (False, True))
-        made.append(Stream(name, _paper(verdicts, without, column), fair, handicapped))
+        paper = _paper(verdicts, without, column)
+        raised, n_both = _raised(verdicts, column)
+        made.append(Stream(name, paper, fair, handicapped, raised, n_both))
     return made
 
 
@@ -95,8 +106,12 @@ def from_answers(claimed: float, results: Results) -> Finding | None:
     found = [s for s in streams(results) if s.fair and s.fair.from_answers is not None]
     told = []
     for name, ours in _ways(found):
-        gains = [o.from_answers for o in ours if o.from_answers is not None]
-        told.append(f"{name}: {fmean(gains):+.2f}")
+        all_gains = [o.gains for o in ours if o.gains]
+        by_method = {m: fmean(gains[m] for gains in all_gains) for m in map(_plain, STARS[:-1])}
+        most = max(by_method, key=lambda method: by_method[method])
+        others = fmean(gain for method, gain in by_method.items() if method != most)
+        mean = fmean(by_method.values())
+        told.append(f"{name}: {mean:+.2f}, {others:+.2f} without {most}, which gains most")
     return _decided(told, [s.fair.from_answers if s.fair else None for s in found], claimed)
 
 
@@ -132,6 +147,13 @@ def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool
     average = Average.of(own, values, gains, seeds_of([bitta, *stars]))
     fallen = [star for star in STARS if rows[star].collapsed]
     return average.without(fallen, own, dict(zip(STARS, values, strict=True)))
+
+
+def _raised(verdicts: Measured, column: str) -> tuple[tuple[str, ...], int]:
+    fair, handicapped = (verdicts.ours(column, handicaps=h) for h in (False, True))
+    both = [star for star in STARS if star in fair and star in handicapped]
+    raised = [s for s in both if handicapped[s].domain_mean.mean > fair[s].domain_mean.mean]
+    return tuple(raised), len(both)
 
 
 def _paper(verdicts: Measured, without: Measured, column: str) -> Average:

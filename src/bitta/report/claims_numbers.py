@@ -136,7 +136,7 @@ def _bitta(results: Results) -> Row | None:
 
 
 _JOSHI = "A number of another study, about people."
-_SETTING = "A setting; the folder beta has runs with other weights."
+_SETTING = "A setting; ours are both 1. What answers of weight 2 do stands among the directions."
 _NOTHING: Mapping[str, str] = {
     "label-seconds": _JOSHI,
     "label-errors": _JOSHI,
@@ -153,7 +153,9 @@ _WAYS: Mapping[str, _Way] = {
         check=gain, experiments=_MAIN, part="",
     ),
     "share-asked": _on_main(rule="fewer were asked about", check=_share),
-    "equal-cost": _Way(rule="the largest lead on three sets is as large", check=most_at_equal_cost),
+    "equal-cost": _Way(
+        rule="the largest lead in bits, on three sets, is as large", check=most_at_equal_cost
+    ),
     "bfa-only": _Way(rule="it is below ABA only", check=partial(_component, "BFA only")),
     "aba-only": _Way(rule="it is below both together", check=partial(_component, "ABA only")),
     "ece-mc-dropout": _on_main(rule="ours is not larger", check=partial(_ece, "dropout")),
