@@ -114,11 +114,11 @@ def row(
     on_gpu = result.environment["device"] != "cpu"
     cost = f"{time['ms']:.1f}" if time else "–"
     cost += f" | {result.peak_memory / 1e6:,.0f}" if on_gpu else " | –"
+    ece = "–" if result.ece is None else f"{result.ece:.1f}"
     title = TITLES[method] + (f" ({variant})" if variant else "")
     return (
         f"| {title} | {result.accuracy:.1f} | {gain} | "
-        f"{result.reliability.ece:.1f} | {result.brier:.3f} | {result.total('n_asked')} | "
-        f"{cost} |"
+        f"{ece} | {result.brier:.3f} | {result.total('n_asked')} | {cost} |"
     )
 
 

@@ -1,6 +1,7 @@
 """What a run leaves behind, as a file."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,19 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     nothing_learned = result([step(), step()])
     nothing_learned.save(tmp_path / "s.json")
     assert RunResult.load(tmp_path / "s.json") == nothing_learned
+
+
+def test_a_model_that_serves_no_numbers_has_no_calibration(tmp_path):
+    """Confidences that are no numbers are stored as 0, where nothing is right: an error of 0."""
+    sure = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
+    kept = result([step(confidence=7.5), step(confidence=4.0)], policy_reliability=sure)
+    lost = replace(kept, steps=[step(confidence=7.5), step(confidence=0.0, n_correct=0)])
+    assert (kept.lost_at, lost.lost_at) == (None, 2)
+    assert kept.ece is not None
+    assert kept.policy_ece is not None
+    lost.save(tmp_path / "r.json")
+    summary = json.loads((tmp_path / "r.json").read_text())["summary"]
+    assert (summary["ece"], summary["policy_ece"]) == (None, None)
 
 
 def test_steps_are_columns_a_line_each(tmp_path):

@@ -104,6 +104,23 @@ class RunResult:
         return sum(getattr(step, count) for step in self.steps)
 
     @property
+    def lost_at(self) -> int | None:
+        """The first batch, from 1, in which nothing served was a number; None where all were."""
+        return next((n for n, step in enumerate(self.steps, 1) if step.confidence == 0), None)
+
+    @property
+    def ece(self) -> float | None:
+        """Calibration error of what was served, in percent; None where that ceased to be numbers,
+        which would pass for doubt that is well founded."""
+        return self.reliability.ece if self.lost_at is None else None
+
+    @property
+    def policy_ece(self) -> float | None:
+        """That of the policy; None as well where it was not computed, or nobody measured it."""
+        measured = any(self.policy_reliability.count) and self.lost_at is None
+        return self.policy_reliability.ece if measured else None
+
+    @property
     def brier(self) -> float | None:
         """Mean over samples of Σ (p - one-hot)²; None where it was not measured."""
         sums = [step.brier for step in self.steps if step.brier is not None]
@@ -146,8 +163,8 @@ class RunResult:
         summary = {
             "accuracy": self.accuracy,
             "accuracy_by_domain": self.accuracy_by_domain,
-            "ece": self.reliability.ece,
-            "policy_ece": self.policy_reliability.ece if self.total("n_measured") else None,
+            "ece": self.ece,
+            "policy_ece": self.policy_ece,
             "brier": self.brier,
             "agreement": agreement.rate,
             "accuracy_agreeing": agreement.accuracy_agreeing,

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from bitta.metrics import Reliability
+from bitta.report.beside import beside_table
 from bitta.report.calibration_plot import pooled
 from bitta.report.choice import choose, listed
+from bitta.report.comparison import compare
 from bitta.report.figures import captioned, plots_of
 from bitta.report.over_time import accuracy_curve, agreement_curves, confidence_curve
 from bitta.report.sweeps import sweeps_of
@@ -351,6 +353,18 @@ def bins(**filled):
 
 def there(values):
     return [value for value in values if not np.isnan(value)]
+
+
+def test_a_run_that_serves_no_numbers_is_in_no_reliability_diagram(tmp_path):
+    """Its confidences are stored as 0, the first bin, where nothing is right: no gap at all."""
+    sound = made_run("bitta", "bitta", [6, 6], reliability=bins(b13=(10.0, 9.0, 6.0)))
+    lost = made_run("tent", "tent", [6, 0], reliability=bins(b0=(10.0, 0.0, 0.0)))
+    steps = [lost.steps[0], replace(lost.steps[1], confidence=0.0)]
+    section = made_section(tmp_path, [sound, replace(lost, steps=steps)])
+    [axes] = figure_of(section, "reliability").axes
+    assert axes.get_title(loc="left").startswith("BiTTA")
+    table = beside_table(compare(section), ["ece"])
+    assert [row[-1].text for row in table.rows] == ["–", "30.0"]
 
 
 def test_reliability_has_accuracy_gap_and_error_in_it(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from bitta.report.accuracy import seeds_note, spread_text
 from bitta.report.cells import NOTHING, Cell, Table, best_cells
 from bitta.report.comparison import Comparison
-from bitta.report.row import Spread, policy_ece
+from bitta.report.row import Spread
 from bitta.results import RunResult
 
 
@@ -24,8 +24,8 @@ class Measure:
 
 MEASURES: Mapping[str, Sequence[Measure]] = {
     "ece": (
-        Measure("ece", "ECE %", lambda run: run.reliability.ece, ".1f", lowest=True),
-        Measure("policy_ece", "policy's ECE %", policy_ece, ".1f", lowest=True),
+        Measure("ece", "ECE %", lambda run: run.ece, ".1f", lowest=True),
+        Measure("policy_ece", "policy's ECE %", lambda run: run.policy_ece, ".1f", lowest=True),
     ),
     "brier": (Measure("brier", "Brier", lambda run: run.brier, ".3f", lowest=True),),
     "agreement": (Measure("agreement", "agreement %", lambda run: run.agreement.rate, ".1f"),),

@@ -21,6 +21,7 @@ from bitta.report.style import (
     legend_below,
     new_figure,
 )
+from bitta.results import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,11 @@ FEWEST_SAMPLES = 25
 _COLUMNS = 3
 _LETTERS = 24
 """That a panel has room for side by side."""
+
+
+def has_reliability(row: Row) -> bool:
+    """Whether something was served, and was numbers to the end."""
+    return any(sum(run.reliability.count) for run in _kept(row))
 
 
 def reliability_figure(rows: Sequence[Row]) -> "Figure":
@@ -64,7 +70,7 @@ def pooled(reliabilities: Sequence[Reliability]) -> Reliability:
 
 
 def _draw(axes: "Axes", row: Row) -> None:
-    bins = pooled([run.reliability for run in row.runs.values()])
+    bins = pooled([run.reliability for run in _kept(row)])
     accuracy, confidence = _percent(bins)
     there = ~np.isnan(accuracy)
     edges = np.linspace(0, 100, len(accuracy) + 1)
@@ -80,7 +86,7 @@ def _draw(axes: "Axes", row: Row) -> None:
     )  # fmt: skip
     axes.plot([0, 100], [0, 100], color=BLACK, linewidth=0.8, linestyle="dashed", label="ideal")
     if row.policy_ece is not None:
-        right, sure = _percent(pooled([run.policy_reliability for run in row.runs.values()]))
+        right, sure = _percent(pooled([run.policy_reliability for run in _kept(row)]))
         axes.plot(
             sure, right, color=VERMILION, marker="o", markersize=3.5, linewidth=1.2,
             label="policy π",
@@ -97,12 +103,16 @@ def _percent(bins: Reliability) -> tuple[NDArray[np.float64], NDArray[np.float64
     return 100 * np.array(bins.correct) / count, 100 * np.array(bins.confidence) / count
 
 
+def _kept(row: Row) -> list[RunResult]:
+    """Runs of models that kept their weights in range."""
+    return [run for run in row.runs.values() if run.lost_at is None]
+
+
 def _title(row: Row) -> str:
     """Its name and its errors, above the panel, where no data lie."""
-    lines = [fill(label_of(row), _LETTERS), f"ECE {_told(row.ece)}"]
-    if row.policy_ece is not None:
-        lines.append(f"policy's ECE {_told(row.policy_ece)}")
-    return "\n".join(lines)
+    errors = {"ECE": row.ece, "policy's ECE": row.policy_ece}
+    told = [f"{name} {_told(ece)}" for name, ece in errors.items() if ece is not None]
+    return "\n".join([fill(label_of(row), _LETTERS), *told])
 
 
 def _told(ece: Spread) -> str:

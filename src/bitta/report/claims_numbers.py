@@ -89,7 +89,7 @@ def components(results: Results) -> dict[str, Row]:
 
 def _ece(shown: str, claimed: float, results: Results) -> Finding | None:
     row = _bitta(results)
-    if row is None or row.policy_ece is None:
+    if row is None or row.policy_ece is None or row.ece is None:
         return None
     dropout, served = row.policy_ece.mean / 100, row.ece.mean / 100
     less = 100 * (1 - dropout / served)

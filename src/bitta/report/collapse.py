@@ -7,7 +7,6 @@ from statistics import median
 from bitta.metrics.collapse import fallen_behind
 from bitta.report.names import between
 from bitta.report.row import Row
-from bitta.results import RunResult
 
 
 def marked(rows: Sequence[Row], source: Row | None) -> tuple[Row, ...]:
@@ -42,12 +41,6 @@ def fallen(row: Row) -> str:
     seeds = ", ".join(map(str, row.collapsed))
     of = f" with seed {seeds}" if len(row.collapsed) < len(row.runs) else ""
     return f"collapsed in {most} of {len(row.by_domain)} domains{of}"
-
-
-def lost_at(run: RunResult) -> int | None:
-    """The first batch, counted from 1, in which nothing served was a number; None for a model that
-    kept its weights in range."""
-    return next((n for n, step in enumerate(run.steps, 1) if step.confidence == 0), None)
 
 
 def _medians(rows: Sequence[Row]) -> dict[str, float]:

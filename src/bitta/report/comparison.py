@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitta.errors import SettingError, unknown
-from bitta.report.collapse import lost_at
 from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
 from bitta.report.names import between, listed_seeds
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
@@ -126,7 +125,7 @@ def _rows(n: int) -> str:
 
 def _lost(row: Row) -> str:
     """Since when a model whose weights have left their range serves no numbers."""
-    found = {seed: batch for seed, run in row.runs.items() if (batch := lost_at(run))}
+    found = {seed: batch for seed, run in row.runs.items() if (batch := run.lost_at)}
     if not found:
         return ""
     return f"; no numbers from batch {between(list(found.values()))} on{_seeds(row, found)}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitta.report.calibration_plot import FEWEST_SAMPLES, reliability_figure
+from bitta.report.calibration_plot import FEWEST_SAMPLES, has_reliability, reliability_figure
 from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import compared, cost_figure, prices_of
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
@@ -58,8 +58,8 @@ def captioned(section: Section) -> Iterator[Plot]:
     yield _over_time(section)
     if len(section.domains) > 1 and len(section.rows) > 1:
         yield _by_domain(section)
-    if any(sum(run.reliability.count) for row in section.rows for run in row.runs.values()):
-        yield _reliability(section)
+    if sound := [row for row in section.rows if has_reliability(row)]:
+        yield _reliability(sound)
     if measured := [row for row in section.rows if row.first.agreement.n_measured]:
         yield _agreement(measured)
     if sure := [row for row in section.rows if all(map(has_confidence, row.runs.values()))]:
@@ -116,8 +116,8 @@ def _levels(sweep: Sweep) -> str:
     return f"Level, as this setting has no effect there: {names}." if names else ""
 
 
-def _reliability(section: Section) -> Plot:
-    choice = choose(section.rows, _MOST_DIAGRAMS)
+def _reliability(sound: Sequence[Row]) -> Plot:
+    choice = choose(sound, _MOST_DIAGRAMS)
     told = (
         "How often predictions of each confidence are right; bars on the dashed line would be "
         "ideal, hatching is the gap, and ECE its mean. "

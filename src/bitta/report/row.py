@@ -155,14 +155,14 @@ class Row:
         return {domain: Spread.of([one[domain] for one in seen]) for domain in seen[0]}
 
     @property
-    def ece(self) -> Spread:
-        """Calibration error of what was served, in percent."""
-        return Spread.of([run.reliability.ece for run in self.runs.values()])
+    def ece(self) -> Spread | None:
+        """Calibration error of what was served, in percent; None where that was no numbers."""
+        return self.spread(lambda run: run.ece)
 
     @property
     def policy_ece(self) -> Spread | None:
         """Calibration error of the policy, in percent; None where it was not measured."""
-        return self.spread(policy_ece)
+        return self.spread(lambda run: run.policy_ece)
 
     def spread(self, measure: Callable[[RunResult], float | None]) -> Spread | None:
         """Of any measure, over the runs that have it; None where none has."""
@@ -179,11 +179,6 @@ def _accuracy_after(run: RunResult, part: float) -> float:
         if seen >= least:
             break
     return 100 * right / seen
-
-
-def policy_ece(run: RunResult) -> float | None:
-    """In percent; None where the policy was not computed, or nobody measured it."""
-    return run.policy_reliability.ece if any(run.policy_reliability.count) else None
 
 
 def on_shared_seeds(rows: Sequence[Row]) -> list[Row]:

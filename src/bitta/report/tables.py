@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from bitta.report.collapse import lost_at
 from bitta.results import RunResult
 
 _QUARTERS = ["1st", "2nd", "3rd", "4th quarter"]
@@ -40,7 +39,7 @@ def agreement_line(result: RunResult) -> str:
 
 def collapse_line(result: RunResult) -> str:
     """A warning, empty where there is nothing to warn of."""
-    if lost := lost_at(result):
+    if lost := result.lost_at:
         return (
             f"from batch {lost} of {len(result.steps)} on the model serves no numbers: its weights "
             "have left their range; try a smaller method.lr."
@@ -73,12 +72,13 @@ def text_table(
 def _row(name: str, result: RunResult, *, by_domain: bool, scored: bool) -> list[str]:
     quarters = result.accuracy_by_part(min(len(_QUARTERS), len(result.steps)))
     parts = list(result.accuracy_by_domain.values()) if by_domain else quarters
+    ece = "-" if result.ece is None else f"{result.ece:.1f}"
     brier = "-" if result.brier is None else f"{result.brier:.3f}"
     return [
         name,
         *(f"{part:.1f}" for part in parts),
         f"{result.accuracy:.1f}",
-        f"{result.reliability.ece:.1f}",
+        ece,
         *([brier] if scored else []),
         str(result.total("n_asked")),
         str(result.total("n_answered")),
