@@ -13,7 +13,7 @@ from bitta.feedback import Judge, Labels
 from bitta.losses import complementary_loss
 from bitta.memory import Anchors, Mixed
 from bitta.methods.balance import Patience, anchor_share, row_weights
-from bitta.methods.clusters import Clusters
+from bitta.methods.clusters import Clusters, first_centres
 from bitta.seeding import Chance, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary
@@ -75,6 +75,31 @@ def test_a_heavy_anchor_pulls_the_centre_to_itself():
     mean = torch.tensor([24.1, 15.4]) / 7
     assert light.distances[0].item() == pytest.approx(mean.norm().item(), rel=1e-5)
     assert heavy.distances[0].item() == pytest.approx(0, abs=1e-4)
+
+
+def test_centres_begin_at_a_heavy_point_and_then_where_most_is_far_away():
+    """The anchor has nearly all the weight; of what is left, three are at (5, 5) and one alone."""
+    masses = torch.tensor([1e6, 1, 1, 1, 1, 1, 1]).double()
+    rows = first_centres(POINTS.double(), masses, n_clusters=3, starts=20, seed=1)
+    assert rows[:, 0].tolist() == [0] * 20
+    later = [set(row) for row in rows[:, 1:].tolist()]
+    assert all(5 in row and row & {2, 3, 4} for row in later)
+
+
+@pytest.mark.parametrize(("n_points", "n_features"), [(90, 8), (60, 200)])
+@pytest.mark.parametrize("starts", [1, 4])
+def test_clusters_are_those_that_scikit_learn_finds_by_itself(n_points, n_features, starts):
+    k_means = pytest.importorskip("sklearn.cluster", reason="scikit-learn is missing").KMeans
+    for seed in range(8):
+        points = torch.randn(n_points, n_features, generator=generator(seed, "points"))
+        weights = 1 + 9 * torch.rand(n_points // 3, generator=generator(seed, "weights"))
+        masses = torch.cat([weights, torch.ones(n_points - len(weights))])
+        plain = k_means(25, n_init=starts, random_state=seed)
+        plain.fit(points.double().numpy(), sample_weight=masses.double().numpy())
+        ours = Clusters.of(points, weights, n_clusters=25, starts=starts, seed=seed)
+        assert ours.labels.tolist() == plain.labels_.tolist()
+        centres = torch.from_numpy(plain.cluster_centers_)[ours.labels]
+        torch.testing.assert_close(ours.distances, (points - centres).norm(dim=1))
 
 
 def test_with_as_many_clusters_as_points_each_is_alone():

@@ -1,10 +1,12 @@
 """What is worth clustering, and weighted k-means over its features; needs scikit-learn."""
 
+import math
 import random
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,6 +54,33 @@ def k_means() -> tuple[Any, type[Warning]]:
     return KMeans, ConvergenceWarning
 
 
+def first_centres(
+    points: Tensor, masses: Tensor, *, n_clusters: int, starts: int, seed: int
+) -> Tensor:
+    """Rows of the points that k-means begins from, (starts, clusters), as k-means++ draws them.
+
+    Each is the best of a few, drawn by how far they are from those before it. Draws and outcome are
+    scikit-learn's; it measures the same distances again for each centre of each start, where here
+    they are known from the beginning and all starts go on together.
+    """
+    trials = 2 + int(math.log(n_clusters))
+    chance = np.random.RandomState(seed % 2**32)
+    drawn = chance.random_sample((starts, 1 + (n_clusters - 1) * trials))
+    first, later = torch.from_numpy(drawn).tensor_split((1,), dim=1)
+    apart = torch.cdist(points, points).square_()
+    reach = masses.cumsum(0)
+    row = torch.searchsorted(reach / reach[-1], first.contiguous(), right=True).squeeze(1)
+    rows, nearest = [row], apart[row]  # (starts, points)
+    for shares in later.unflatten(1, (n_clusters - 1, trials)).unbind(1):
+        reach = (nearest * masses).cumsum(1)
+        tried = torch.searchsorted(reach, shares * reach[:, -1:]).clamp_max_(len(points) - 1)
+        nearer = torch.minimum(apart[tried], nearest.unsqueeze(1))  # (starts, trials, points)
+        best = (nearer @ masses).argmin(1, keepdim=True)
+        rows.append(tried.gather(1, best).squeeze(1))
+        nearest = nearer[torch.arange(starts), best.squeeze(1)]
+    return torch.stack(rows, 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
     """Which cluster each point is in, and how far it is from its centre; anchors come first."""
@@ -74,11 +103,11 @@ class Clusters:
             alone = torch.arange(len(features))
             return cls(alone, torch.zeros(len(features)), n_anchors)
         kind, unlike = k_means()
-        points = features.detach().cpu().double()
         masses = torch.cat([weights.cpu().double(), torch.ones(n_new).double()])
-        # Elkan's algorithm is not for a single cluster.
-        algorithm = "elkan" if n_clusters > 1 else "lloyd"
-        model = kind(n_clusters, n_init=starts, algorithm=algorithm, random_state=seed % 2**32)
+        points = _turned(features.detach().cpu().double())
+        rows = first_centres(points, masses, n_clusters=n_clusters, starts=starts, seed=seed)
+        begin = iter(rows.numpy())
+        model = kind(n_clusters, init=lambda x, *_, **__: x[next(begin)], n_init=starts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", unlike)
             model.fit(points.numpy(), sample_weight=masses.numpy())
@@ -110,3 +139,10 @@ class Clusters:
         sizes = torch.bincount(self.labels[new], minlength=n_clusters)
         sharing = torch.bincount(self.labels[standing], minlength=n_clusters).clamp_min(1)
         return torch.where(standing, (sizes / sharing)[self.labels], 0.0)
+
+
+def _turned(points: Tensor) -> Tensor:
+    """The same points about their middle, turned into as few dimensions as there are points."""
+    points = points - points.mean(0)
+    n_points, n_features = points.shape
+    return points if n_features <= n_points else torch.linalg.qr(points.T, mode="r").R.T

@@ -59,7 +59,7 @@ class SimattaConfig(GradientConfig):
     """How many more there are on each batch; the BiTTA paper's value. The authors: 1."""
     starts: int = 1
     """Clusterings of a batch, from other first centres, of which the best is taken; the authors'
-    10 take most of a second with all anchors."""
+    value is 10."""
     cold_start: int = 100
     """Until there are so many source-like samples, anchors have at most a fifth of the loss; the
     authors' value."""
