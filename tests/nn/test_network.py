@@ -216,6 +216,23 @@ def test_a_model_that_takes_views_keeps_the_usual_layout():
     assert session.model.site.weight.is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("convolution", "channels_last"),
+    [
+        (nn.Conv2d(4, 8, 1, stride=2), False),
+        (nn.Conv2d(32, 32, 1, stride=2, groups=4), False),
+        (nn.Conv2d(16, 8, 1, stride=2), True),
+        (nn.Conv2d(4, 8, 1), True),
+        (nn.Conv2d(4, 8, 3, stride=2), True),
+    ],
+)
+def test_few_channels_that_are_strided_through_keep_the_usual_layout(convolution, channels_last):
+    """oneDNN writes past its memory in the gradient of such filters of one pixel."""
+    model = nn.Sequential(convolution, nn.Flatten(), nn.LazyLinear(3))
+    model(torch.rand(2, convolution.in_channels, 8, 8))
+    assert Network(model).execution.channels_last == channels_last
+
+
 def test_a_model_that_writes_into_its_images_sees_them_once():
     class Writes(nn.Module):
         def __init__(self):

@@ -19,6 +19,9 @@ from bitta.nn.logits import LogitsOf, logits_of
 from bitta.nn.norm import CallsOf, Rows, normalised_by
 from bitta.seeding import Chance
 
+_BLOCK = 16
+"""Channels that oneDNN takes at a time, at most."""
+
 
 class Borrowed:
     """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
@@ -36,9 +39,10 @@ class Borrowed:
             raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
         self.counts = counts or Counts()
-        self.execution = Execution.chosen(
-            self.device, self._dtype, eager=eager, precision=precision
-        )
+        chosen = Execution.chosen(self.device, self._dtype, eager=eager, precision=precision)
+        if self.device.type == "cpu" and any(map(_too_narrow, model.modules())):
+            chosen = replace(chosen, channels_last=False)
+        self.execution = chosen
         self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._path: dict[str, Any] = {"eager": eager, "precision": precision}
@@ -169,3 +173,17 @@ class Borrowed:
         if not allowed:
             self._loan.lay_out_as_before()
             self.execution = replace(self.execution, channels_last=False)
+
+
+def _too_narrow(module: nn.Module) -> bool:
+    """Whether a CPU's gradients of this convolution write where they should not, channels last.
+
+    So oneDNN does up to the version in torch 2.13 where it strides through a few channels with
+    filters of one pixel.
+    """
+    return (
+        isinstance(module, nn.Conv2d)
+        and max(module.kernel_size) == 1
+        and max(module.stride) > 1
+        and module.in_channels // module.groups < _BLOCK
+    )
