@@ -1,0 +1,74 @@
+"""Experiments whose data or weights cannot be had here, run on small trees of the same shape."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bitta.bench.expand import read_jobs
+from bitta.bench.runner import run
+from bitta.models import ModelCard, build_model, save_model
+from bitta.nn import Network
+from bitta.statistics import SourceStatistics
+from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
+from small_trees import MAKERS
+
+FOLDERS = sorted((Path(__file__).parents[1] / "experiments").iterdir())
+RESIDUAL = "resnet8", {"widths": (4, 8, 8)}
+TRANSFORMER = "vit_small", {"width": 24, "depth": 1, "mlp_width": 24}
+TINY = ("n01443537", "n01629819", *(f"n{number}" for number in range(198)))
+MODELS = {
+    "tiny-imagenet-resnet18.safetensors": (RESIDUAL, TINY),
+    "imagenet-resnet18.safetensors": (RESIDUAL, tuple(imagenet_wnids())),
+    "domainnet126-real-resnet18.safetensors": (RESIDUAL, ()),
+    "owttt-cifar10.safetensors": (RESIDUAL, CIFAR10_CLASSES),
+    "owttt-cifar100.safetensors": (RESIDUAL, CIFAR100_CLASSES),
+    "cifar10-vit.safetensors": (TRANSFORMER, CIFAR10_CLASSES),
+}
+"""For the weights that were not trained here: a stand-in for images of 32 pixels, its classes."""
+EXPERIMENTS = {
+    f"{folder.name}/{job.experiment.name}": job.experiment
+    for folder in FOLDERS
+    for job in read_jobs([folder])
+    if job.experiment.seed == 0
+}
+JOBS = {name: one for name, one in EXPERIMENTS.items() if one.model.weights in MODELS}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with every stand-in and every set."""
+    folder = tmp_path_factory.mktemp("small")
+    torch.manual_seed(0)
+    for name, ((architecture, arguments), classes) in MODELS.items():
+        of_set = {"n_classes": len(classes) or 126, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+        card = ModelCard(
+            architecture=architecture,
+            arguments=arguments | of_set,
+            classes=classes,
+            input_shape=(3, 32, 32),
+        )
+        model = build_model(architecture, **arguments, **of_set).eval()
+        save_model(folder / name, model, card)
+        if name.startswith("owttt"):
+            seen = SourceStatistics.of(Network(model), [torch.rand(64, 3, 32, 32)])
+            seen.save(folder / name.replace(".", ".statistics."))
+    for kind in {experiment.stream.kind for experiment in JOBS.values()}:
+        name, make = MAKERS[kind]
+        make(folder / "data" / name, **({"n": 8} if name.startswith("cifar") else {}))
+    return folder
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_it_runs_on_a_small_tree(name, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("BITTA_DATA", str(place / "data"))
+    result = run(JOBS[name], out=tmp_path)
+    assert result.lost_at is None
+    assert result.total("n_asked") == result.total("n_answered")
+
+
+def test_all_other_experiments_have_results():
+    others = {name.split("/")[0] for name in EXPERIMENTS.keys() - JOBS.keys()}
+    results = Path(__file__).parents[1] / "results"
+    assert all(list((results / folder).glob("*-seed*.json")) for folder in others)
