@@ -8,7 +8,7 @@ from bitta.report.claims import Finding, seeds_of
 from bitta.report.claims_results import Results
 from bitta.report.claims_tables import Measured, measured
 from bitta.report.paper import paper_table
-from bitta.report.row import Row
+from bitta.report.row import Row, on_shared_seeds
 
 _STREAMS = (
     ("CIFAR-10-C", "tab:tinyimagenetc/cifar10-c", "tab:app_original/cifar10-c", "mean"),
@@ -152,8 +152,14 @@ def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool
 def _raised(verdicts: Measured, column: str) -> tuple[tuple[str, ...], int]:
     fair, handicapped = (verdicts.ours(column, handicaps=h) for h in (False, True))
     both = [star for star in STARS if star in fair and star in handicapped]
-    raised = [s for s in both if handicapped[s].domain_mean.mean > fair[s].domain_mean.mean]
+    raised = [star for star in both if _is_raised(fair[star], handicapped[star])]
     return tuple(raised), len(both)
+
+
+def _is_raised(fair: Row, handicapped: Row) -> bool:
+    """With the seeds that both have."""
+    before, after = on_shared_seeds([fair, handicapped])
+    return after.domain_mean.mean > before.domain_mean.mean
 
 
 def _paper(verdicts: Measured, without: Measured, column: str) -> Average:

@@ -64,6 +64,12 @@ class Results:
             and all(row.varying.get(key) == value for key, value in wanted.items())
         ]
 
+    def source_of(self, row: Row) -> Row | None:
+        """The source model on the images of a row, if it was run in any folder."""
+        seen = _images(row)
+        rows = (r for f in self.expected for section in self.own_sections(f) for r in section.rows)
+        return next((r for r in rows if r.method == "source" and seen & _images(r)), None)
+
     def sweep(
         self, folder: str, key: str, method: str = "bitta", *, kind: str = "", **settings: Any
     ) -> dict[Any, Row]:
@@ -79,6 +85,12 @@ class Results:
             for section in self.sections(folder)
             if any(fnmatchcase(f"{row.name}-seed", part) for row in section.rows)
         )
+
+
+def _images(row: Row) -> set[tuple[str, str]]:
+    """Streams that it was run on, and the weights it began with."""
+    runs = (run.environment for run in row.runs.values())
+    return {(str(of.get("stream")), str(of.get("source_weights"))) for of in runs}
 
 
 def _joined(sections: list[Section]) -> list[Section]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bitta.report.claims_results import STAND_INS, Results
 from bitta.report.collapse import behind
@@ -109,7 +110,9 @@ def measured(table: PaperTable, results: Results) -> Measured:
                 slots.setdefault(slot, []).append(row)
                 shorter |= is_shorter(section)
     usual = _usual(fair)
-    return Measured(table, _marked(usual, usual), _marked(_usual(handicapped), usual), shorter)
+    sources = {column: row for (_, column), row in usual.items() if row.method == "source"}
+    marked = partial(_marked, sources=sources, results=results)
+    return Measured(table, marked(usual), marked(_usual(handicapped)), shorter)
 
 
 def _sections(table: PaperTable, results: Results) -> Iterator[Section]:
@@ -129,13 +132,15 @@ def _usual(slots: Mapping[Slot, list[Row]]) -> dict[Slot, Row]:
     return {slot: min(rows, key=_n_unusual) for slot, rows in slots.items()}
 
 
-def _marked(slots: Mapping[Slot, Row], fair: Mapping[Slot, Row]) -> dict[Slot, Row]:
+def _marked(
+    slots: Mapping[Slot, Row], sources: Mapping[str, Row], results: Results
+) -> dict[Slot, Row]:
     """Collapsed or not beside the source model of the same column, in whatever folder it lies."""
-    sources = {column: row for (_, column), row in fair.items() if row.method == "source"}
-    return {
-        slot: replace(row, collapsed=behind(row, sources[slot[1]])) if slot[1] in sources else row
-        for slot, row in slots.items()
-    }
+    marked = {}
+    for slot, row in slots.items():
+        source = sources.get(slot[1]) or results.source_of(row)
+        marked[slot] = replace(row, collapsed=behind(row, source)) if source else row
+    return marked
 
 
 def _n_unusual(row: Row) -> int:

@@ -37,8 +37,12 @@ class Comparison:
     @property
     def paper_notes(self) -> list[str]:
         """Which tables, and whether they are to be compared with."""
+        uneven = any(
+            abs(row.domain_mean.mean - row.accuracy.mean) > 0.005 for row in self.section.rows
+        )
         if not self.printed:
-            return [f"{self.asked}: no row of it is measured here."] if self.asked else []
+            notes = [f"{self.asked}: no row of it is measured here."] if self.asked else []
+            return notes + (["Mean: over all samples."] if uneven else [])
         places = ", ".join(table.place for table in self.tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
         if is_shorter(self.section):
@@ -47,7 +51,7 @@ class Comparison:
                 f"NOT COMPARABLE with the paper: {sizes} samples of each domain here, "
                 f"{PER_DOMAIN:,} there."
             )
-        if any(abs(row.domain_mean.mean - row.accuracy.mean) > 0.005 for row in self.section.rows):
+        if uneven:
             notes.append(
                 "Mean: over all samples; the paper's counts each domain once, and so does the "
                 "difference."
