@@ -253,3 +253,19 @@ def test_csv_is_long_plain_and_precise(comparison):
     assert (mean["title"], mean["answers"], mean["collapsed"]) == ("BiTTA", "verdict", "")
     assert {x["measure"] for x in lines} >= {"accuracy", "ece", "ms"}
     assert {x["code"] for x in lines} == {"b" * 64}
+
+
+def test_the_papers_memory_stands_beside_ours(tmp_path):
+    """1 MB each; Table 4 has 2,081 for the source model and 8,304 for BiTTA."""
+    (tmp_path / "memory").mkdir()
+    runs = [made_run("source", "source", [4, 8]), made_run("bitta", "bitta", [6, 8])]
+    compared = compare(made_section(tmp_path / "memory", runs))
+    table = beside_table(compared, ("memory",))
+    assert table.header == ["method", "peak MB", "paper", "difference"]
+    assert texts(table) == [
+        ["Source", "1", "2081", "-2080"], ["BiTTA", "1", "8304", "-8303"],
+    ]  # fmt: skip
+    lines = csv.DictReader(StringIO(csv_report([compared], ("memory",))))
+    assert [(line["paper"], line["difference"]) for line in lines] == [
+        ("2081.0", "-2080.0"), ("8304.0", "-8303.0"),
+    ]  # fmt: skip

@@ -407,10 +407,56 @@ def test_seeds_are_pooled_in_a_diagram():
 
 
 def test_time_is_drawn_for_methods_of_one_machine(compared):
-    lines = figure_of(compared, "accuracy-against-time").axes[0].lines
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in lines[:4]] == [
-        (10, 50), (500, 80), (500, 40), (1000, 70),
+    figure = figure_of(compared, "accuracy-against-time")
+    lines = figure.axes[0].lines
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in lines] == [
+        (500, 80), (1000, 70), (10, 50), (500, 40),
     ]  # fmt: skip
+    assert legend_of(figure) == ["TENT", "BiTTA", "Source", "SAR †"]
+
+
+def test_rows_of_one_method_are_told_apart_in_time(tmp_path):
+    runs = [made_run("source", "source", [4, 4], seconds=FAST), made_run("tent", "tent", [5, 5])]
+    runs += [
+        made_run(f"bitta-{part}", "bitta", [6, 6], settings={"micro_batch": part})
+        for part in (0, 63)
+    ]
+    figure = figure_of(made_section(tmp_path, runs), "accuracy-against-time")
+    assert legend_of(figure)[:2] == ["BiTTA", "BiTTA (micro_batch 63)"]
+    assert len({line.get_color() for line in figure.axes[0].lines}) == 4
+
+
+def test_memory_is_drawn_where_a_gpu_has_measured_it(tmp_path, compared):
+    """1, 2 and 3 MB, and two seeds of 3 and 5 for BiTTA."""
+    assert "memory" not in dict(plots_of(compared))
+    gpu = compared.rows[0].first.environment | {"device": "NVIDIA H200"}
+    most = {"source": 1, "tent": 2, "sar": 3}
+    runs = [made_run(name, name, [5, 5], n_queries=0) for name in most]
+    runs += [made_run("bitta", "bitta", [5, 5], seed=seed) for seed in (0, 1)]
+    taken = [*most.values(), 3, 5]
+    section = made_section(
+        tmp_path / "gpu",
+        [replace(run, environment=gpu, peak_memory=int(mb * 1e6))
+         for run, mb in zip(runs, taken, strict=True)],
+    )  # fmt: skip
+    axes = figure_of(section, "memory").axes[0]
+    bars = next(found for found in axes.containers if hasattr(found, "patches"))
+    assert [bar.get_width() for bar in bars.patches] == [1, 2, 3, 4]
+    assert [label.get_text() for label in axes.get_yticklabels()][-1] == "BiTTA"
+
+
+def test_calibration_of_the_policy_is_drawn_against_its_passes(tmp_path):
+    """Confidence .9 and 60, 70 and 80 % right: errors of 30, 20 and 10 %."""
+    runs = [
+        made_run(
+            f"bitta-{passes}", "bitta", [6, 6], settings={"passes": passes},
+            policy_reliability=bins(b13=(100.0, 90.0, right)),
+        )
+        for passes, right in ((1, 60.0), (2, 70.0), (4, 80.0))
+    ]  # fmt: skip
+    figure = figure_of(made_section(tmp_path, runs), "calibration-against-method-passes")
+    line = figure.axes[0].lines[0]
+    np.testing.assert_allclose(line.get_xydata(), [[1, 30], [2, 20], [4, 10]])
 
 
 def test_source_bn_stats_and_bitta_are_always_chosen_and_the_rest_is_told(tmp_path):

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bitta.report.accuracy import seeds_note, spread_text
-from bitta.report.cells import NOTHING, Cell, Table, best_cells
+from bitta.report.cells import NOTHING, Cell, Table, best_cells, number
 from bitta.report.comparison import Comparison
+from bitta.report.matching import costs_for
 from bitta.report.row import Spread
+from bitta.report.rows import Section
 from bitta.results import RunResult
 
 
@@ -20,6 +22,9 @@ class Measure:
     form: str
     lowest: bool = False
     """Whether the least is the best, and to be shown so."""
+    unit: str = ""
+    """Of the paper's table of it, where there is one, and how many of ours make one of that."""
+    per_unit: float = 1.0
 
 
 MEASURES: Mapping[str, Sequence[Measure]] = {
@@ -34,11 +39,16 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
         Measure("answers", "answers", lambda run: run.total("n_answered"), ".0f"),
     ),
     "ms": (
-        Measure("ms", "ms/batch", lambda run: 1000 * run.seconds_per_batch, ".1f"),
+        Measure(
+            "ms", "ms/batch", lambda run: 1000 * run.seconds_per_batch, ".1f",
+            unit="s", per_unit=1000.0,
+        ),
         Measure("forwards", "forwards", lambda run: run.forwards / run.total("n"), ".1f"),
     ),
-    "memory": (Measure("peak_mb", "peak MB", lambda run: run.peak_memory / 1e6, ".0f"),),
-}
+    "memory": (
+        Measure("peak_mb", "peak MB", lambda run: run.peak_memory / 1e6, ".0f", unit="MB"),
+    ),
+}  # fmt: skip
 """By the name they are asked for."""
 CALIBRATION = ("ece", "brier", "agreement")
 """Those that are not about cost."""
@@ -53,11 +63,19 @@ def beside_table(
     for measure in (measure for name in names for measure in MEASURES[name]):
         found = [row.spread(measure.of) for row in rows]
         if any(found):
-            header.append(measure.title)
-            for row_cells, cell in zip(cells, _column(measure, found, deviations), strict=True):
-                row_cells.append(cell)
+            columns = {measure.title: _column(measure, found, deviations)}
+            columns |= _paper(measure, comparison.section, found)
+            header += columns
+            for row_cells, more in zip(cells, zip(*columns.values(), strict=True), strict=True):
+                row_cells.extend(more)
     note = seeds_note(comparison) if deviations else "Means over seeds."
     return Table(header, cells, 1, [note] if len(comparison.section.seeds) > 1 else [])
+
+
+def printed_beside(measure: Measure, section: Section) -> dict[str, float]:
+    """The paper's numbers in our unit, by row name; of few measures there are such."""
+    costs = costs_for(section, measure.unit) if measure.unit else {}
+    return {name: value * measure.per_unit for name, value in costs.items()}
 
 
 def _column(measure: Measure, found: Sequence[Spread | None], deviations: bool) -> list[Cell]:
@@ -73,3 +91,21 @@ def _column(measure: Measure, found: Sequence[Spread | None], deviations: bool) 
         )
         for place, spread in enumerate(found)
     ]
+
+
+def _paper(
+    measure: Measure, section: Section, found: Sequence[Spread | None]
+) -> dict[str, list[Cell]]:
+    """The paper's number for each row, and how far ours is from it, where there are such."""
+    printed = printed_beside(measure, section)
+    if not printed:
+        return {}
+    told = [printed.get(row.name) for row in section.rows]
+    apart = [
+        None if value is None or ours is None else ours.mean - value
+        for value, ours in zip(told, found, strict=True)
+    ]
+    return {
+        "paper": [Cell(number(value, measure.form)) for value in told],
+        "difference": [Cell(number(value, f"+z{measure.form}")) for value in apart],
+    }

@@ -6,7 +6,7 @@ from functools import partial
 
 from bitta.report.claims_results import STAND_INS, Results
 from bitta.report.collapse import behind
-from bitta.report.matching import is_shorter, printed_for
+from bitta.report.matching import MEASURED_ON, is_shorter, printed_for
 from bitta.report.names import defaults_of, plain
 from bitta.report.paper import PaperRow, PaperTable
 from bitta.report.row import POINTS, Row, Spread
@@ -14,8 +14,7 @@ from bitta.report.rows import Section
 
 _MEANS = ("mean", "mixed-100")
 _KINDS: Mapping[str, tuple[str, ...]] = {
-    "s": ("tiny-imagenet-c", "cifar10-c"),
-    "MB": ("cifar10-c",),
+    unit: tuple(dict.fromkeys((kind, "cifar10-c"))) for unit, kind in MEASURED_ON.items()
 }
 """Sets on which time and memory are measured; the paper's is the first."""
 

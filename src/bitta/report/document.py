@@ -7,7 +7,7 @@ from io import StringIO
 from textwrap import wrap
 
 from bitta.report.accuracy import accuracy_table, fitting_table
-from bitta.report.beside import CALIBRATION, MEASURES, beside_table
+from bitta.report.beside import CALIBRATION, MEASURES, beside_table, printed_beside
 from bitta.report.cells import Table, as_markdown, as_text
 from bitta.report.comparison import Comparison
 from bitta.report.row import Row, Spread
@@ -167,7 +167,9 @@ def _lines(
         yield from _accuracy_lines(comparison, row)
     for measure in (measure for name in measures for measure in MEASURES.get(name, ())):
         if spread := row.spread(measure.of):
-            yield {"measure": measure.key, **_spread(spread)}
+            paper = printed_beside(measure, comparison.section).get(row.name)
+            apart = {} if paper is None else {"paper": paper, "difference": spread.mean - paper}
+            yield {"measure": measure.key, **_spread(spread), **apart}
 
 
 def _accuracy_lines(comparison: Comparison, row: Row) -> Iterator[Mapping[str, object]]:

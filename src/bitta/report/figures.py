@@ -8,6 +8,8 @@ from bitta.report.calibration_plot import FEWEST_SAMPLES, has_reliability, relia
 from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import compared, cost_figure, prices_of
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
+from bitta.report.ece_plot import ece_figure, has_policies
+from bitta.report.memory_plot import has_memory, memory_figure
 from bitta.report.names import between
 from bitta.report.over_time import (
     Line,
@@ -22,7 +24,7 @@ from bitta.report.rows import Section
 from bitta.report.style import looks_of
 from bitta.report.sweep_plot import sweep_figure
 from bitta.report.sweeps import Sweep, sweeps_of
-from bitta.report.time_plot import has_times, time_figure
+from bitta.report.time_plot import MOST_MARKS, has_times, time_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +68,8 @@ def captioned(section: Section) -> Iterator[Plot]:
         yield _confidence(sure)
     if has_times(section):
         yield _time(section)
+    if has_memory(section):
+        yield _memory(section)
 
 
 def _over_time(section: Section) -> Plot:
@@ -105,6 +109,10 @@ def _sweeps(section: Section) -> Iterator[Plot]:
         caption = _sentences(told, _levels(sweep), collapse_note(drawn))
         figure = sweep_figure(section, sweep)
         yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
+        if has_policies(sweep):
+            told = f"Calibration error of the policy π against {sweep.title}{_bars(section)}."
+            heading = f"Calibration and {sweep.title}"
+            yield Plot(f"calibration-against-{name}", heading, told, ece_figure(sweep))
 
 
 def _bars(section: Section) -> str:
@@ -168,8 +176,18 @@ def _cost(section: Section, prices: Mapping[str, float]) -> Plot:
 
 def _time(section: Section) -> Plot:
     device = ", ".join(section.environment("device"))
+    choice = choose(section.rows, MOST_MARKS)
     told = f"Accuracy against time per batch on {device}; filled marks learned from answers."
-    return Plot("accuracy-against-time", "Accuracy and time", told, time_figure(section))
+    figure = time_figure(choice.shown)
+    return Plot(
+        "accuracy-against-time", "Accuracy and time", _sentences(told, _left_out(choice)), figure
+    )
+
+
+def _memory(section: Section) -> Plot:
+    device = ", ".join(section.environment("device"))
+    told = f"The most memory that tensors took on {device}{_bars(section)}."
+    return Plot("memory", "Memory", told, memory_figure(section))
 
 
 def _seeds(rows: Sequence[Row]) -> str:

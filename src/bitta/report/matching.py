@@ -1,7 +1,7 @@
 """The paper's number for a row of ours."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from bitta.report.names import USUAL_FEEDBACK, defaults_of
@@ -11,6 +11,8 @@ from bitta.report.rows import Section
 
 PER_DOMAIN = 9984
 """Samples of each corruption in the paper's tables."""
+MEASURED_ON: Mapping[str, str] = {"s": "tiny-imagenet-c", "MB": "cifar10-c"}
+"""Sets on which the paper measures time and memory, by their units."""
 _CORRUPTED = ("cifar10-c", "cifar100-c", "tiny-imagenet-c")
 _POLICIES = {"augmentation": "augmentation", "ensemble": "ensemble", "confidence": "softmax"}
 """What a variant of the paper is in our settings."""
@@ -65,6 +67,18 @@ def printed_for(section: Section, tables: Sequence[PaperTable]) -> dict[str, Pri
             if column and like:
                 found.setdefault(row.name, Printed(table, like[0], column))
     return found
+
+
+def costs_for(section: Section, unit: str) -> dict[str, float]:
+    """The paper's seconds or megabytes on the same set, by row name."""
+    names = {folder.resolve().name for folder in section.folders}
+    kind = section.rows[0].settings["stream"]["kind"]
+    tables = [
+        replace(table, columns=(kind,))
+        for table in _all_tables()
+        if table.unit == unit and names & set(table.experiments) and MEASURED_ON[unit] == kind
+    ]
+    return {name: printed.mean for name, printed in printed_for(section, tables).items()}
 
 
 def is_shorter(section: Section) -> bool:
