@@ -1,11 +1,19 @@
 """Shared fixtures."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nursery import Nursery
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +34,18 @@ def nursery():
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """To look at pages with."""
+    api = pytest.importorskip(
+        "playwright.sync_api",
+        reason="playwright is not there; pip install playwright to try the pages",
+    )
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not there; apt install chromium to try the pages")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield opened
+        opened.close()

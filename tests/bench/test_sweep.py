@@ -1,6 +1,7 @@
 """Sweeps: expanded, estimated, skipped, killed, crashed, stopped."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -483,7 +484,11 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
         until(lambda kill=kill: len(list(parts.glob("*.json"))) >= 2 * kill, life)
         time.sleep(chance.uniform(0, 0.2))
         assert life.poll() is None, "the sweep ended before it could be killed"
+        workers = children(life.pid) if kill % 2 else []
         life.send_signal(signal.SIGKILL)
+        for worker in workers:
+            with suppress(ProcessLookupError):  # has seen that its sweep is gone
+                os.kill(worker, signal.SIGKILL)
         life.wait()
     assert len(list(parts.glob("*.json"))) < 12
     assert main(["sweep", str(path), "--out", str(parts)]) == 0
@@ -493,6 +498,12 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
     assert not list(parts.glob("*.safetensors"))
     for name in results:
         assert without_times(whole / name) == without_times(parts / name)
+
+
+def children(parent):
+    """Processes that this one has begun, and theirs."""
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [pid for child in map(int, listed) for pid in (child, *children(child))]
 
 
 def stamps(folder):

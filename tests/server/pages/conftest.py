@@ -1,30 +1,9 @@
-"""A browser, and the pages served by a stub of the API."""
+"""The pages, served by a stub of the API."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
-]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip(
-        "playwright.sync_api",
-        reason="playwright is not there; pip install playwright to try the pages",
-    )
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not there; apt install chromium to try the pages")
-    with api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
