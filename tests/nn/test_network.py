@@ -233,6 +233,19 @@ def test_few_channels_that_are_strided_through_keep_the_usual_layout(convolution
     assert Network(model).execution.channels_last == channels_last
 
 
+def test_what_lies_channels_last_already_is_laid_out_as_usual_for_them():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1, stride=2), nn.Flatten())
+    model.to(memory_format=torch.channels_last)
+    seen = []
+    model[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].is_contiguous()))
+    network = Network(model)
+    network(torch.rand(2, 8, 8, 3).permute(0, 3, 1, 2), statistics="running")
+    assert seen == [True]
+    assert model[0].weight.is_contiguous()
+    network.close()
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_model_that_writes_into_its_images_sees_them_once():
     class Writes(nn.Module):
         def __init__(self):

@@ -50,8 +50,7 @@ class Borrowed:
         self._loan = Loan(model)
         model.eval()
         self._tried = not self.execution.channels_last
-        if self.execution.channels_last:
-            self._loan.lay_out_channels_last()
+        self._loan.lay_out(self._layout)
 
     @property
     def device(self) -> torch.device:
@@ -148,10 +147,12 @@ class Borrowed:
             self.counts.set(counted)
             self.execution = execution
 
+    @property
+    def _layout(self) -> torch.memory_format:
+        return torch.channels_last if self.execution.channels_last else torch.contiguous_format
+
     def _laid_out(self, inputs: Tensor) -> Tensor:
-        if self.execution.channels_last and inputs.dim() == 4:
-            return inputs.contiguous(memory_format=torch.channels_last)
-        return inputs
+        return inputs.contiguous(memory_format=self._layout) if inputs.dim() == 4 else inputs
 
     @torch.no_grad()
     def _try_layout(self, inputs: Tensor) -> None:
@@ -171,15 +172,14 @@ class Borrowed:
         finally:
             self.counts.set(counted)
         if not allowed:
-            self._loan.lay_out_as_before()
             self.execution = replace(self.execution, channels_last=False)
+            self._loan.lay_out(self._layout)
 
 
 def _too_narrow(module: nn.Module) -> bool:
     """Whether a CPU's gradients of this convolution write where they should not, channels last.
 
-    So oneDNN does up to the version in torch 2.13 where it strides through a few channels with
-    filters of one pixel.
+    oneDNN's do where filters of one pixel stride through few channels (its issue 6035, open).
     """
     return (
         isinstance(module, nn.Conv2d)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 _LOAN = "_bitta_loan"
+_LAYOUTS = torch.contiguous_format, torch.channels_last
 
 
 class Loan:
@@ -16,7 +17,7 @@ class Loan:
         self._model = model
         self._modes = {module: module.training for module in model.modules()}
         self._gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
-        self._rearranged: list[nn.Parameter] = []
+        self._rearranged: dict[nn.Parameter, torch.memory_format] = {}
         model.__dict__[_LOAN] = self
 
     @property
@@ -24,17 +25,19 @@ class Loan:
         """Whether the model is still ours: not given back, not taken over by a later loan."""
         return self._model.__dict__.get(_LOAN) is self
 
-    def lay_out_channels_last(self) -> None:
-        """Let filters lie in memory as a GPU's convolutions want them."""
+    def lay_out(self, layout: torch.memory_format) -> None:
+        """Let filters lie in memory in one of the two usual ways."""
         for parameter in self._model.parameters():
-            if parameter.dim() == 4 and parameter.is_contiguous():
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-                self._rearranged.append(parameter)
+            if parameter.dim() != 4 or parameter.is_contiguous(memory_format=layout):
+                continue
+            before = _LAYOUTS[1 - _LAYOUTS.index(layout)]
+            if parameter.is_contiguous(memory_format=before):
+                parameter.data = parameter.data.contiguous(memory_format=layout)
+                self._rearranged.setdefault(parameter, before)
 
-    def lay_out_as_before(self) -> None:
-        """Undo that."""
-        for parameter in self._rearranged:
-            parameter.data = parameter.data.contiguous()
+    def _lay_out_as_before(self) -> None:
+        for parameter, before in self._rearranged.items():
+            parameter.data = parameter.data.contiguous(memory_format=before)
         self._rearranged.clear()
 
     def undo(self) -> None:
@@ -44,7 +47,7 @@ class Loan:
         for parameter, (required, gradient) in self._gradients.items():
             parameter.requires_grad_(required)
             parameter.grad = gradient
-        self.lay_out_as_before()
+        self._lay_out_as_before()
 
 
 def give_back(model: nn.Module) -> None:
