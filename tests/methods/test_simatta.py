@@ -102,6 +102,17 @@ def test_clusters_are_those_that_scikit_learn_finds_by_itself(n_points, n_featur
         torch.testing.assert_close(ours.distances, (points - centres).norm(dim=1))
 
 
+@pytest.mark.parametrize("n_different", [3, 8])
+def test_copies_of_a_sample_are_in_one_cluster(n_different):
+    """As from a camera that stands still; ten clusters, fewer different samples."""
+    different = torch.randn(n_different, 200, generator=generator(0, "points"))
+    points = different.repeat(8, 1)
+    for seed in range(10):
+        labels = Clusters.of(points, torch.ones(2), n_clusters=10, starts=1, seed=seed).labels
+        assert len(set(labels.tolist())) == n_different
+        assert torch.equal(labels, labels[:n_different].repeat(8))
+
+
 def test_with_as_many_clusters_as_points_each_is_alone():
     assert clusters_of(7).unanchored() == [(row, 1) for row in range(6)]
 

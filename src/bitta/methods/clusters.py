@@ -107,7 +107,11 @@ class Clusters:
         points = _turned(features.detach().cpu().double())
         rows = first_centres(points, masses, n_clusters=n_clusters, starts=starts, seed=seed)
         begin = iter(rows.numpy())
-        model = kind(n_clusters, init=lambda x, *_, **__: x[next(begin)], n_init=starts)
+        # Elkan's algorithm is not for a single cluster; Lloyd's limits the threads of others.
+        algorithm = "elkan" if n_clusters > 1 else "lloyd"
+        model = kind(
+            n_clusters, init=lambda x, *_, **__: x[next(begin)], n_init=starts, algorithm=algorithm
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", unlike)
             model.fit(points.numpy(), sample_weight=masses.numpy())
@@ -144,5 +148,9 @@ class Clusters:
 def _turned(points: Tensor) -> Tensor:
     """The same points about their middle, turned into as few dimensions as there are points."""
     points = points - points.mean(0)
-    n_points, n_features = points.shape
-    return points if n_features <= n_points else torch.linalg.qr(points.T, mode="r").R.T
+    different, which = points.unique(dim=0, return_inverse=True)
+    if different.shape[1] <= different.shape[0]:
+        return points
+    # Equal ones are turned once: rounding must not part them.
+    turned: Tensor = torch.linalg.qr(different.T, mode="r").R.T
+    return turned[which]
