@@ -34,9 +34,9 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * **Holds** is decided by means over the seeds that there are, without a test of significance. Where
   the paper gives no measure for "little" or "about as good", ours is in the claim.
 * **Partly run**: what is there does not decide it, or says yes but is not all of it.
-* **Fair** rows of a method with a star have BiTTA's budget, memories and selection; SimATTA has its
-  own of both. Answers weigh as much as the rest of the loss, which lowers some rows
-  ([comparison.md](comparison.md)), and SAR goes back to the source model on every batch where that
+* **Fair** rows of a method with a star have BiTTA's budget, memories and selection; SimATTA chooses
+  and remembers in its own way. Answers weigh as much as the rest of the loss, which lowers some
+  rows ([comparison.md](comparison.md)), and SAR goes back to the source model on every batch where that
   model is sure enough, so that it is batch statistics in two thirds of CIFAR-10-C
   ([SAR](methods/sar.md)).
 * Rows **with the handicaps** have what the published code, with which the paper's rows were made,
@@ -51,9 +51,9 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * † Streams shorter than the paper's: ablations have a quarter of each corruption, time and memory a
   quarter of one. Directions compare, and a number that decides here may decide otherwise on whole
   streams.
-* ‡ Collapsed: with some seed, in some domain, less than half of the source model's accuracy or,
-  where that was not run, of the median row's, or far fewer classes served than there are. Its
-  accuracy stays in the mean. Tables say in how many domains.
+* ‡ Collapsed: with some seed, in some domain, less than half of the source model's accuracy; where
+  that was not run, less than half of the median row's, or far fewer classes served than there are.
+  Its accuracy stays in the mean. Tables say in how many domains.
 * Source models are not the paper's (on PACS a ResNet-50, where the paper has a ResNet-18), and the
   corrupted CIFAR images are made by bitta. Both move every row of a table, so that its order says
   more than its differences.

@@ -36,7 +36,7 @@ def nursery():
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, no other event loop can be
 def browser() -> Iterator[Any]:
     """To look at pages with."""
     api = pytest.importorskip(

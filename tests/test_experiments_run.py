@@ -7,6 +7,7 @@ import torch
 
 from bitta.bench.expand import read_jobs
 from bitta.bench.runner import run
+from bitta.methods import METHODS
 from bitta.models import ModelCard, build_model, save_model
 from bitta.nn import Network
 from bitta.statistics import SourceStatistics
@@ -63,12 +64,16 @@ def place(tmp_path_factory):
 def test_it_runs_on_a_small_tree(name, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("BITTA_DATA", str(place / "data"))
-    result = run(JOBS[name], out=tmp_path)
+    experiment = JOBS[name]
+    result = run(experiment, out=tmp_path)
     assert result.lost_at is None
+    asked = experiment.feedback.n_queries
+    asks = METHODS[experiment.method].n_queries if asked < 0 else asked
+    assert (result.total("n_asked") > 0) == (asks > 0)
     assert result.total("n_asked") == result.total("n_answered")
 
 
-def test_all_other_experiments_have_results():
+def test_every_other_folder_has_results():
     others = {name.split("/")[0] for name in EXPERIMENTS.keys() - JOBS.keys()}
     results = Path(__file__).parents[1] / "results"
     assert all(list((results / folder).glob("*-seed*.json")) for folder in others)

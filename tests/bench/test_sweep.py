@@ -475,7 +475,7 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
     path.write_text(f"{path.read_text()}[sweep]\n{varied}")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(["sweep", str(path), "--out", str(whole)]) == 0
-    chance = random.Random(7)
+    chance, killed = random.Random(7), 0
     command = ["sweep", str(path), "--out", str(parts), "--checkpoint-seconds", "0.1", "--jobs"]
     for kill in range(5):
         seen = stamps(parts)
@@ -489,7 +489,9 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
         for worker in workers:
             with suppress(ProcessLookupError):  # has seen that its sweep is gone
                 os.kill(worker, signal.SIGKILL)
+                killed += 1
         life.wait()
+    assert killed
     assert len(list(parts.glob("*.json"))) < 12
     assert main(["sweep", str(path), "--out", str(parts)]) == 0
     results = sorted(file.name for file in whole.glob("*.json"))
@@ -502,8 +504,10 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
 
 def children(parent):
     """Processes that this one has begun, and theirs."""
-    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [pid for child in map(int, listed) for pid in (child, *children(child))]
+    listed = ""
+    with suppress(FileNotFoundError, ProcessLookupError):  # has ended meanwhile
+        listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [pid for child in map(int, listed.split()) for pid in (child, *children(child))]
 
 
 def stamps(folder):

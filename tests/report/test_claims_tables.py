@@ -178,20 +178,20 @@ def test_domains_are_led_only_where_labels_are_beaten_too(everything):
     assert order_of(everything, "tab:app_original_pacs").verdict is Verdict.HOLDS
 
 
-def test_a_row_has_collapsed_beside_the_source_of_any_folder(tmp_path):
-    """DeYO* 30 in a folder without a source, which has 50 or 70 elsewhere."""
-    for source, fell in ((50, 0), (70, 15)):
-        root = tmp_path / str(source)
-        for folder, method, right in (
-            ("main-cifar10-c", "source", source), ("recent-baselines", "deyo", 30)
-        ):  # fmt: skip
-            (root / folder).mkdir(parents=True)
-            made_run(method, method, [right] * 15, n=100, domains=tuple(CORRUPTIONS)).save(
-                root / folder / f"{method}-seed0.json"
-            )
-        results = Results(root, {"main-cifar10-c": (), "recent-baselines": ()})
-        row = measured(paper_table("tab:add_baselines"), results).ours("cifar10-c")["DeYO*"]
-        assert sum(map(len, row.collapsed.values())) == fell
+@pytest.mark.parametrize(
+    ("source", "stream", "fell"), [(50, "c" * 64, 0), (70, "c" * 64, 15), (70, "another", 0)]
+)
+def test_a_row_has_collapsed_beside_the_source_of_any_folder(tmp_path, source, stream, fell):
+    """DeYO* 30 in a folder without a source, which has 50 or 70 elsewhere, or other images."""
+    runs = {"main-cifar10-c": ("source", source), "recent-baselines": ("deyo", 30)}
+    for folder, (method, right) in runs.items():
+        run = made_run(method, method, [right] * 15, n=100, domains=tuple(CORRUPTIONS))
+        if method == "source":
+            run = replace(run, environment=run.environment | {"stream": stream})
+        (tmp_path / folder).mkdir()
+        run.save(tmp_path / folder / f"{method}-seed0.json")
+    row = measured(paper_table("tab:add_baselines"), Results(tmp_path)).ours("cifar10-c")["DeYO*"]
+    assert sum(map(len, row.collapsed.values())) == fell
 
 
 def test_bitta_is_not_best(tmp_path):

@@ -259,8 +259,16 @@ def test_the_papers_memory_stands_beside_ours(tmp_path):
     """1 MB each; Table 4 has 2,081 for the source model and 8,304 for BiTTA."""
     (tmp_path / "memory").mkdir()
     runs = [made_run("source", "source", [4, 8]), made_run("bitta", "bitta", [6, 8])]
-    compared = compare(made_section(tmp_path / "memory", runs))
+    on_cpu = compare(made_section(tmp_path / "memory", runs))
+    assert beside_table(on_cpu, ("memory",)).header == ["method", "peak MB"]
+    gpu = runs[0].environment | {"device": "H200"}
+    compared = compare(
+        made_section(tmp_path / "memory", [replace(run, environment=gpu) for run in runs])
+    )
     table = beside_table(compared, ("memory",))
+    assert table.notes == [
+        "Paper: its table of this measure, on other hardware; difference: ours minus the paper's."
+    ]
     assert table.header == ["method", "peak MB", "paper", "difference"]
     assert texts(table) == [
         ["Source", "1", "2081", "-2080"], ["BiTTA", "1", "8304", "-8303"],

@@ -474,6 +474,13 @@ def test_source_bn_stats_and_bitta_are_always_chosen_and_the_rest_is_told(tmp_pa
     assert choice.told == "Without BiTTA (full labels), SAR and EATA, for want of room."
 
 
+def test_of_one_method_only_some_rows_are_chosen(tmp_path):
+    runs = [made_run("source", "source", [1, 1])]
+    runs += [made_run(f"bitta-{n}", "bitta", [n, n], n_queries=n) for n in range(1, 8)]
+    choice = choose(made_section(tmp_path, runs).rows, 14, of_one=2)
+    assert [row.accuracy.mean for row in choice.shown] == [70, 60, 10]
+
+
 def test_a_long_list_is_cut_short():
     assert listed(["a"], most=2) == "a"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"

@@ -23,8 +23,9 @@ class Measure:
     lowest: bool = False
     """Whether the least is the best, and to be shown so."""
     unit: str = ""
-    """Of the paper's table of it, where there is one, and how many of ours make one of that."""
+    """Of the paper's table of it, where there is one."""
     per_unit: float = 1.0
+    """How many of ours make one of that."""
 
 
 MEASURES: Mapping[str, Sequence[Measure]] = {
@@ -50,6 +51,7 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
     ),
 }  # fmt: skip
 """By the name they are asked for."""
+_PAPER = "Paper: its table of this measure, on other hardware; difference: ours minus the paper's."
 CALIBRATION = ("ece", "brier", "agreement")
 """Those that are not about cost."""
 
@@ -60,22 +62,26 @@ def beside_table(
     """A column per measure that some row has."""
     rows = comparison.section.rows
     header, cells = ["method"], [[Cell(row.title)] for row in rows]
+    notes = []
+    if len(comparison.section.seeds) > 1:
+        notes.append(seeds_note(comparison) if deviations else "Means over seeds.")
     for measure in (measure for name in names for measure in MEASURES[name]):
         found = [row.spread(measure.of) for row in rows]
         if any(found):
             columns = {measure.title: _column(measure, found, deviations)}
-            columns |= _paper(measure, comparison.section, found)
+            if printed := printed_beside(measure, comparison.section):
+                columns |= _paper(measure, [printed.get(row.name) for row in rows], found)
+                notes.append(_PAPER)
             header += columns
             for row_cells, more in zip(cells, zip(*columns.values(), strict=True), strict=True):
                 row_cells.extend(more)
-    note = seeds_note(comparison) if deviations else "Means over seeds."
-    return Table(header, cells, 1, [note] if len(comparison.section.seeds) > 1 else [])
+    return Table(header, cells, 1, notes)
 
 
 def printed_beside(measure: Measure, section: Section) -> dict[str, float]:
     """The paper's numbers in our unit, by row name; of few measures there are such."""
     costs = costs_for(section, measure.unit) if measure.unit else {}
-    return {name: value * measure.per_unit for name, value in costs.items()}
+    return {name: printed.mean * measure.per_unit for name, printed in costs.items()}
 
 
 def _column(measure: Measure, found: Sequence[Spread | None], deviations: bool) -> list[Cell]:
@@ -94,18 +100,14 @@ def _column(measure: Measure, found: Sequence[Spread | None], deviations: bool) 
 
 
 def _paper(
-    measure: Measure, section: Section, found: Sequence[Spread | None]
+    measure: Measure, printed: Sequence[float | None], found: Sequence[Spread | None]
 ) -> dict[str, list[Cell]]:
-    """The paper's number for each row, and how far ours is from it, where there are such."""
-    printed = printed_beside(measure, section)
-    if not printed:
-        return {}
-    told = [printed.get(row.name) for row in section.rows]
+    """The paper's number for each row, and how far ours is from it."""
     apart = [
         None if value is None or ours is None else ours.mean - value
-        for value, ours in zip(told, found, strict=True)
+        for value, ours in zip(printed, found, strict=True)
     ]
     return {
-        "paper": [Cell(number(value, measure.form)) for value in told],
+        "paper": [Cell(number(value, measure.form)) for value in printed],
         "difference": [Cell(number(value, f"+z{measure.form}")) for value in apart],
     }

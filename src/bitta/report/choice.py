@@ -31,15 +31,22 @@ class Choice:
         return f"Without {others}, for want of room."
 
 
-def choose(rows: Sequence[Row], most: int) -> Choice:
-    """The source model, BN-Stats and BiTTA, then the best; of each method its best row first."""
+def choose(rows: Sequence[Row], most: int, *, of_one: int | None = None) -> Choice:
+    """The source model, BN-Stats and BiTTA, then the best; of each method its best row first.
+
+    Of one method there are at most `of_one` rows.
+    """
     by_accuracy = sorted(rows, key=lambda row: -row.accuracy.mean)
     best: dict[str, Row] = {}
     # BiTTA is what learns from verdicts; its row with labels is another method's rival.
     for row in sorted(by_accuracy, key=lambda row: row.answers == "full"):
         best.setdefault(row.method, row)
     firsts = [best[method] for method in ALWAYS if method in best]
-    wanted = [*firsts, *best.values(), *by_accuracy]
+    kept: dict[str, list[Row]] = {}
+    for row in by_accuracy:
+        kept.setdefault(row.method, []).append(row)
+    wanted = [*firsts, *best.values()]
+    wanted += [row for row in by_accuracy if row in kept[row.method][:of_one]]
     names = list(dict.fromkeys(row.name for row in wanted))[:most]
     return Choice(
         tuple(row for row in by_accuracy if row.name in names),

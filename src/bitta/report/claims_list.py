@@ -56,7 +56,7 @@ def directions() -> list[Statement]:
         ),
         Statement(
             id="gpt-4o", place="section 4, Figure 5", experiments=("equal-cost",),
-            gist="SimATTA with true labels is above SimATTA with labels as wrong as GPT-4o's, on each set.",
+            gist="True labels are better for SimATTA than ones as wrong as GPT-4o's, on each set.",
             check=true_labels_beat_wrong_ones,
         ),
         Statement(

@@ -68,7 +68,7 @@ def printed_order(table: PaperTable) -> tuple[str, bool]:
 
 def domains_led(of: Measured) -> tuple[int, int] | None:
     """In how many domains BiTTA is best, in the paper and here; None where a row is missing."""
-    rows, others = of.ours("mean") if of.domains else {}, _rivals(of.table)
+    rows, others = of.ours("mean") if of.domains else {}, _all_others(of.table)
     if not {of.bitta, *others} <= set(rows):
         return None
     here = sum(
@@ -112,7 +112,7 @@ def printed_lead(table_id: str) -> str:
 def _n_led(of: Measured) -> int:
     values = {row.name: row.values for row in of.table.rows}
     return sum(
-        values[of.bitta][place] > max(values[name][place] for name in _rivals(of.table))
+        values[of.bitta][place] > max(values[name][place] for name in _all_others(of.table))
         for place in range(len(of.domains))
     )
 
@@ -206,17 +206,17 @@ _SUBJECTS: Mapping[str, str] = {
 }
 
 
-def _rivals(table: PaperTable) -> list[str]:
-    """All but BiTTA."""
+def _all_others(table: PaperTable) -> list[str]:
+    """All rows but BiTTA's."""
     bitta = table.row("bitta", "verdict")
     return [row.name for row in table.rows if row is not bitta]
 
 
 def _others(table: PaperTable) -> list[str]:
     """Those it is said to be above; in Table 13 the paper has SimATTA with labels above it."""
-    above = [row.name for row in table.rows if row.label == "F"]
-    labels = above if table.id == "tab:app_original_pacs" else []
-    return [name for name in _rivals(table) if name not in labels]
+    with_labels = [row.name for row in table.rows if row.label == "F"]
+    exempt = with_labels if table.id == "tab:app_original_pacs" else []
+    return [name for name in _all_others(table) if name not in exempt]
 
 
 def _headed(of: Measured, column: str, words: str) -> str:

@@ -138,7 +138,8 @@ def _averages(found: Sequence[Stream]) -> str:
     ]
     lines = [(stream.name, (stream.paper, stream.fair, stream.handicapped)) for stream in found]
     rows = [[Cell(name), *(cell for one in of for cell in _average(one))] for name, of in lines]
-    run = [of for _, of in lines if any(of[1:])]
+    ours = [way for way in (1, 2) if any(of[way] for _, of in lines)]
+    run = [of for _, of in lines if ours and all(of[way] for way in ours)]
     means = [[Cell("mean"), *_average(_mean([of[0] for _, of in lines])), *_NO_AVERAGE * 2]]
     if run:
         last = [Cell("mean of the streams run")]

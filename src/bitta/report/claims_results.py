@@ -67,7 +67,8 @@ class Results:
     def source_of(self, row: Row) -> Row | None:
         """The source model on the images of a row, if it was run in any folder."""
         seen = _images(row)
-        rows = (r for f in self.expected for section in self.own_sections(f) for r in section.rows)
+        folders = self.expected or sorted(path.name for path in self.root.iterdir())
+        rows = (r for f in folders for section in self.own_sections(f) for r in section.rows)
         return next((r for r in rows if r.method == "source" and seen & _images(r)), None)
 
     def sweep(
@@ -88,9 +89,10 @@ class Results:
 
 
 def _images(row: Row) -> set[tuple[str, str]]:
-    """Streams that it was run on, and the weights it began with."""
-    runs = (run.environment for run in row.runs.values())
-    return {(str(of.get("stream")), str(of.get("source_weights"))) for of in runs}
+    """Streams that it was run on, and the weights it began with, where both are known."""
+    runs = [run.environment for run in row.runs.values()]
+    return {(of["stream"], of["source_weights"])
+            for of in runs if {"stream", "source_weights"} <= of.keys()}  # fmt: skip
 
 
 def _joined(sections: list[Section]) -> list[Section]:

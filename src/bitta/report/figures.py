@@ -24,7 +24,7 @@ from bitta.report.rows import Section
 from bitta.report.style import looks_of
 from bitta.report.sweep_plot import sweep_figure
 from bitta.report.sweeps import Sweep, sweeps_of
-from bitta.report.time_plot import MOST_MARKS, has_times, time_figure
+from bitta.report.time_plot import MOST_MARKS, MOST_OF_ONE, has_times, time_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,7 +176,7 @@ def _cost(section: Section, prices: Mapping[str, float]) -> Plot:
 
 def _time(section: Section) -> Plot:
     device = ", ".join(section.environment("device"))
-    choice = choose(section.rows, MOST_MARKS)
+    choice = choose(section.rows, MOST_MARKS, of_one=MOST_OF_ONE)
     told = f"Accuracy against time per batch on {device}; filled marks learned from answers."
     figure = time_figure(choice.shown)
     return Plot(
@@ -187,7 +187,8 @@ def _time(section: Section) -> Plot:
 def _memory(section: Section) -> Plot:
     device = ", ".join(section.environment("device"))
     told = f"The most memory that tensors took on {device}{_bars(section)}."
-    return Plot("memory", "Memory", told, memory_figure(section))
+    caption = _sentences(told, collapse_note(section.rows))
+    return Plot("memory", "Memory", caption, memory_figure(section))
 
 
 def _seeds(rows: Sequence[Row]) -> str:

@@ -69,16 +69,21 @@ def printed_for(section: Section, tables: Sequence[PaperTable]) -> dict[str, Pri
     return found
 
 
-def costs_for(section: Section, unit: str) -> dict[str, float]:
-    """The paper's seconds or megabytes on the same set, by row name."""
+def costs_for(section: Section, unit: str) -> dict[str, Printed]:
+    """The paper's seconds or megabytes on the same set, by row name.
+
+    On a CPU memory is that of the whole process, which is no such number.
+    """
     names = {folder.resolve().name for folder in section.folders}
     kind = section.rows[0].settings["stream"]["kind"]
+    if unit == "MB" and "cpu" in section.environment("device"):
+        return {}
     tables = [
         replace(table, columns=(kind,))
         for table in _all_tables()
         if table.unit == unit and names & set(table.experiments) and MEASURED_ON[unit] == kind
     ]
-    return {name: printed.mean for name, printed in printed_for(section, tables).items()}
+    return printed_for(section, tables)
 
 
 def is_shorter(section: Section) -> bool:

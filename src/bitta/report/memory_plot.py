@@ -12,10 +12,15 @@ if TYPE_CHECKING:
 
 
 def has_memory(section: Section) -> bool:
-    """Whether rows can be told apart by it; on a CPU it is that of the whole process."""
+    """Whether rows can be compared by it: several, on one GPU, not all as large."""
     most = [_megabytes(row).mean for row in section.rows]
-    on_cpu = "cpu" in section.environment("device")
-    return not on_cpu and len(section.rows) > 2 and max(most) > 1.2 * min(most)
+    return is_of_gpu(section) and len(section.rows) > 2 and max(most) > 1.2 * min(most)
+
+
+def is_of_gpu(section: Section) -> bool:
+    """Whether memory is that of tensors on one; on a CPU it is that of the whole process."""
+    devices = section.environment("device")
+    return len(devices) == 1 and devices[0] not in ("", "cpu")
 
 
 def memory_figure(section: Section) -> "Figure":

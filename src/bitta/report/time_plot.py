@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 MOST_MARKS = 14
-"""Rows that can be told apart."""
+MOST_OF_ONE = 5
+"""Rows of a method that have marks of their own."""
 
 
 def has_times(section: Section) -> bool:
