@@ -36,8 +36,8 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * **Partly run**: what is there does not decide it, or says yes but is not all of it.
 * **Fair** rows of a method with a star have BiTTA's budget, memories and selection; SimATTA chooses
   and remembers in its own way. Answers weigh as much as the rest of the loss, which lowers some
-  rows ([comparison.md](comparison.md)), and SAR goes back to the source model on every batch where that
-  model is sure enough, so that it is batch statistics in two thirds of CIFAR-10-C
+  rows ([comparison.md](comparison.md)), and SAR goes back to the source model on every batch where
+  that model is sure enough, so that it is batch statistics in two thirds of CIFAR-10-C
   ([SAR](methods/sar.md)).
 * Rows **with the handicaps** have what the published code, with which the paper's rows were made,
   gives them: memories of 3 + 3, the last samples of a batch asked about, answered samples
