@@ -60,9 +60,8 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
 * SimATTA\\* of Table 2 has its default step size, which the paper states for CIFAR. For PACS the
   paper goes by the authors, whose steps are ten times as long: with those it has 54.10 by domains,
   second to BiTTA, and 20.89 mixed (`simatta-authors` in both folders, one seed); with the handicaps
-  54.48 and 21.28 (`results/simatta-step-size`). With the better of the two on each stream BiTTA's
-  lead is +4.5 over the best and +11.1 over the mean, with the handicaps +4.6 and +11.0. With full
-  labels, Table 13, the longer steps are not run.
+  54.48 and 21.28 (`results/simatta-step-size`). With full labels, Table 13, the longer steps are
+  not run.
 * Calibration errors are in 15 bins over a whole stream; the paper does not say how its were made.
 * Seconds are those of the median batch of each run, which had the device to itself; a report tells
   their mean. Few batches are timed, in which memories still fill and most work is not captured yet.

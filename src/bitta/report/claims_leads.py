@@ -73,6 +73,10 @@ class Stream:
     raised: tuple[str, ...]
     """Rows that are higher with the handicaps than without, of those run both ways."""
     n_both: int
+    better: Mapping[str, Row]
+    """Of a method's rows with other settings the best, where it is better than the fair one."""
+    at_best: Average | None
+    """BiTTA above those instead."""
 
 
 def streams(results: Results) -> list[Stream]:
@@ -84,7 +88,9 @@ def streams(results: Results) -> list[Stream]:
         fair, handicapped = (_ours(verdicts, without, column, handicaps=h) for h in (False, True))
         paper = _paper(verdicts, without, column)
         raised, n_both = _raised(verdicts, column)
-        made.append(Stream(name, paper, fair, handicapped, raised, n_both))
+        better = _better(verdicts, column, results)
+        at_best = fair and _over({**verdicts.ours(column), **better}, verdicts.bitta)
+        made.append(Stream(name, paper, fair, handicapped, raised, n_both, better, at_best))
     return made
 
 
@@ -147,6 +153,32 @@ def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool
     average = Average.of(own, values, gains, seeds_of([bitta, *stars]))
     fallen = [star for star in STARS if rows[star].collapsed]
     return average.without(fallen, own, dict(zip(STARS, values, strict=True)))
+
+
+def _over(rows: Mapping[str, Row], bitta: str) -> Average:
+    return Average.of(rows[bitta].domain_mean.mean, _means([rows[s] for s in STARS]), None)
+
+
+def _better(verdicts: Measured, column: str, results: Results) -> dict[str, Row]:
+    """With the same answers, on the same images; handicaps and tuned models are no settings."""
+    rows, found = verdicts.ours(column), {}
+    for star in (star for star in STARS if star in rows):
+        fair = rows[star]
+        best = max(
+            (other for other in results.beside(fair) if _is_other_way(other, fair)),
+            key=lambda row: row.domain_mean.mean,
+            default=fair,
+        )
+        if best.domain_mean.mean > fair.domain_mean.mean:
+            found[star] = best
+    return found
+
+
+def _is_other_way(row: Row, fair: Row) -> bool:
+    own, usual = row.settings["method"], fair.settings["method"]
+    differs = any(own[key] != usual[key] for key in own.keys() & usual.keys())
+    same = row.method == fair.method and row.settings["feedback"] == fair.settings["feedback"]
+    return same and differs and not {"reference", "enhanced"} & set(row.apart)
 
 
 def _raised(verdicts: Measured, column: str) -> tuple[tuple[str, ...], int]:

@@ -149,7 +149,8 @@ def _averages(found: Sequence[Stream]) -> str:
         means.append(last)
     fell = [note for stream in found for note in _fell(stream)]
     notes = f"\n\nRows that collapsed are in these means. {' '.join(fell)}" if fell else ""
-    return as_markdown(Table(header, [*rows, *means], 1)) + notes + _higher(found)
+    table = as_markdown(Table(header, [*rows, *means], 1))
+    return table + notes + _higher(found) + _at_best(found)
 
 
 def _higher(found: Sequence[Stream]) -> str:
@@ -161,6 +162,24 @@ def _higher(found: Sequence[Stream]) -> str:
         if stream.n_both
     ]
     return f"\n\nRows that are higher with the handicaps: {'; '.join(told)}." if told else ""
+
+
+def _at_best(found: Sequence[Stream]) -> str:
+    """What is left of the lead where rivals have their best settings."""
+    told = [
+        f"{stream.name} " + ", ".join(f"{star} {row.domain_mean.mean:.2f} (`{row.name}`)"
+                                      for star, row in stream.better.items())
+        for stream in found if stream.better
+    ]  # fmt: skip
+    leads = [stream.at_best for stream in found if stream.at_best]
+    if not told or not leads:
+        return ""
+    mean = _mean(leads)
+    return (
+        "\n\nRows with other settings that are better than the fair ones, chosen by this very "
+        f"accuracy: {'; '.join(told)}. With these in their place BiTTA's lead is "
+        f"{mean.over_best:+.1f} over the best and {mean.over_mean:+.1f} over the mean."
+    ).replace("*", "\\*")
 
 
 def _fell(stream: Stream) -> list[str]:

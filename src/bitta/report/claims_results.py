@@ -1,6 +1,6 @@
 """Results as claims look at them: by the folder of experiments that they come from."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,10 +66,14 @@ class Results:
 
     def source_of(self, row: Row) -> Row | None:
         """The source model on the images of a row, if it was run in any folder."""
+        return next((one for one in self.beside(row) if one.method == "source"), None)
+
+    def beside(self, row: Row) -> Iterator[Row]:
+        """Rows of all folders on the images of one, from the same weights."""
         seen = _images(row)
-        folders = self.expected or sorted(path.name for path in self.root.iterdir())
-        rows = (r for f in folders for section in self.own_sections(f) for r in section.rows)
-        return next((r for r in rows if r.method == "source" and seen & _images(r)), None)
+        for folder in self.expected or sorted(path.name for path in self.root.iterdir()):
+            for section in self.own_sections(folder):
+                yield from (other for other in section.rows if seen & _images(other))
 
     def sweep(
         self, folder: str, key: str, method: str = "bitta", *, kind: str = "", **settings: Any
