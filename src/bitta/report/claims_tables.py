@@ -98,12 +98,14 @@ def measured(table: PaperTable, results: Results) -> Measured:
     handicapped: dict[Slot, list[Row]] = {}
     shorter = False
     for section in _sections(table, results):
+        if table.unit == "MB" and not section.has_memory:
+            continue
         # Time and memory have one column, which is then that of the set.
         kind = section.rows[0].settings["stream"]["kind"]
         asked = table if table.unit == "%" else replace(table, columns=(kind,))
         found = printed_for(section, [asked])
         for row in section.rows:
-            if row.name in found and _counts(row, table):
+            if row.name in found:
                 slot = found[row.name].row.name, found[row.name].column
                 slots = handicapped if "reference" in row.apart else fair
                 slots.setdefault(slot, []).append(row)
@@ -120,11 +122,6 @@ def _sections(table: PaperTable, results: Results) -> Iterator[Section]:
         yield from results.own_sections(folder)
     for other in dict.fromkeys(STAND_INS[f] for f in table.experiments if f in STAND_INS):
         yield from results.own_sections(other)
-
-
-def _counts(row: Row, table: PaperTable) -> bool:
-    """On a CPU memory is that of the whole process, which is no such number."""
-    return table.unit != "MB" or row.first.environment.get("device") != "cpu"
 
 
 def _usual(slots: Mapping[Slot, list[Row]]) -> dict[Slot, Row]:

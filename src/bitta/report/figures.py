@@ -9,7 +9,7 @@ from bitta.report.choice import Choice, choose, collapse_note, label_of
 from bitta.report.cost_plot import compared, cost_figure, prices_of
 from bitta.report.domain_plot import MOST_BARS, bars_figure, map_figure
 from bitta.report.ece_plot import ece_figure, has_policies
-from bitta.report.memory_plot import has_memory, memory_figure
+from bitta.report.memory_plot import memory_figure, tells_apart
 from bitta.report.names import between
 from bitta.report.over_time import (
     Line,
@@ -68,7 +68,7 @@ def captioned(section: Section) -> Iterator[Plot]:
         yield _confidence(sure)
     if has_times(section):
         yield _time(section)
-    if has_memory(section):
+    if tells_apart(section):
         yield _memory(section)
 
 
@@ -111,8 +111,9 @@ def _sweeps(section: Section) -> Iterator[Plot]:
         yield Plot(f"accuracy-against-{name}", f"Accuracy and {sweep.title}", caption, figure)
         if has_policies(sweep):
             told = f"Calibration error of the policy π against {sweep.title}{_bars(section)}."
+            caption = _sentences(told, collapse_note(drawn))
             heading = f"Calibration and {sweep.title}"
-            yield Plot(f"calibration-against-{name}", heading, told, ece_figure(sweep))
+            yield Plot(f"calibration-against-{name}", heading, caption, ece_figure(sweep))
 
 
 def _bars(section: Section) -> str:

@@ -70,13 +70,10 @@ def printed_for(section: Section, tables: Sequence[PaperTable]) -> dict[str, Pri
 
 
 def costs_for(section: Section, unit: str) -> dict[str, Printed]:
-    """The paper's seconds or megabytes on the same set, by row name.
-
-    On a CPU memory is that of the whole process, which is no such number.
-    """
+    """The paper's seconds or megabytes on the same set, by row name."""
     names = {folder.resolve().name for folder in section.folders}
     kind = section.rows[0].settings["stream"]["kind"]
-    if unit == "MB" and "cpu" in section.environment("device"):
+    if unit == "MB" and not section.has_memory:
         return {}
     tables = [
         replace(table, columns=(kind,))

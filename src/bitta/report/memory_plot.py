@@ -11,16 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def has_memory(section: Section) -> bool:
-    """Whether rows can be compared by it: several, on one GPU, not all as large."""
+def tells_apart(section: Section) -> bool:
+    """Whether rows can be compared by it: several, and not all as large."""
     most = [_megabytes(row).mean for row in section.rows]
-    return is_of_gpu(section) and len(section.rows) > 2 and max(most) > 1.2 * min(most)
-
-
-def is_of_gpu(section: Section) -> bool:
-    """Whether memory is that of tensors on one; on a CPU it is that of the whole process."""
-    devices = section.environment("device")
-    return len(devices) == 1 and devices[0] not in ("", "cpu")
+    return section.has_memory and len(section.rows) > 2 and max(most) > 1.2 * min(most)
 
 
 def memory_figure(section: Section) -> "Figure":

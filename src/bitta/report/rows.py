@@ -80,6 +80,12 @@ class Section:
         return tuple(dict.fromkeys(str(run.environment.get(key, "")) for run in self._runs()))
 
     @property
+    def has_memory(self) -> bool:
+        """Whether memory is that of tensors on one GPU; on a CPU it is the whole process's."""
+        devices = self.environment("device")
+        return len(devices) == 1 and devices[0] not in ("", "cpu")
+
+    @property
     def varied(self) -> dict[str, dict[str, Any]]:
         """Settings in which rows of the same method and answers differ: values by row name."""
         settings = {row.name: row.varying for row in self.rows}

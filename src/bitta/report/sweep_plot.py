@@ -1,9 +1,11 @@
 """Accuracy against a setting that was varied."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bitta.report.choice import MARK, deviations, label_of
 from bitta.report.names import shown
+from bitta.report.row import Row, Spread
 from bitta.report.rows import Section
 from bitta.report.style import (
     SMALL,
@@ -34,7 +36,7 @@ def sweep_figure(section: Section, sweep: Sweep) -> "Figure":
     axes = figure.add_subplot()
     axes.margins(y=0.1)
     if sweep.numeric:
-        _draw_lines(axes, sweep)
+        draw_lines(axes, sweep, lambda row: row.accuracy)
     else:
         _draw_bars(axes, sweep)
     _draw_levels(axes, section, sweep)
@@ -63,19 +65,20 @@ def _level(axes: "Axes", mean: float, label: str, look: Look) -> None:
     axes.axhline(mean, label=label, color=look.colour, linestyle=look.dash, linewidth=look.width)
 
 
-def _draw_lines(axes: "Axes", sweep: Sweep) -> None:
+def draw_lines(axes: "Axes", sweep: Sweep, measure: Callable[[Row], Spread]) -> None:
+    """A line per series, with the deviation over seeds."""
     looks = looks_of([series.method for series in sweep.series])
     for series, look in zip(sweep.series, looks, strict=True):
-        spreads = [row.accuracy for row in series.rows]
+        spreads = [measure(row) for row in series.rows]
         axes.errorbar(
             series.values, [spread.mean for spread in spreads], yerr=deviations(spreads),
             label=literal(series.label), color=look.colour, linestyle=look.dash,
             marker=look.marker, linewidth=look.width, markersize=6, capsize=3, elinewidth=1.0,
         )  # fmt: skip
-        for row, value in zip(series.rows, series.values, strict=True):
+        for row, value, spread in zip(series.rows, series.values, spreads, strict=True):
             if row.collapsed:
                 axes.annotate(
-                    MARK, (value, row.accuracy.mean), xytext=(8, 0), va="center",
+                    MARK, (value, spread.mean), xytext=(8, 0), va="center",
                     textcoords="offset points", fontsize=SMALL,
                 )  # fmt: skip
     values = sorted({value for series in sweep.series for value in series.values})
