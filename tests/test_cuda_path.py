@@ -11,8 +11,8 @@ from torch import nn
 from bitta import FallbackWarning, Session, Simulated
 from bitta.methods import METHODS, method_named
 from bitta.models import load_model, weights_at
-from bitta.nn import fused
-from bitta.nn.dropout import _drop, _drop_by_kernel, _Words
+from bitta.nn.fast import fused
+from bitta.nn.passes import _drop, _drop_by_kernel, _Words
 from bitta.seeding import Chance, generator
 from bitta.streams import embedded_pack
 from bitta.testing import NORMS, needed_settings, toy_classifier

@@ -9,8 +9,8 @@ from bitta.bench.expand import read_jobs
 from bitta.bench.experiment import Experiment
 from bitta.bench.sets import KINDS
 from bitta.methods import METHODS
+from bitta.methods.base import UnsupervisedAdapter
 from bitta.report.paper import paper_table, paper_tables
-from bitta.unsupervised import UnsupervisedAdapter
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments"

@@ -10,7 +10,7 @@ from bitta.bench.runner import run
 from bitta.methods import METHODS
 from bitta.models import ModelCard, build_model, save_model
 from bitta.nn import Network
-from bitta.statistics import SourceStatistics
+from bitta.source_statistics import SourceStatistics
 from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
 from small_trees import MAKERS
 

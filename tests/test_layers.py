@@ -14,13 +14,14 @@ ROOT = Path(bitta.__file__).parent
 LAYERS = [
     {"allocator", "types", "errors", "seeding", "config", "statefile", "version"},
     {"losses", "nn", "memory", "augment"},
-    {"adapter", "gradient", "unsupervised", "mecta", "policies", "statistics"},
-    {"methods", "selection", "feedback", "metrics", "streams", "corruptions", "models"},
-    {"session", "results", "questions"},
+    {"source_statistics"},
+    {"methods"},
+    {"selection", "feedback", "metrics", "streams", "corruptions", "models"},
+    {"session", "results"},
     {"bench", "client", "report", "server", "testing"},
     {"cli"},
 ]
-STRANGERS = LAYERS[3] | LAYERS[5]
+STRANGERS = LAYERS[4] | LAYERS[6]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
 SERVED_BY = {
     "alembic", "fastapi", "prometheus_client", "psycopg", "pydantic", "pydantic_settings",

@@ -7,8 +7,8 @@ from torch import nn
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.nn import Network, Snapshot
 from bitta.seeding import generator
+from bitta.source_statistics import SourceStatistics
 from bitta.statefile import save_state
-from bitta.statistics import SourceStatistics
 from bitta.testing import toy_classifier
 
 

@@ -6,7 +6,7 @@ import torch
 from bitta import Session, Simulated
 from bitta.memory import Window
 from bitta.nn import batch_norms
-from bitta.nn.snapshot import tensors_of
+from bitta.nn.weights import tensors_of
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 from bitta.types import Prediction

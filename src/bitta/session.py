@@ -10,15 +10,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bitta.adapter import Adapter, nothing
 from bitta.config import require, whole
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import Window
 from bitta.methods import METHODS, method_named
+from bitta.methods.base import Adapter, nothing
 from bitta.nn import Execution, LogitsOf, Network, Precision, give_back, room
-from bitta.questions import Chosen, Questioner
-from bitta.selection import Budget
+from bitta.selection import Budget, Chosen, Questioner
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
 

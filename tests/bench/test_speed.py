@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta.bench import speed
 from bitta.bench.filled import filled_session, random_batches
-from bitta.bench.flops import _counted, flops_per_batch
+from bitta.bench.flops import _counted_flops, flops_per_batch
 from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.matmul import matmul_rate
 from bitta.bench.speed import Conditions, measure
@@ -96,14 +96,14 @@ def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
 def test_operations_of_a_linear_layer_by_hand():
     """(5, 7) times (7, 3): 5 x 7 x 3 products and as many sums; backward to the weights again."""
     layer = nn.Linear(7, 3, bias=False)
-    assert _counted(lambda: layer(torch.rand(5, 7))) == 2 * 105
-    assert _counted(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
+    assert _counted_flops(lambda: layer(torch.rand(5, 7))) == 2 * 105
+    assert _counted_flops(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
 
 
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
 def test_operations_worked_out_from_small_cases_are_those_of_the_case(method):
     asked = case(method, batch=6, memory=5)
-    counted = _counted(speed._plain_step(asked, FEW))
+    counted = _counted_flops(speed._plain_step(asked, FEW))
     assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == counted
 
 

@@ -9,7 +9,7 @@ from bitta.bench.models import Restricted, build_source
 from bitta.cli.main import main
 from bitta.models import load_model, weights_at
 from bitta.nn import weight_hash
-from bitta.statistics import SourceStatistics
+from bitta.source_statistics import SourceStatistics
 from bitta.streams import as_floats, embedded_pack
 
 OFFLINE = ["statistics", "--weights", "embedded:cifar10-resnet8", "--set", "embedded:cifar10"]

@@ -6,9 +6,8 @@ from safetensors.torch import load_file
 
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.corruptions.blur import _disk, _overwriting
-from bitta.corruptions.frost import frost_textures
-from bitta.corruptions.geometry import moved, smoothing_matrix, zoom_matrix
-from bitta.corruptions.weather import _plasma
+from bitta.corruptions.image_ops import moved, smoothing_matrix, zoom_matrix
+from bitta.corruptions.weather import _plasma, frost_textures
 from bitta.errors import InputError, SettingError
 from bitta.models import build_model
 from bitta.seeding import generator

@@ -8,8 +8,8 @@ import torch
 from bitta import Session
 from bitta.errors import SettingError
 from bitta.memory import Mixed
+from bitta.methods.bitta import augmented_passes, perturbed_passes
 from bitta.nn import Network, Sampling
-from bitta.policies import augmented_passes, perturbed_passes
 from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 

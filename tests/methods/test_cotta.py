@@ -11,7 +11,7 @@ from bitta.errors import InputError, SettingError
 from bitta.losses import entropy
 from bitta.methods import cotta
 from bitta.nn import follow, restore_stochastically
-from bitta.nn.snapshot import tensors_of
+from bitta.nn.weights import tensors_of
 from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 

@@ -9,7 +9,7 @@ from torch import nn
 from bitta import Session
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.nn import weight_hash
-from bitta.statistics import SourceStatistics
+from bitta.source_statistics import SourceStatistics
 from bitta.testing import check_method
 
 STILL = {"lr": 1e-9, "dropout": 0.0}

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from bitta import Session
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.methods.alignment import Gaussian, otsu_threshold, symmetric_divergence
+from bitta.methods.owttt import Gaussian, otsu_threshold, symmetric_divergence
 from bitta.nn import Network
 from bitta.seeding import generator
-from bitta.statistics import SourceStatistics
+from bitta.source_statistics import SourceStatistics
 from bitta.testing import toy_classifier, toy_statistics
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from bitta import Session
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.losses import entropy
-from bitta.memory import TimelyMemory
 from bitta.methods import rotta
+from bitta.methods.rotta import TimelyMemory
 from bitta.nn import Network, RobustNorm
 from bitta.seeding import generator
 from bitta.testing import NORMS, toy_classifier

@@ -11,9 +11,9 @@ from bitta import Session
 from bitta.errors import SettingError
 from bitta.feedback import Judge, Labels
 from bitta.losses import complementary_loss
-from bitta.memory import Anchors, Mixed
+from bitta.memory import Mixed
 from bitta.methods.balance import Patience, anchor_share, row_weights
-from bitta.methods.clusters import Clusters, first_centres
+from bitta.methods.simatta import Anchors, Clusters, first_centres
 from bitta.seeding import Chance, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary

@@ -8,8 +8,7 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.memory import Support
-from bitta.methods.tast import centroids_of, neighbours_of
+from bitta.methods.tast import Support, centroids_of, neighbours_of
 from bitta.nn import scale_and_shift
 from bitta.seeding import generator
 from bitta.testing import toy_classifier

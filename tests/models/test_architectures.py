@@ -7,7 +7,7 @@ from torch import nn
 from bitta import Session
 from bitta.errors import InputError, SettingError
 from bitta.models import ARCHITECTURES, build_model, initialise
-from bitta.nn.sites import find_sites
+from bitta.nn.structure import find_sites
 from bitta.seeding import generator
 
 PIXELS = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.25)}

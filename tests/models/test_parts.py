@@ -14,9 +14,9 @@ from bitta.models import (
     build_model,
     initialise,
     load_model,
-    parts,
     read_card,
     save_model,
+    tensor_files,
 )
 
 PIXELS = {"n_classes": 4, "mean": (0.5,) * 3, "std": (0.2,) * 3}
@@ -114,14 +114,14 @@ def test_a_disk_that_fails_midway_leaves_the_old_weights(tmp_path, monkeypatch):
     new, _ = model_and_card(seed=1)
     path = tmp_path / "m.safetensors"
     save_model(path, old, card)
-    write = parts.write_atomically
+    write = tensor_files.write_atomically
 
     def fail_on_the_second(draft, content):
         if "00002" in draft.name:
             raise OSError("disk full")
         write(draft, content)
 
-    monkeypatch.setattr(parts, "write_atomically", fail_on_the_second)
+    monkeypatch.setattr(tensor_files, "write_atomically", fail_on_the_second)
     with pytest.raises(OSError, match="disk full"):
         save_model(path, new, card, part_bytes=150_000)
     assert same(load_model(path)[0], old)

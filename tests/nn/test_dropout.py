@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from bitta.nn import Network, Sampling
-from bitta.nn.dropout import _kept, _Words, dropout_at
-from bitta.nn.norm import Rows
+from bitta.nn.batchnorm import Rows
+from bitta.nn.passes import _kept, _Words, dropout_at
 from bitta.seeding import Chance, generator
 from bitta.testing import NORMS, toy_classifier
 

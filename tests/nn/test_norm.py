@@ -6,7 +6,7 @@ from torch import nn
 
 from bitta.errors import ModelError
 from bitta.nn import Network, Sampling, batch_norms, scale_and_shift
-from bitta.nn.norm import Rows, normalised_by
+from bitta.nn.batchnorm import Rows, normalised_by
 from bitta.seeding import Chance, generator
 from bitta.testing import toy_classifier
 

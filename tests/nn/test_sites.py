@@ -5,7 +5,7 @@ from torch import nn
 
 from bitta.errors import BittaError, ModelError
 from bitta.models import build_model
-from bitta.nn.sites import find_sites
+from bitta.nn.structure import find_sites
 
 PIXELS = {"n_classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
 

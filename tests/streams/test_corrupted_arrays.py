@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bitta.errors import InputError, SettingError
-from bitta.streams.corrupted_arrays import read_corrupted
+from bitta.streams.arrays import read_corrupted
 
 N = 12
 

@@ -6,8 +6,7 @@ import torch
 from PIL import Image
 
 from bitta.errors import InputError
-from bitta.streams.imagenet import imagenet_wnids
-from bitta.streams.listed import read_domainnet126, read_visda2021
+from bitta.streams.imagenet import imagenet_wnids, read_domainnet126, read_visda2021
 
 
 def picture(path, side=300):

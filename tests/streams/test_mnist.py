@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitta.errors import InputError
-from bitta.streams.mnist import read_mnist
+from bitta.streams.digits import read_mnist
 
 
 def idx(shape, values):

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from bitta.adapter import AdapterConfig
 from bitta.bench.annotators import FeedbackConfig
 from bitta.bench.clean import ForgettingConfig
 from bitta.bench.enhanced import EnhancedConfig
@@ -14,6 +13,7 @@ from bitta.bench.toml import read_toml, section
 from bitta.config import Config, build, whole
 from bitta.errors import SettingError, unknown
 from bitta.methods import method_named
+from bitta.methods.base import AdapterConfig
 from bitta.selection import selector_named
 
 

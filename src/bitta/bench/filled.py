@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitta.gradient import GradientAdapter
+from bitta.methods.base import GradientAdapter
 from bitta.metrics import Case
 from bitta.models import ARCHITECTURES, build_model, initialise
 from bitta.seeding import generator

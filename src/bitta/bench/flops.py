@@ -20,14 +20,14 @@ def flops_per_batch(case: Case, step: Callable[[Case], Callable[[], object]]) ->
     """
     batch = min(case.batch, max(_FEW, case.n_queries))
     small = replace(case, batch=batch, memory=_FEW)
-    count = _counted(step(small))
-    per_image = _counted(step(replace(small, batch=batch + 1))) - count
-    per_place = (_counted(step(replace(small, memory=2 * _FEW))) - count) / _FEW
+    count = _counted_flops(step(small))
+    per_image = _counted_flops(step(replace(small, batch=batch + 1))) - count
+    per_place = (_counted_flops(step(replace(small, memory=2 * _FEW))) - count) / _FEW
     more_images, more_places = case.batch - batch, case.memory - _FEW
     return round(count + per_image * more_images + per_place * more_places)
 
 
-def _counted(step: Callable[[], object]) -> int:
+def _counted_flops(step: Callable[[], object]) -> int:
     # Attention written as products: the fused kernels of a CPU are unknown to the counter.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()

@@ -6,8 +6,8 @@ from typing import Any
 
 from bitta.config import require, whole
 from bitta.errors import SettingError, unknown
-from bitta.gradient import GradientConfig
 from bitta.methods import method_named
+from bitta.methods.base import GradientConfig
 from bitta.metrics import Case
 from bitta.models import ARCHITECTURES
 

@@ -14,7 +14,7 @@ from bitta.methods import method_named
 from bitta.models import load_model, weights_at
 from bitta.nn import Network
 from bitta.session import Session
-from bitta.statistics import SourceStatistics
+from bitta.source_statistics import SourceStatistics
 from bitta.streams import embedded_pack
 
 PROTOCOL = (

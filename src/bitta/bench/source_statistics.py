@@ -17,8 +17,8 @@ from bitta.errors import InputError, SettingError, unknown
 from bitta.models import ModelCard
 from bitta.nn import Network
 from bitta.seeding import generator
+from bitta.source_statistics import SourceStatistics
 from bitta.statefile import check_writable
-from bitta.statistics import SourceStatistics
 from bitta.streams import CHANCES, Domain, as_floats, coloured_digits, embedded_pack, set_folder
 
 BATCH = 64

@@ -22,7 +22,7 @@ from bitta.metrics import (
     reset_peak_memory,
 )
 from bitta.nn import Execution, Precision
-from bitta.nn.room import ran_out_of_memory
+from bitta.nn.fast.execution import ran_out_of_memory
 from bitta.session import Session
 
 _WINDOW = 64

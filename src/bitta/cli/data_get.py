@@ -23,8 +23,7 @@ from bitta.streams.catalogue import (
     find_set,
     holds_files,
 )
-from bitta.streams.checksums import check_hex, file_digest
-from bitta.streams.download import check_address, download
+from bitta.streams.download import check_address, check_hex, download, file_digest
 from bitta.streams.unpack import ARCHIVE_SUFFIXES, draft_folder, extract
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.corruptions import blur, digital, noise, weather
-from bitta.corruptions.geometry import SIDES
+from bitta.corruptions.image_ops import SIDES
 from bitta.errors import InputError, unknown
 from bitta.seeding import generator
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitta.corruptions.geometry import (
+from bitta.corruptions.image_ops import (
     along_both_axes,
     constant,
     gaussian,

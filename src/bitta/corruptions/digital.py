@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from bitta.corruptions.geometry import along_both_axes, constant, smoothing_matrix, uniform
+from bitta.corruptions.image_ops import along_both_axes, constant, smoothing_matrix, uniform
 
 _CONTRAST = {
     32: (0.75, 0.5, 0.4, 0.3, 0.15),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bitta.corruptions.geometry import constant
+from bitta.corruptions.image_ops import constant
 
 _GAUSSIAN_SIGMA = {
     32: (0.04, 0.06, 0.08, 0.09, 0.10),

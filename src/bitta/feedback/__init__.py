@@ -1,14 +1,10 @@
 """Who answers: a person, the truth playing one, a function, several of them, or a log."""
 
-from bitta.feedback.annotator import Annotator
+from bitta.feedback.base import FeedbackSource
+from bitta.feedback.function import Judge
 from bitta.feedback.human import Human
-from bitta.feedback.judge import Judge
-from bitta.feedback.labels import Labels
-from bitta.feedback.panel import Panel
-from bitta.feedback.recorded import Recorded
-from bitta.feedback.recording import Recording
-from bitta.feedback.simulated import Simulated
-from bitta.feedback.source import FeedbackSource
+from bitta.feedback.log import Recorded, Recording
+from bitta.feedback.simulated import Annotator, Labels, Panel, Simulated
 
 __all__ = [
     "Annotator",

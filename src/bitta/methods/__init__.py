@@ -3,20 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bitta.adapter import Adapter
 from bitta.errors import unknown
+from bitta.methods.base import Adapter
 from bitta.methods.bitta import Bitta
-from bitta.methods.bn_stats import BNStats
 from bitta.methods.cotta import Cotta
 from bitta.methods.deyo import Deyo
-from bitta.methods.eata import Eata
-from bitta.methods.eta import Eta
+from bitta.methods.eata import Eata, Eta
 from bitta.methods.owttt import Owttt
 from bitta.methods.rotta import Rotta
 from bitta.methods.sar import Sar
 from bitta.methods.simatta import Simatta
 from bitta.methods.sotta import Sotta
-from bitta.methods.source import Source
+from bitta.methods.source import BNStats, Source
 from bitta.methods.tast import Tast
 from bitta.methods.tent import Tent
 

@@ -8,22 +8,53 @@ that the label served is the label judged. Presets `reference` (the code) and `p
 unstable) undo these choices; docs/methods/bitta.md tells the details.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from bitta.adapter import Order
+from bitta.augment import augmented
 from bitta.config import require
 from bitta.losses import policy_loss
-from bitta.mecta import MectaAdapter, MectaConfig
 from bitta.memory import Balanced, Mixed
-from bitta.nn import Network, Sampling, Statistics, restore_stochastically
-from bitta.policies import augmented_passes, perturbed_passes
+from bitta.methods.base import Order
+from bitta.methods.mecta import MectaAdapter, MectaConfig
+from bitta.nn import Network, Sampling, Statistics, perturbed, restore_stochastically
 from bitta.seeding import Chance
 from bitta.types import Feedback, Judged, Losses, State, softmax
+
+
+def augmented_passes(network: Network, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
+    """Logits of N random views of each image, (passes, batch, classes)."""
+
+    def one(number: int) -> Tensor:
+        views = augmented(inputs, chance, "augmentation", number)
+        return network(views, statistics=how.statistics)
+
+    return _each(network, one, how.passes)
+
+
+def perturbed_passes(
+    network: Network, inputs: Tensor, how: Sampling, chance: Chance, *, size: float
+) -> Tensor:
+    """Logits of an ensemble of N models with noise on their weights, (passes, batch, classes)."""
+
+    def one(number: int) -> Tensor:
+        with perturbed(network.model, size=size, chance=chance, number=number):
+            return network(inputs, statistics=how.statistics)
+
+    return _each(network, one, how.passes)
+
+
+def _each(network: Network, one: Callable[[int], Tensor], passes: int) -> Tensor:
+    """Pass by pass; run a second time for its gradient where activations are not kept."""
+    if network.low_memory and torch.is_grad_enabled():
+        one = partial(checkpoint, one, use_reentrant=False, preserve_rng_state=False)
+    return torch.stack([one(number) for number in range(passes)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from bitta.augment import augmented
 from bitta.config import require
 from bitta.memory import Mixed
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Network, Statistics, follow, restore_stochastically
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State, softmax
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 _TOGETHER = 8  # copies that are made at once
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.losses import entropy
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, below_the_top
 from bitta.seeding import Chance
 from bitta.types import softmax
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.losses import entropy
 from bitta.memory import Mixed
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Network, Statistics, below_the_top, uphill
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

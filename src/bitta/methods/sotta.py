@@ -17,10 +17,10 @@ from bitta.config import require
 from bitta.errors import SettingError
 from bitta.losses import entropy
 from bitta.memory import ConfidentMemory, Mixed
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Network, batch_norms, below_the_top, uphill
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

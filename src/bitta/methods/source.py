@@ -1,10 +1,16 @@
-"""Source: serve the model as it was trained."""
+"""Two methods that train nothing: the source model, and BatchNorm statistics of each batch.
+
+Nado et al., 2020, https://arxiv.org/abs/2006.10963; Schneider et al., NeurIPS 2020.
+Departures: none known. A model without BatchNorm is served as it is.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
-from bitta.adapter import Adapter, AdapterConfig
+from bitta.methods.base import Adapter, AdapterConfig
+from bitta.nn import Statistics
 from bitta.types import Feedback, Losses
 
 
@@ -23,3 +29,11 @@ class Source(Adapter[SourceConfig]):
         """Learn nothing."""
         self.step += 1
         return Losses()
+
+
+class BNStats(Source):
+    """Replace the source statistics by those of the batch being served."""
+
+    paper: ClassVar[str] = "Nado et al., 2020"
+    statistics: Statistics = "batch"
+    policy_statistics: Statistics = "batch"

@@ -8,7 +8,7 @@ samples somebody was asked about do not join the support set.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,47 @@ from torch import Tensor, nn
 
 from bitta.config import require
 from bitta.losses import entropy
-from bitta.memory import Support
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Network, Statistics, scale_and_shift
 from bitta.seeding import Chance
 from bitta.types import Feedback, Losses, State
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Support:
+    """A value: a larger support is another one."""
+
+    inputs: Tensor  # (samples, ...)
+    labels: Tensor  # (samples,) as predicted when they came in
+    entropies: Tensor  # (samples,) of that prediction
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def joined(self, other: Self) -> Self:
+        """Both, these first."""
+        return type(self)(
+            torch.cat([self.inputs, other.inputs]),
+            torch.cat([self.labels, other.labels]),
+            torch.cat([self.entropies, other.entropies]),
+        )
+
+    def surest(self, per_class: int) -> Self:
+        """The `per_class` of each class with the lowest entropy, in the order they came in."""
+        order = self.entropies.argsort(stable=True)
+        of_class = F.one_hot(self.labels[order])
+        rank = (of_class.cumsum(0) * of_class).sum(-1)  # 1 for the surest of its class
+        kept = order[rank <= per_class].sort().values
+        return type(self)(self.inputs[kept], self.labels[kept], self.entropies[kept])
+
+    def state_dict(self) -> State:
+        """All of it."""
+        return {"inputs": self.inputs, "labels": self.labels, "entropies": self.entropies}
+
+    @classmethod
+    def of(cls, state: State, *, device: torch.device) -> Self:
+        """From a saved state."""
+        return cls(*(state[name].to(device) for name in ("inputs", "labels", "entropies")))
 
 
 @dataclass(frozen=True, kw_only=True)

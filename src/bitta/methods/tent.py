@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bitta.losses import entropy
-from bitta.mecta import MectaAdapter, MectaConfig
+from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.methods.mecta import MectaAdapter, MectaConfig
 from bitta.nn import Statistics, scale_and_shift
 from bitta.seeding import Chance
-from bitta.unsupervised import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Classifiers, and weights that know what they are."""
 
-from bitta.models.architectures import ARCHITECTURES, Architecture, build_model
-from bitta.models.card import ModelCard
+from bitta.models.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    build_model,
+    from_factory,
+    initialise,
+)
 from bitta.models.catalogue import Entry, catalogue, embedded_names, entry_of, weights_at
 from bitta.models.checkpoints import Imported, import_checkpoint
-from bitta.models.factory import from_factory
-from bitta.models.initial import initialise
-from bitta.models.parts import check_target
-from bitta.models.weights import halved, load_model, read_card, save_model
+from bitta.models.tensor_files import check_target
+from bitta.models.weights import ModelCard, halved, load_model, read_card, save_model
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,7 +1,11 @@
-"""The architectures by name."""
+"""Architectures by name, and models made by a user's own function."""
 
+import importlib
 import inspect
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +14,38 @@ from torch import nn
 
 from bitta.errors import SettingError, unknown
 from bitta.models.resnet import ResNet
-from bitta.models.vit import VisionTransformer
+from bitta.models.vit import Attention, Encoder, VisionTransformer
+from bitta.seeding import generator
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, *, seed: int) -> None:
+    """Seeded weights: He-normal convolutions, small uniform dense layers, scaled attention."""
+    for place, module in enumerate(model.modules()):
+        chance = generator(seed, "initialise", place)
+        if isinstance(module, nn.Conv2d):
+            _fill_convolution(module, chance)
+        elif isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            nn.init.uniform_(module.weight, -bound, bound, generator=chance)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, Attention):
+            nn.init.xavier_uniform_(module.in_proj_weight, generator=chance)
+            nn.init.zeros_(module.in_proj_bias)
+        elif isinstance(module, Encoder):
+            nn.init.normal_(module.pos_embedding, std=0.02, generator=chance)
+        elif isinstance(module, VisionTransformer):
+            nn.init.normal_(module.class_token, std=0.02, generator=chance)
+
+
+def _fill_convolution(module: nn.Conv2d, chance: torch.Generator) -> None:
+    """He-normal before a ReLU; the projection of patches, which alone has a bias, keeps scale."""
+    if module.bias is None:
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=chance)
+        return
+    fan_in = module.weight[0].numel()
+    nn.init.normal_(module.weight, std=fan_in**-0.5, generator=chance)
+    nn.init.zeros_(module.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +122,26 @@ def build_model(architecture: str, **arguments: Any) -> nn.Module:
         raise SettingError(f"{architecture} cannot be built so ({error}).") from None
     with torch.random.fork_rng(devices=[]):  # torch initialises from global chance
         return chosen.kind(**settings)
+
+
+def from_factory(text: str, *, of: str) -> nn.Module:
+    """What "module:function" returns; `of` is what the setting is called."""
+    module, _, function = text.partition(":")
+    if not module or not function or module.startswith("."):
+        raise SettingError(f'{of} is {text!r}; "module:function" is needed.')
+    try:
+        # The console script, unlike `python -m`, does not look in the working directory.
+        sys.path.insert(0, os.getcwd())
+        factory = getattr(importlib.import_module(module), function)
+        with suppress(ValueError):  # builtins have no signature
+            inspect.signature(factory).bind()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise SettingError(f"{of} {text!r} cannot be loaded ({error}).") from None
+    except TypeError as error:
+        raise SettingError(f"{of} {text!r} cannot be called ({error}).") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    model = factory()
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"{of} {text!r} returned a {type(model).__name__}.")
+    return model

@@ -8,9 +8,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from bitta.errors import InputError, unknown
-from bitta.models.card import ModelCard
-from bitta.models.parts import locate, parts_of, plain_path
-from bitta.models.weights import read_card
+from bitta.models.tensor_files import locate, parts_of, plain_path
+from bitta.models.weights import ModelCard, read_card
 
 EMBEDDED = "embedded:"
 _SUFFIX = ".safetensors"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.models.pixels import PixelModel
+from bitta.models.pixel_model import PixelModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import InputError, SettingError
-from bitta.models.pixels import PixelModel
+from bitta.models.pixel_model import PixelModel
 
 EPS = 1e-6
 

@@ -1,20 +1,26 @@
 """Surgery on any `nn.Module`: borrowed, used, given back as it was."""
 
-from bitta.nn.blocks import below_the_top
-from bitta.nn.ema import follow
-from bitta.nn.execution import Execution, Precision
-from bitta.nn.loan import give_back
-from bitta.nn.logits import LogitsOf
+from bitta.nn.batchnorm import (
+    Call,
+    Normaliser,
+    RobustNorm,
+    Statistics,
+    batch_norms,
+    scale_and_shift,
+)
+from bitta.nn.fast.execution import Execution, Precision, room
 from bitta.nn.mecta import MectaNorm
-from bitta.nn.network import Network, Sampling
-from bitta.nn.norm import Call, Normaliser, Statistics, batch_norms, scale_and_shift
-from bitta.nn.perturb import perturbed
-from bitta.nn.restore import restore_stochastically
-from bitta.nn.robust import RobustNorm
-from bitta.nn.room import room
-from bitta.nn.sam import uphill
-from bitta.nn.sites import Sites
-from bitta.nn.snapshot import Snapshot, weight_hash
+from bitta.nn.prepared_model import LogitsOf, give_back
+from bitta.nn.structure import Sites, below_the_top
+from bitta.nn.weights import (
+    Snapshot,
+    follow,
+    perturbed,
+    restore_stochastically,
+    uphill,
+    weight_hash,
+)
+from bitta.nn.wrapped_model import Network, Sampling
 
 __all__ = [
     "Call",

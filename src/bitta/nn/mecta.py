@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import ModelError
-from bitta.nn.norm import Call, batch_norms
+from bitta.nn.batchnorm import Call, batch_norms
 from bitta.seeding import Chance
 
 T = TypeVar("T")

@@ -70,7 +70,7 @@ def beside_table(
         if any(found):
             columns = {measure.title: _column(measure, found, deviations)}
             if printed := printed_beside(measure, comparison.section):
-                columns |= _paper(measure, [printed.get(row.name) for row in rows], found)
+                columns |= _paper_measure(measure, [printed.get(row.name) for row in rows], found)
                 notes.append(_PAPER)
             header += columns
             for row_cells, more in zip(cells, zip(*columns.values(), strict=True), strict=True):
@@ -99,7 +99,7 @@ def _column(measure: Measure, found: Sequence[Spread | None], deviations: bool) 
     ]
 
 
-def _paper(
+def _paper_measure(
     measure: Measure, printed: Sequence[float | None], found: Sequence[Spread | None]
 ) -> dict[str, list[Cell]]:
     """The paper's number for each row, and how far ours is from it."""

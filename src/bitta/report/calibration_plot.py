@@ -111,10 +111,10 @@ def _kept(row: Row) -> list[RunResult]:
 def _title(row: Row) -> str:
     """Its name and its errors, above the panel, where no data lie."""
     errors = {"ECE": row.ece, "policy's ECE": row.policy_ece}
-    told = [f"{name} {_told(ece)}" for name, ece in errors.items() if ece is not None]
+    told = [f"{name} {_calibration_label(ece)}" for name, ece in errors.items() if ece is not None]
     return "\n".join([fill(label_of(row), _LETTERS), *told])
 
 
-def _told(ece: Spread) -> str:
+def _calibration_label(ece: Spread) -> str:
     deviation = "" if ece.deviation is None else f" ± {ece.deviation:.1f}"
     return f"{ece.mean:.1f}{deviation} %"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from bitta.metrics.collapse import fallen_behind
+from bitta.metrics import fallen_behind
 from bitta.report.names import between
 from bitta.report.row import Row
 

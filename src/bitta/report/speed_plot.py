@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitta.metrics import Curve, Measurement, curves_of
-from bitta.metrics.speed import AXES
+from bitta.metrics import AXES, Curve, Measurement, curves_of
 from bitta.report.style import look_of, new_figure
 
 _TITLES = {

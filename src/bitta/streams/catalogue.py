@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitta.errors import InputError, unknown
-from bitta.streams.checksums import file_digest
+from bitta.streams.download import file_digest
 
 _NPM_WARNING = re.compile(r"\s*$|npm warn", re.IGNORECASE)
 

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 from bitta.errors import InputError
-from bitta.streams.domain import Domain
 from bitta.streams.folders import folders_down_to
+from bitta.streams.images import Domain
 
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",

@@ -1,23 +1,125 @@
-"""Fetch one file over HTTP: go on where it broke off, check it, then put it in place."""
+"""Download a file: resumable and verified."""
 
+import hashlib
+import json
+import os
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import cast
+from string import hexdigits
+from typing import Self, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from bitta.errors import InputError, SettingError
-from bitta.streams.checksums import difference, wanted_of
-from bitta.streams.part import Part, Version
+from bitta.statefile import write_atomically
 from bitta.version import __version__
+
+_DIGITS = {"sha256": 64, "md5": 32}
+
+
+def file_digest(path: str | Path, algorithm: str) -> str:
+    """Checksum of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
+        ).hexdigest()
+
+
+def check_hex(kind: str, given: str) -> str:
+    """A checksum in small letters, refused if it cannot be one of its kind."""
+    value = given.strip().lower()
+    if len(value) != _DIGITS[kind] or not set(value) <= set(hexdigits):
+        raise SettingError(f"{kind} is {given!r}; {_DIGITS[kind]} hexadecimal digits are needed.")
+    return value
+
+
+def wanted_of(**given: str | None) -> dict[str, str]:
+    """The checksums that were given, by kind."""
+    return {kind: check_hex(kind, value) for kind, value in given.items() if value is not None}
+
+
+def difference(path: Path, wanted: Mapping[str, str]) -> str:
+    """One clause about the first checksum that is not as wanted; empty if all are."""
+    for kind, expected in wanted.items():
+        if (came := file_digest(path, kind)) != expected:
+            return f"{kind} {expected} was expected, {came} came"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which bytes a server serves: an address, a validator, a length."""
+
+    url: str
+    validator: str
+    """A strong ETag, or the date of the last change; empty if the server gives neither."""
+    total: int | None
+
+    @classmethod
+    def of(cls, url: str, response: HTTPResponse) -> Self:
+        """What an answer is a part of, or the whole."""
+        etag = response.headers.get("ETag", "")
+        # If-Range may only carry a strong validator (RFC 9110, 13.1.5).
+        weak = not etag or etag.startswith("W/")
+        validator = response.headers.get("Last-Modified", "") if weak else etag
+        length = response.headers.get("Content-Length")
+        if response.status == 206:
+            length = response.headers.get("Content-Range", "").rpartition("/")[2]
+        return cls(url, validator, int(length) if length and length.isdigit() else None)
+
+    def continues(self, known: Self) -> bool:
+        """Whether bytes of this one may follow bytes of that one."""
+        # A partial answer may leave the validator out, never change it.
+        return self.total == known.total and self.validator in ("", known.validator)
+
+
+class Part:
+    """The bytes so far, and beside them which version of the file they are of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._note = path.with_name(f"{path.name}.json")
+
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def version(self) -> Version | None:
+        """What the bytes are of, if that is known."""
+        if not self.size or not self._note.exists():
+            return None
+        try:
+            return Version(**json.loads(self._note.read_text()))
+        except (ValueError, TypeError):
+            return None
+
+    def begin(self, version: Version) -> None:
+        """Start over with this version."""
+        # Empty before the note changes: a crash in between must not pass old bytes off as new.
+        self.path.write_bytes(b"")
+        write_atomically(self._note, json.dumps(asdict(version)).encode())
+
+    def discard(self) -> None:
+        """Forget what has come."""
+        self.path.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
+
+    def become(self, path: Path) -> None:
+        """Take the place of the whole file."""
+        with open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(self.path, path)
+        self._note.unlink(missing_ok=True)
+
 
 _BLOCK = 1 << 20
 _LONGEST_PAUSE = 10.0

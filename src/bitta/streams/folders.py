@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from bitta.errors import InputError
-from bitta.streams.domain import Domain
-from bitta.streams.images import AS_IT_IS, Entry, Files, Geometry
+from bitta.streams.images import AS_IT_IS, Domain, Entry, Files, Geometry
 
 _SUFFIXES = {
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff", ".gif",

@@ -1,4 +1,4 @@
-"""Pictures that stay on disk until their batch comes."""
+"""Images of a domain, in memory or on disk."""
 
 import io
 import os
@@ -7,7 +7,9 @@ import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +18,77 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.errors import InputError
-from bitta.streams.domain import Images, hashed
+
+
+class Images(Protocol):
+    """Pictures that are read when they are needed, to derive from; a tensor will do as well."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """These rows, uint8 (0 to 255) or float, (rows, channels, height, width)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that tells these images from others, found without decoding all of them."""
+
+    def prepare(self) -> None:
+        """Make now what would be made for the first row; most have nothing to make."""
+        return
+
+    def release(self) -> None:
+        """Let go of what was made; it is made anew if a row is asked for after all."""
+        return
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """One condition under which a stream is taken."""
+
+    name: str
+    images: Tensor | Images
+    labels: Tensor
+    classes: tuple[str, ...] = ()
+    """Their names, in the order of the labels, where they are known."""
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise InputError(
+                f"domain {self.name!r} has {len(self.images)} images and {len(self.labels)} "
+                "labels; one label per image is needed."
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of name, labels, classes and images."""
+        images = self.images
+        told = hashed(images) if isinstance(images, Tensor) else images.fingerprint
+        return hashed(self.name, self.labels, *self.classes, told)
+
+    def prepare(self) -> None:
+        """Make the images, where they have to be made."""
+        if not isinstance(self.images, Tensor):
+            self.images.prepare()
+
+    def release(self) -> None:
+        """Let go of images that can be made anew."""
+        if not isinstance(self.images, Tensor):
+            self.images.release()
+
+
+def hashed(*parts: str | bytes | Tensor) -> str:
+    """One hash of several things."""
+    digest = sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(part.contiguous().numpy().tobytes())
+        else:
+            digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
 
 _N_THREADS = min(8, os.cpu_count() or 1)
 _COLOUR_CHANNELS = (1, 3, 4)

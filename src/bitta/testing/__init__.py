@@ -1,9 +1,7 @@
 """The adapter contract as a public suite, and small models to try methods on."""
 
-from bitta.testing.contract import ABOUT_ANSWERS, CHECKS, check_method
-from bitta.testing.models import NORMS, Norm, toy_classifier
-from bitta.testing.sources import needed_settings, toy_statistics
-from bitta.testing.subject import Subject
+from bitta.testing.contract import ABOUT_ANSWERS, CHECKS, Subject, check_method
+from bitta.testing.toy_models import NORMS, Norm, needed_settings, toy_classifier, toy_statistics
 
 __all__ = [
     "ABOUT_ANSWERS",

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from bitta.adapter import Adapter
+from bitta.methods.base import Adapter
 from bitta.nn import Network
-from bitta.nn.loan import Loan
-from bitta.nn.norm import batch_norms
-from bitta.questions import Chosen, Questioner
-from bitta.selection import Budget
+from bitta.nn.batchnorm import batch_norms
+from bitta.nn.prepared_model import Loan
+from bitta.selection import Budget, Chosen, Questioner
 from bitta.session import Session
 from bitta.types import Losses, Prediction
 

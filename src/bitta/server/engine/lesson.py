@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitta.adapter import Adapter
-from bitta.gradient import GradientAdapter
-from bitta.memory import Anchors, Fifo
-from bitta.methods.simatta import Simatta
+from bitta.memory import Fifo
+from bitta.methods.base import Adapter, GradientAdapter
+from bitta.methods.simatta import Anchors, Simatta
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from bitta.errors import SettingError
 from bitta.server.store.errors import Owned
 from bitta.server.store.ids import now
-from bitta.server.store.lock import disown, own
-from bitta.server.store.lock import make as make_folder
+from bitta.server.store.lock import disown, make_folder, own
 
 __all__ = ["Clock", "Place", "is_new", "now"]
 

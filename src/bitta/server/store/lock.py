@@ -8,7 +8,7 @@ from pathlib import Path
 from bitta.server.store.errors import Owned, Unavailable
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a data folder that nobody else on the machine can read."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -18,7 +18,7 @@ def make(folder: Path) -> None:
 
 def own(folder: Path) -> int:
     """Take the folder's lock; the open file that holds it."""
-    make(folder)
+    make_folder(folder)
     try:
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -1,0 +1,1 @@
+"""Fast path: execution choices, CUDA graphs, Triton kernels."""
