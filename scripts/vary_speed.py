@@ -71,19 +71,19 @@ def nothing(_: Session) -> None:
 
 def without_graphs(session: Session) -> None:
     """Every kernel launched from Python."""
-    session.adapter.network.graphs.enabled = False
+    session.adapter.wrapped.graphs.enabled = False
 
 
 def without_kernels(session: Session) -> None:
     """Normalisation and dropout pass by pass, by the library's kernels."""
-    network = session.adapter.network
-    network.execution = replace(network.execution, kernels=False)
+    wrapped = session.adapter.wrapped
+    wrapped.execution = replace(wrapped.execution, kernels=False)
 
 
 def without_fused_optimiser(session: Session) -> None:
     """Parameters updated group by group."""
-    network = session.adapter.network
-    network.execution = replace(network.execution, fused=False)
+    wrapped = session.adapter.wrapped
+    wrapped.execution = replace(wrapped.execution, fused=False)
     session.adapter.optimiser = session.adapter.make_optimiser()
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from bitta import augment
 from bitta.augment import augmented
 from bitta.errors import InputError
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 
 STILL = {"angle": 0.0, "scale": 1.0, "shift": 0.0, "sigma": 0.001}
 
@@ -35,21 +35,21 @@ def inner(x):
 
 
 def test_the_same_chance_gives_the_same_view_and_another_another():
-    one, two, other = (augmented(images(), Chance((0, key))) for key in (1, 1, 2))
+    one, two, other = (augmented(images(), RandomKey((0, key))) for key in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
 def test_each_image_draws_its_own_parameters():
     same = images(n=1).repeat(4, 1, 1, 1)
-    views = augmented(same, Chance((0,)))
+    views = augmented(same, RandomKey((0,)))
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_shape_type_and_range_stay(channels):
     given = 3 * images(channels=channels, height=7, width=10).double() - 1
-    view = augmented(given, Chance((0,)))
+    view = augmented(given, RandomKey((0,)))
     assert (view.shape, view.dtype) == (given.shape, given.dtype)
     assert 0 <= view.min() < view.max() <= 1
     assert given.min() < 0, "what was given is left alone"
@@ -57,10 +57,10 @@ def test_shape_type_and_range_stay(channels):
 
 def test_each_view_has_its_own_order_and_draws():
     same = images(n=1).repeat(3, 1, 1, 1)
-    views = augmented(same, Chance((0,)), "there", views=4)
+    views = augmented(same, RandomKey((0,)), "there", views=4)
     assert views.shape == (12, 3, 8, 8)
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
-    again = augmented(same, Chance((0, "there")), views=4)
+    again = augmented(same, RandomKey((0, "there")), views=4)
     assert torch.equal(views, again)
 
 
@@ -76,7 +76,7 @@ def test_views_are_recoloured_in_their_own_orders(monkeypatch):
 
 def test_half_of_the_images_are_mirrored():
     falling = torch.linspace(1, 0, 8).expand(400, 1, 8, 8)
-    views = augmented(falling, Chance((0,)))
+    views = augmented(falling, RandomKey((0,)))
     mirrored = (views[..., -2:].mean((1, 2, 3)) > views[..., :2].mean((1, 2, 3))).float().mean()
     assert 0.4 < mirrored < 0.6
 
@@ -84,7 +84,7 @@ def test_half_of_the_images_are_mirrored():
 def test_a_view_is_near_its_image():
     """Smooth images, so that a pixel more or less is little: brightness 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
-    views = augmented(smooth, Chance((0,)))
+    views = augmented(smooth, RandomKey((0,)))
     assert 0.02 < (views - smooth).abs().mean() < 0.2
 
 
@@ -93,7 +93,7 @@ def test_a_view_is_near_its_image():
 )
 def test_what_is_no_batch_of_images_is_refused(given):
     with pytest.raises(InputError, match=r"cannot be augmented; float images \(n, channels"):
-        augmented(given, Chance((0,)))
+        augmented(given, RandomKey((0,)))
 
 
 def test_nothing_moves_without_turn_shift_or_scaling(draws):

@@ -7,8 +7,8 @@ from bitta import Session
 from bitta.bench.prefetch import Prefetch
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.methods import METHODS
-from bitta.nn import Network, Sampling
-from bitta.seeding import Chance, generator
+from bitta.nn import Sampling, WrappedModel
+from bitta.seeding import RandomKey, generator
 from bitta.streams import Domain, Stream, embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, needed_settings, toy_classifier
 
@@ -39,11 +39,11 @@ def test_contract(path, method, norm, check, tmp_path):
 
 @pytest.mark.parametrize("statistics", ["running", "batch"])
 def test_fan_out_equals_separate_passes(statistics):
-    network = Network(toy_classifier().cuda())
+    wrapped = WrappedModel(toy_classifier().cuda())
     x = torch.rand(6, 3, 8, 8, generator=generator(1)).cuda()
     drawn = {}
-    for network.fans_out in (True, False):
-        drawn[network.fans_out] = network.sample(x, Sampling(statistics, 0.3, 4), Chance((1,)))
+    for wrapped.fans_out in (True, False):
+        drawn[wrapped.fans_out] = wrapped.sample(x, Sampling(statistics, 0.3, 4), RandomKey((1,)))
     assert torch.allclose(drawn[True], drawn[False], atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from bitta.methods import METHODS, method_named
 from bitta.models import load_model, weights_at
 from bitta.nn.fast import fused
 from bitta.nn.passes import _drop, _drop_by_kernel, _Words
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.streams import embedded_pack
 from bitta.testing import NORMS, needed_settings, toy_classifier
 
@@ -80,9 +80,9 @@ def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
     plain, fast, *seen = both_paths(lambda: toy_classifier(norm), **settings)
     assert seen[0] == seen[1]
     assert largest_gap(plain.model, fast.model) < 1e-5
-    assert fast.adapter.network.graphs.seconds > 0, "nothing was captured"
-    assert plain.adapter.network.graphs.seconds == 0
-    assert plain.adapter.network.counts == fast.adapter.network.counts
+    assert fast.adapter.wrapped.graphs.seconds > 0, "nothing was captured"
+    assert plain.adapter.wrapped.graphs.seconds == 0
+    assert plain.adapter.wrapped.counts == fast.adapter.wrapped.counts
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
     plain, fast, *seen = both_paths(toy_classifier, method=method, **settings)
     assert seen[0] == seen[1]
     assert largest_gap(plain.model, fast.model) < 1e-4
-    assert fast.adapter.network.graphs.seconds > 0, "nothing was captured"
+    assert fast.adapter.wrapped.graphs.seconds > 0, "nothing was captured"
 
 
 def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():
@@ -166,10 +166,10 @@ def test_another_batch_size_now_and_then_leaves_what_is_captured():
     session = Session(toy_classifier().cuda(), method="tent", precision="float32")
     for number in range(60):
         if number == 10:
-            spent = session.adapter.network.graphs.seconds
+            spent = session.adapter.wrapped.graphs.seconds
         session.predict(images(number, 5 if number > 10 and number % 3 == 0 else 12))
         session.learn()
-    assert session.adapter.network.graphs.seconds == spent > 0
+    assert session.adapter.wrapped.graphs.seconds == spent > 0
 
 
 class Asks(nn.Module):
@@ -188,11 +188,11 @@ class Views(nn.Module):
 
     def __init__(self):
         super().__init__()
-        chance = generator(3)
+        random_key = generator(3)
         self.stage1, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.stage2, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8 * 64, 5)
         for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.1, generator=chance)
+            nn.init.normal_(parameter, std=0.1, generator=random_key)
 
     def forward(self, x):
         x = self.stage2(self.norm(self.stage1(x)).relu()).relu()
@@ -209,7 +209,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_others_go_on():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert steps(later, range(8)) == expected
-    assert later.adapter.network.graphs.seconds > 0
+    assert later.adapter.wrapped.graphs.seconds > 0
 
 
 def test_a_model_that_takes_views_keeps_the_usual_layout():
@@ -253,12 +253,12 @@ def test_half_precision_stays_near():
     [(4, 5, 16, 4), (1, 7, 64, 8), (3, 2, 70, 5), (4, 61, 128, 16)],
 )
 def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, side, dtype):
-    chance = generator(1, device="cuda")
+    random_key = generator(1, device="cuda")
     shape = (passes * n, channels, side, side)
-    x = torch.randn(shape, generator=chance, device="cuda") * 2 + 5
+    x = torch.randn(shape, generator=random_key, device="cuda") * 2 + 5
     x = x.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight, bias = torch.randn(2, channels, generator=chance, device="cuda").requires_grad_()
-    slope = torch.randn(shape, generator=chance, device="cuda").to(dtype)
+    weight, bias = torch.randn(2, channels, generator=random_key, device="cuda").requires_grad_()
+    slope = torch.randn(shape, generator=random_key, device="cuda").to(dtype)
     exact = torch.cat(
         [F.batch_norm(part.double(), None, None, weight.double(), bias.double(), True, 0.0, 1e-5)
          for part in x.chunk(passes)]
@@ -277,7 +277,7 @@ def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, s
 @pytest.mark.parametrize("fanned", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
-    words = _Words(Chance((1,)), (0, 0), range(3), **part)
+    words = _Words(RandomKey((1,)), (0, 0), range(3), **part)
     rows = 15 if fanned else 5
     x = torch.randn(rows, 6, 4, 4, generator=generator(2)).cuda()
     x = x.contiguous(memory_format=layout).requires_grad_()
@@ -295,12 +295,12 @@ def test_replayed_steps_are_those_that_are_launched_one_by_one(precision, settin
     ends = []
     for replays in (True, False):
         session = Session(toy_classifier().cuda(), **(SMALL | settings), precision=precision)
-        network = session.adapter.network
+        wrapped = session.adapter.wrapped
         if not replays:
-            network.execution = replace(network.execution, graphs=False)
-        assert network.execution.kernels
+            wrapped.execution = replace(wrapped.execution, graphs=False)
+        assert wrapped.execution.kernels
         ends.append((steps(session, range(14)), session.model))
-        assert (network.graphs.seconds > 0) == replays
+        assert (wrapped.graphs.seconds > 0) == replays
     assert ends[0][0] == ends[1][0]
     assert largest_gap(ends[0][1], ends[1][1]) < 1e-6
 

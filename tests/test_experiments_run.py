@@ -9,7 +9,7 @@ from bitta.bench.expand import read_jobs
 from bitta.bench.runner import run
 from bitta.methods import METHODS
 from bitta.models import ModelCard, build_model, save_model
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.source_statistics import SourceStatistics
 from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
 from small_trees import MAKERS
@@ -52,7 +52,7 @@ def place(tmp_path_factory):
         model = build_model(architecture, **arguments, **of_set).eval()
         save_model(folder / name, model, card)
         if name.startswith("owttt"):
-            seen = SourceStatistics.of(Network(model), [torch.rand(64, 3, 32, 32)])
+            seen = SourceStatistics.of(WrappedModel(model), [torch.rand(64, 3, 32, 32)])
             seen.save(folder / name.replace(".", ".statistics."))
     for kind in {experiment.stream.kind for experiment in JOBS.values()}:
         name, make = MAKERS[kind]

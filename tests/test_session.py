@@ -292,7 +292,7 @@ def test_a_session_remembers_how_many_questions_may_stay_open(tmp_path):
     session = Session(toy_classifier(), n_queries=8, feedback=Human(capacity=4))
     session.predict(images())
     session.save(tmp_path / "s")
-    assert Session.load(tmp_path / "s", toy_classifier()).source.capacity == 4
+    assert Session.load(tmp_path / "s", toy_classifier()).feedback_source.capacity == 4
 
 
 def test_loading_something_else_is_refused(tmp_path):
@@ -306,7 +306,7 @@ def test_loading_something_else_is_refused(tmp_path):
 def test_a_predicate_for_sites_survives_saving(tmp_path):
     path = tmp_path / "s.safetensors"
     Session(toy_classifier(), sites=lambda name, _: name == "stage1").save(path)
-    assert Session.load(path, toy_classifier()).adapter.network.sites == ("stage1",)
+    assert Session.load(path, toy_classifier()).adapter.wrapped.sites == ("stage1",)
 
 
 CONTINUE = """
@@ -344,7 +344,7 @@ def test_open_questions_survive_saving(tmp_path):
     first = session.predict(images()).queries[0]
     session.save(tmp_path / "s")
     loaded = Session.load(tmp_path / "s", toy_classifier())
-    assert isinstance(loaded.source, Human)
+    assert isinstance(loaded.feedback_source, Human)
     loaded.answer(first.id, correct=True)
     assert loaded.learn().terms["feedback"].isfinite().all()
 
@@ -353,7 +353,7 @@ def test_open_questions_survive_saving(tmp_path):
 def test_other_precisions_adapt_with_fan_out(dtype):
     session = Session(toy_classifier().to(dtype), n_queries=2, feedback=Simulated([0] * 99))
     prediction, _, losses = session.step(images())
-    assert session.adapter.network.fans_out is True
+    assert session.adapter.wrapped.fans_out is True
     assert prediction.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert losses.terms["feedback"].isfinite().all()
 

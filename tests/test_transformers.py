@@ -46,8 +46,8 @@ def test_it_adapts_with_fan_out(make):
             for query in session.predict(images).queries:
                 session.answer(query.id, correct=query.index % 2 == 0)
             assert session.learn().terms["feedback"].isfinite().all()
-        sites = session.adapter.network.sites
+        sites = session.adapter.wrapped.sites
         assert tuple(name.rpartition(".")[2] for name in sites) == ends
-        assert session.adapter.network.fans_out is True
+        assert session.adapter.wrapped.fans_out is True
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(not module._forward_hooks for module in model.modules())

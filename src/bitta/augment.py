@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bitta.errors import InputError
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 Change: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Changes images by a factor each, (n, 1, 1, 1)."""
@@ -23,7 +23,7 @@ _REACH = 2
 """Pixels that the blur, five wide, looks at on either side."""
 
 
-def augmented(images: Tensor, chance: Chance, *place: str | int, views: int = 1) -> Tensor:
+def augmented(images: Tensor, chance: RandomKey, *place: str | int, views: int = 1) -> Tensor:
     """So many views of all images, one after another, drawn at a place of `chance`.
 
     (n, channels, height, width) become (views x n, ...); values beyond 0 to 1 are clipped.

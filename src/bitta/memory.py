@@ -37,8 +37,8 @@ class Fifo:
     def add(self, new: Judged) -> None:
         """Append samples (possibly none) and forget the oldest beyond the capacity."""
         if self._ring is None:
-            room = (self.capacity, *new.inputs.shape[1:])
-            self._ring = Judged(new.inputs.new_empty(room), new.labels.new_empty(self.capacity))
+            shape = (self.capacity, *new.inputs.shape[1:])
+            self._ring = Judged(new.inputs.new_empty(shape), new.labels.new_empty(self.capacity))
         inputs, labels = new.inputs[-self.capacity :], new.labels[-self.capacity :]
         start = (self._oldest + self._n) % self.capacity
         until_end = self.capacity - start
@@ -91,20 +91,20 @@ class Balanced:
     @property
     def inputs(self) -> Tensor:
         """(samples, ...), oldest first; the shape is known from the first `add` on."""
-        room = self._filled()
-        return room.inputs[self._places(room.inputs.device)]
+        shape = self._filled()
+        return shape.inputs[self._places(shape.inputs.device)]
 
     @property
     def labels(self) -> Tensor:
         """(samples,), oldest first."""
-        room = self._filled()
-        return room.labels[self._places(room.labels.device)]
+        shape = self._filled()
+        return shape.labels[self._places(shape.labels.device)]
 
     def add(self, new: Judged) -> None:
         """Take samples in (possibly none), one after another."""
         if self._room is None:
-            room = (self.capacity, *new.inputs.shape[1:])
-            self._room = Judged(new.inputs.new_empty(room), new.labels.new_empty(self.capacity))
+            shape = (self.capacity, *new.inputs.shape[1:])
+            self._room = Judged(new.inputs.new_empty(shape), new.labels.new_empty(self.capacity))
         taken: dict[int, int] = {}  # slot: row
         for row, label in enumerate(new.labels.tolist()):
             slot = self._slot_for(label)
@@ -211,13 +211,15 @@ class ConfidentMemory:
         counts = {kept: self.labels.count(kept) for kept in sorted(set(self.labels))}
         largest = [kept for kept, count in counts.items() if count == max(counts.values())]
         # Drawn by address: the number of samples accepted so far is all there is to save.
-        chance = generator(*self._key, self._n_accepted)
-        crowded = label if label in largest else _one_of(largest, chance)
-        return _one_of([place for place, kept in enumerate(self.labels) if kept == crowded], chance)
+        random_key = generator(*self._key, self._n_accepted)
+        crowded = label if label in largest else _one_of(largest, random_key)
+        return _one_of(
+            [place for place, kept in enumerate(self.labels) if kept == crowded], random_key
+        )
 
 
-def _one_of(values: list[int], chance: torch.Generator) -> int:
-    return values[int(torch.randint(len(values), (), generator=chance))]
+def _one_of(values: list[int], random_key: torch.Generator) -> int:
+    return values[int(torch.randint(len(values), (), generator=random_key))]
 
 
 class Mixed(NamedTuple):

@@ -25,7 +25,7 @@ def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Gene
     return torch.Generator(device).manual_seed(derive(*key))
 
 
-class Chance:
+class RandomKey:
     """The generators under one address, found by the place they are for."""
 
     def __init__(self, key: Key) -> None:

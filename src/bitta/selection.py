@@ -116,8 +116,8 @@ def mc_confidence(candidates: Candidates) -> Tensor:
 def random(candidates: Candidates) -> Tensor:
     """Uniform numbers: every prediction is as likely to be asked about."""
     labels = candidates.prediction.labels
-    chance = generator(*candidates.key, device=labels.device)
-    return torch.rand(len(labels), generator=chance, device=labels.device)
+    random_key = generator(*candidates.key, device=labels.device)
+    return torch.rand(len(labels), generator=random_key, device=labels.device)
 
 
 SELECTORS: Mapping[str, Selector] = {
@@ -169,8 +169,8 @@ class Questioner:
         known = torch.stack([rows.double(), judged.labels[rows].double(), doubts[rows].double()])
         ordered = [(int(row), int(label), doubt) for row, label, doubt in known.T.tolist()]
         # Of all, and before the doubtful: what is left when those are taken is easier than usual.
-        chance = generator(self._adapter.seed, "audit", step)
-        drawn = torch.randperm(len(ordered), generator=chance)[:n_audits].tolist()
+        random_key = generator(self._adapter.seed, "audit", step)
+        drawn = torch.randperm(len(ordered), generator=random_key)[:n_audits].tolist()
         audited = [ordered[place] for place in drawn]
         others = [one for place, one in enumerate(ordered) if place not in drawn]
         doubtful = [one for one in others[:n_doubtful] if one[2] > -inf]
@@ -196,9 +196,9 @@ class Questioner:
         """How doubtful each row is, (batch,), and π if that took it."""
         if n_queries <= 0:
             return torch.zeros(len(inputs), device=inputs.device), None
-        wishes = self._adapter.wishes(inputs, n_queries)
-        if wishes is not None:
-            return wishes, None
+        choose_rows = self._adapter.choose_rows(inputs, n_queries)
+        if choose_rows is not None:
+            return choose_rows, None
         seen: list[Tensor] = []
 
         def policy() -> Tensor:

@@ -16,7 +16,7 @@ from bitta.feedback import FeedbackSource, Human
 from bitta.memory import Window
 from bitta.methods import METHODS, method_named
 from bitta.methods.base import Adapter, nothing
-from bitta.nn import Execution, LogitsOf, Network, Precision, give_back, room
+from bitta.nn import Execution, LogitsOf, Precision, WrappedModel, explain_out_of_memory, give_back
 from bitta.selection import Budget, Chosen, Questioner
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
@@ -83,7 +83,9 @@ class Session:
             price=price,
             audits=audits,
         )
-        self.source: FeedbackSource = Human() if feedback is None else _source(feedback)
+        self.feedback_source: FeedbackSource = (
+            Human() if feedback is None else _checked_source(feedback)
+        )
         self.step_number = 0
         """How many batches, or windows, have been served."""
         self.n_asked = 0
@@ -99,10 +101,10 @@ class Session:
         self._logits = logits
         model = deepcopy(model) if copy else model
         try:
-            network = Network(
+            wrapped = WrappedModel(
                 model, logits=logits, sites=config.sites, eager=eager, precision=precision
             )
-            self.adapter: Adapter[Any] = kind(network, config, seed=whole("seed", seed))
+            self.adapter: Adapter[Any] = kind(wrapped, config, seed=whole("seed", seed))
             self._questioner = Questioner(self.adapter, self.budget)
         except BaseException:
             give_back(model)
@@ -116,7 +118,7 @@ class Session:
     @property
     def execution(self) -> Execution:
         """The path this session runs on; a later one may go on from its state on another."""
-        return self.adapter.network.execution
+        return self.adapter.wrapped.execution
 
     @torch.inference_mode(False)
     def predict(self, inputs: Tensor) -> Prediction:
@@ -126,7 +128,7 @@ class Session:
         full = window is None or window.fills(inputs)
         alone = not (full or self._amid or self.adapter.statistics == "batch")
         around = inputs if window is None or alone else window.around(inputs)
-        with room(f"serving {len(inputs)} samples", "send smaller batches."):
+        with explain_out_of_memory(f"serving {len(inputs)} samples", "send smaller batches."):
             if alone:
                 served = self.adapter.predict(inputs)
             else:
@@ -141,12 +143,12 @@ class Session:
 
     def answer(self, query_id: int, *, correct: bool) -> None:
         """Take a person's verdict on a question: now, or after any number of later batches."""
-        if not isinstance(self.source, Human):
+        if not isinstance(self.feedback_source, Human):
             raise FeedbackError(
-                f"this session's answers come from {type(self.source).__name__}; "
+                f"this session's answers come from {type(self.feedback_source).__name__}; "
                 "leave feedback out to answer by hand."
             )
-        self.source.answer(query_id, correct=correct)
+        self.feedback_source.answer(query_id, correct=correct)
 
     @torch.inference_mode(False)
     def learn(self, *, between: Callable[[], None] | None = None) -> Losses:
@@ -276,28 +278,31 @@ class Session:
             "unlabelled": self._unlabelled,
             "due": self._due,
             "adapter": self.adapter.state_dict(),
-            "source": {"kind": type(self.source).__name__, **self.source.state_dict()},
+            "source": {
+                "kind": type(self.feedback_source).__name__,
+                **self.feedback_source.state_dict(),
+            },
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         source = dict(state["source"])
         kind = source.pop("kind")
-        if kind != type(self.source).__name__:
+        if kind != type(self.feedback_source).__name__:
             raise InputError(
-                f"the session was saved with {kind} feedback, but {type(self.source).__name__} is "
-                f"here; give feedback={kind}(...) as before."
+                f"the session was saved with {kind} feedback, but this one has "
+                f"{type(self.feedback_source).__name__}; give feedback={kind}(...) as before."
             )
         self.adapter.load_state_dict(state["adapter"])
-        self.source.load_state_dict(source)
+        self.feedback_source.load_state_dict(source)
         if self._window is not None:
-            self._window.load_state_dict(state["window"], device=self.adapter.network.device)
+            self._window.load_state_dict(state["window"], device=self.adapter.wrapped.device)
         self._due = state["due"]
         self.step_number = state["step_number"]
         self.n_asked = state["n_asked"]
         self.n_seen = state["n_seen"]
         unlabelled = state["unlabelled"]
         self._unlabelled = (
-            None if unlabelled is None else unlabelled.to(self.adapter.network.device)
+            None if unlabelled is None else unlabelled.to(self.adapter.wrapped.device)
         )
 
     def _serve(self, inputs: Tensor, around: Tensor, *, full: bool) -> Prediction:
@@ -306,7 +311,7 @@ class Session:
         among = around if adapter.statistics == "batch" else inputs
         if adapter.observes != "before_serving":
             return adapter.predict(among).last(len(inputs))
-        with nullcontext() if full else adapter.network.statistics_put_back():
+        with nullcontext() if full else adapter.wrapped.statistics_put_back():
             adapter.observe(around)
             return adapter.predict(among).last(len(inputs))
 
@@ -339,11 +344,11 @@ class Session:
         return chosen
 
     def _collect(self) -> list[Answer]:
-        return self.source.collect() if self._due else []
+        return self.feedback_source.collect() if self._due else []
 
     def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
         """Ask; what was asked about stays out of the unlabelled samples of its batch."""
-        self.source.ask(queries)
+        self.feedback_source.ask(queries)
         asked = {query.index for query in queries}
         others = torch.tensor([row for row in range(len(inputs)) if row not in asked])
         self._unlabelled = inputs[moved(others.long(), inputs.device)]
@@ -360,7 +365,7 @@ class Session:
 
     def _checked(self, inputs: Tensor) -> Tensor:
         self._require_open()
-        inputs = self.adapter.network.accepted(inputs)
+        inputs = self.adapter.wrapped.accepted(inputs)
         if self._unlabelled is not None and inputs.shape[1:] != self._unlabelled.shape[1:]:
             raise InputError(
                 f"inputs are now {tuple(inputs.shape[1:])} and were "
@@ -369,14 +374,14 @@ class Session:
         return inputs
 
     def _require_open(self) -> None:
-        if not self.adapter.network.borrowed:
+        if not self.adapter.wrapped.borrowed:
             raise ModelError(
                 "this session is closed, or a later session has taken its model over; "
                 "start a new one."
             )
 
 
-def _source(feedback: object) -> FeedbackSource:
+def _checked_source(feedback: object) -> FeedbackSource:
     if isinstance(feedback, type) or not isinstance(feedback, FeedbackSource):
         raise SettingError(
             f"feedback is {feedback!r}; a source that answers is needed, such as "

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.nn import Network, Snapshot, scale_and_shift, weight_hash
+from bitta.nn import Snapshot, WrappedModel, scale_and_shift, weight_hash
 from bitta.statefile import load_state, save_state
 from bitta.types import State
 
@@ -37,13 +37,15 @@ class SourceStatistics:
     """Hash of the model they were made with."""
 
     @classmethod
-    def of(cls, network: Network, batches: Iterable[Tensor], *, fisher_samples: int = 2000) -> Self:
+    def of(
+        cls, wrapped: WrappedModel, batches: Iterable[Tensor], *, fisher_samples: int = 2000
+    ) -> Self:
         """Look at images of the source; the Fisher information sees the first of them only."""
-        moments, fisher = _Moments(), Fisher(network, fisher_samples)
+        moments, fisher = _Moments(), Fisher(wrapped, fisher_samples)
         for batch in batches:
-            inputs = network.accepted(batch)
+            inputs = wrapped.accepted(batch)
             with torch.no_grad():
-                moments.add(*network.features(inputs, statistics="running"))
+                moments.add(*wrapped.features(inputs, statistics="running"))
             fisher.add(inputs)
         if not moments.n:
             raise InputError("there are no images to take statistics of; give some.")
@@ -56,7 +58,7 @@ class SourceStatistics:
             covariance=covariance.float().cpu(),
             fisher={name: value.cpu() for name, value in fisher.mean().items()},
             n=moments.n,
-            weights=weight_hash(network.model),
+            weights=weight_hash(wrapped.model),
         )
 
     def save(self, path: str | Path) -> None:
@@ -127,12 +129,12 @@ class Fisher:
     Of scale and shift of normalisation layers, as EATA has it; over so many samples at most.
     """
 
-    def __init__(self, network: Network, n_samples: int) -> None:
-        self.network = network
+    def __init__(self, wrapped: WrappedModel, n_samples: int) -> None:
+        self.wrapped = wrapped
         self._wanted = n_samples
         self._n_samples = self._n_batches = 0
-        chosen = {id(parameter) for parameter in scale_and_shift(network.model)}
-        named = network.model.named_parameters()
+        chosen = {id(parameter) for parameter in scale_and_shift(wrapped.model)}
+        named = wrapped.model.named_parameters()
         self._parameters = {name: p for name, p in named if id(p) in chosen}
         self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
 
@@ -168,13 +170,13 @@ class Fisher:
     def _add(self, batch: Tensor) -> None:
         parameters = list(self._parameters.values())
         with torch.enable_grad(), _with_gradient(parameters):
-            logits = self.network(batch, statistics="batch")
+            logits = self.wrapped(batch, statistics="batch")
             loss = F.cross_entropy(logits, logits.detach().argmax(-1))
-            with self.network.execution.arithmetic():
+            with self.wrapped.execution.arithmetic():
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         for total, gradient in zip(self._sums.values(), gradients, strict=True):
             total.add_(gradient.square())
-        self.network.counts.backwards += len(batch)
+        self.wrapped.counts.backwards += len(batch)
         self._n_samples += len(batch)
         self._n_batches += 1
 

@@ -14,7 +14,7 @@ from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
 from bitta.errors import BittaError
 from bitta.feedback import Labels
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.streams import Arrangement, Domain, Stream
 from small_experiment import write_experiment
 
@@ -37,8 +37,8 @@ def tuned(source, *, inputs, **settings):
     model = linear()
     stream = Stream([Domain("d", inputs, torch.zeros(len(inputs)).long())])
     config = EnhancedConfig(**{"epochs": 1, "lr": 1.0} | settings)
-    with closing(Network(model)) as network:
-        told = fine_tune(network, stream, source, config, n_samples=len(inputs), seed=0)
+    with closing(WrappedModel(model)) as wrapped:
+        told = fine_tune(wrapped, stream, source, config, n_samples=len(inputs), seed=0)
     return model.weight.detach(), told
 
 
@@ -85,9 +85,9 @@ def test_running_statistics_stay_and_so_does_what_is_frozen(tmp_path):
     model[0].requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     stream = Stream([Domain("d", torch.rand(8, 2), torch.arange(8) % 3)])
-    with closing(Network(model)) as network:
+    with closing(WrappedModel(model)) as wrapped:
         config = EnhancedConfig(epochs=2)
-        fine_tune(network, stream, Simulated(stream.truth), config, n_samples=8, seed=0)
+        fine_tune(wrapped, stream, Simulated(stream.truth), config, n_samples=8, seed=0)
     same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
     assert same == {
         "0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"
@@ -108,9 +108,9 @@ def test_samples_are_drawn_from_all_of_the_stream_with_their_own_labels():
 
     for order in ("continual", "mixed"):
         stream = Stream([a, b], arrangement=Arrangement(order=order))
-        with closing(Network(linear())) as network:
+        with closing(WrappedModel(linear())) as wrapped:
             told = fine_tune(
-                network, stream, Watching(stream.truth), EnhancedConfig(epochs=1), n_samples=20,
+                wrapped, stream, Watching(stream.truth), EnhancedConfig(epochs=1), n_samples=20,
                 seed=1,
             )  # fmt: skip
         assert told["n_correct"] == told["n_samples"] == 20

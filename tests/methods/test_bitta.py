@@ -9,8 +9,8 @@ from bitta import Session
 from bitta.errors import SettingError
 from bitta.memory import Mixed
 from bitta.methods.bitta import augmented_passes, perturbed_passes
-from bitta.nn import Network, Sampling
-from bitta.seeding import Chance, generator
+from bitta.nn import Sampling, WrappedModel
+from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
 STILL = {"momentum": 0.0, "weight_decay": 0.0, "epochs": 1, "dropout": 0.0, "lr": 0.05}
@@ -146,12 +146,12 @@ def test_no_dropout_and_the_softmax_policy_are_the_same():
 
 
 def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
-    network, x = Network(toy_classifier()), images()
+    wrapped, x = WrappedModel(toy_classifier()), images()
     how = Sampling("batch", 0.0, 3)
     with torch.no_grad():
-        first, second = (augmented_passes(network, x, how, Chance((1,))) for _ in range(2))
-        other = augmented_passes(network, x, how, Chance((2,)))
-        plain = network(x, statistics="batch")
+        first, second = (augmented_passes(wrapped, x, how, RandomKey((1,))) for _ in range(2))
+        other = augmented_passes(wrapped, x, how, RandomKey((2,)))
+        plain = wrapped(x, statistics="batch")
     assert torch.equal(first, second)
     assert first.shape == (3, 8, 5)
     assert all(not torch.allclose(first[0], given) for given in (first[1], other[0], plain))
@@ -159,13 +159,13 @@ def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
 
 def test_an_ensemble_without_noise_is_the_plain_pass():
     model, x = toy_classifier(), images()
-    network, before = Network(model), toy_classifier().state_dict()
+    wrapped, before = WrappedModel(model), toy_classifier().state_dict()
     weights = list(model.parameters())
     how = Sampling("batch", 0.0, 2)
     with torch.no_grad():
-        plain = network(x, statistics="batch")
-        still = perturbed_passes(network, x, how, Chance((1,)), size=0.0)
-        noisy = perturbed_passes(network, x, how, Chance((1,)), size=0.1)
+        plain = wrapped(x, statistics="batch")
+        still = perturbed_passes(wrapped, x, how, RandomKey((1,)), size=0.0)
+        noisy = perturbed_passes(wrapped, x, how, RandomKey((1,)), size=0.1)
     assert torch.allclose(still, plain.expand(2, 8, 5), atol=1e-6)
     assert not torch.allclose(noisy[0], plain, atol=1e-3)
     assert not torch.allclose(noisy[0], noisy[1], atol=1e-3)

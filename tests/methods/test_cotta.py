@@ -12,7 +12,7 @@ from bitta.losses import entropy
 from bitta.methods import cotta
 from bitta.nn import follow, restore_stochastically
 from bitta.nn.weights import tensors_of
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
 
@@ -32,8 +32,8 @@ def images(number=0, n=6):
     return torch.rand(n, 3, 8, 8, generator=generator(1, number))
 
 
-def weights(network):
-    return {name: p.detach().clone() for name, p in network.model.named_parameters()}
+def weights(wrapped):
+    return {name: p.detach().clone() for name, p in wrapped.model.named_parameters()}
 
 
 def black(x, *place, views):
@@ -68,7 +68,7 @@ def test_the_teacher_averages_where_the_source_is_less_sure_than_the_threshold(
 
 def test_views_are_drawn_at_an_address_of_the_step():
     session = Session(Brightness(), "cotta", augment_below=1.0, n_augmentations=2, seed=5)
-    views = cotta.augmented(images(), Chance((5, "cotta", 0)), "augment", 0, views=2)
+    views = cotta.augmented(images(), RandomKey((5, "cotta", 0)), "augment", 0, views=2)
     expected = sum(view.flatten(1).mean(1) for view in views.chunk(2)) / 2
     assert torch.allclose(session.adapter.logits(images())[:, 0], expected, atol=1e-6)
 
@@ -101,11 +101,11 @@ def test_the_anchor_is_the_source_after_learning_resetting_and_loading(tmp_path)
 
 def test_after_a_step_the_teacher_is_a_thousandth_student():
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=0.0)
-    before = weights(session.adapter.network)
+    before = weights(session.adapter.wrapped)
     session.step(images())
     student = weights(session.adapter.learner)
     assert not torch.allclose(student["head.weight"], before["head.weight"], atol=0.05)
-    for name, teacher in weights(session.adapter.network).items():
+    for name, teacher in weights(session.adapter.wrapped).items():
         assert torch.allclose(teacher, 0.999 * before[name] + 0.001 * student[name], atol=1e-7)
 
 
@@ -123,7 +123,7 @@ def test_following_by_hand():
 
 def test_restoring_all_leaves_the_student_at_the_source_and_the_teacher_on_its_way():
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=1.0)
-    before = weights(session.adapter.network)
+    before = weights(session.adapter.wrapped)
     session.step(images())
     assert all(map(torch.equal, weights(session.adapter.learner).values(), before.values()))
     assert not torch.equal(session.model.head.weight, before["head.weight"])
@@ -161,7 +161,7 @@ def test_both_losses_by_hand(monkeypatch):
     for symmetric, expected in ((False, 0.693147), (True, (0.693147 + back) / 2)):
         session = Session(Brightness(), "cotta", symmetric=symmetric)
         student = torch.zeros(1, 2, requires_grad=True)
-        monkeypatch.setattr(session.adapter, "target", lambda x, chance: there)
+        monkeypatch.setattr(session.adapter, "target", lambda x, random_key: there)
         monkeypatch.setattr(session.adapter, "learner", lambda x, statistics, z=student: z)
         loss = session.adapter.unsupervised(images(), None)["consistency"]
         assert loss.item() == pytest.approx(float(expected), abs=1e-5)
@@ -180,8 +180,8 @@ def test_answers_reach_the_student():
 def test_answers_about_the_teacher_change_nothing():
     right, wrong = (answered_session(correct, preset="reference") for correct in (True, False))
     assert not right.adapter.learns_from_feedback
-    for network in ("network", "learner"):
-        one, two = (weights(getattr(session.adapter, network)) for session in (right, wrong))
+    for name in ("wrapped", "learner"):
+        one, two = (weights(getattr(session.adapter, name)) for session in (right, wrong))
         assert all(map(torch.equal, one.values(), two.values()))
 
 

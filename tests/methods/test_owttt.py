@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from bitta import Session
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.methods.owttt import Gaussian, otsu_threshold, symmetric_divergence
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.seeding import generator
 from bitta.source_statistics import SourceStatistics
 from bitta.testing import toy_classifier, toy_statistics
@@ -54,8 +54,8 @@ def test_the_divergence_of_two_gaussians_is_that_of_the_textbook():
 
 
 def test_the_divergence_agrees_with_both_divergences_of_torch():
-    chance = generator(3)
-    roots = [torch.randn(4, 4, generator=chance).double() for _ in range(2)]
+    random_key = generator(3)
+    roots = [torch.randn(4, 4, generator=random_key).double() for _ in range(2)]
     one, other = (Gaussian(root[0], root @ root.T) for root in roots)
     widening = one.covariance.amax() / 30 * torch.eye(4).double()
     normal = torch.distributions.MultivariateNormal
@@ -95,10 +95,10 @@ def test_a_batch_beyond_the_horizon_leaves_a_covariance():
 
 def test_it_serves_cosines_to_the_source_prototypes(statistics):
     model = toy_classifier()
-    network = Network(model)
+    wrapped = WrappedModel(model)
     with torch.no_grad():
-        features, _ = network.features(images(), statistics="running")
-    network.close()
+        features, _ = wrapped.features(images(), statistics="running")
+    wrapped.close()
     prototypes = SourceStatistics.load(statistics).prototypes
     cosines = F.cosine_similarity(features.unsqueeze(1), prototypes, dim=-1)
     with Session(model, "owttt", source_statistics=statistics, delta=0.5) as session:
@@ -110,10 +110,10 @@ def test_both_terms_are_what_the_paper_says(statistics):
     """One batch from nothing, all of it near: the divergence from its own mean and covariance, and
     cross-entropy on the four of eight samples with the largest cosine."""
     known = SourceStatistics.load(statistics)
-    network = Network(toy_classifier())
+    wrapped = WrappedModel(toy_classifier())
     with torch.no_grad():
-        batch, _ = network.features(images(), statistics="batch", momentum=0.1)
-        features, _ = network.features(images(), statistics="running")
+        batch, _ = wrapped.features(images(), statistics="batch", momentum=0.1)
+        features, _ = wrapped.features(images(), statistics="running")
     logits = F.cosine_similarity(features.unsqueeze(1), known.prototypes, dim=-1) / 0.1
     surest = logits.amax(-1).topk(4).indices
     there = Gaussian(known.mean.double(), known.covariance.double())

@@ -11,7 +11,7 @@ from bitta.errors import InputError, ModelError, SettingError
 from bitta.losses import entropy
 from bitta.methods import rotta
 from bitta.methods.rotta import TimelyMemory
-from bitta.nn import Network, RobustNorm
+from bitta.nn import RobustNorm, WrappedModel
 from bitta.seeding import generator
 from bitta.testing import NORMS, toy_classifier
 from bitta.types import Feedback, Judged
@@ -24,12 +24,12 @@ def images(number=0, n=6):
     return torch.rand(n, 3, 8, 8, generator=generator(1, number))
 
 
-def weights(network):
-    return {name: p.detach().clone() for name, p in network.model.named_parameters()}
+def weights(wrapped):
+    return {name: p.detach().clone() for name, p in wrapped.model.named_parameters()}
 
 
-def statistics(network):
-    return {name: b.detach().clone() for name, b in network.model.named_buffers()}
+def statistics(wrapped):
+    return {name: b.detach().clone() for name, b in wrapped.model.named_buffers()}
 
 
 def offer(memory, name, label, *, margin=SURE, n_classes=2):
@@ -135,9 +135,9 @@ def test_robust_normalisation_by_hand():
     Then (1 - 1) / 1, (3 - 1) / 1 and (4 - 3) / 1.58114, (8 - 3) / 1.58114.
     """
     model = nn.BatchNorm1d(2, eps=0.0).eval()
-    network = Network(model)
-    network.normaliser = RobustNorm(0.5)
-    out = network(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
+    wrapped = WrappedModel(model)
+    wrapped.normaliser = RobustNorm(0.5)
+    out = wrapped(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
     assert model.running_mean.tolist() == [1.0, 3.0]
     assert model.running_var.tolist() == [1.0, 2.5]
     assert out.flatten().tolist() == pytest.approx([0.0, 0.632456, 2.0, 3.162278], abs=1e-6)
@@ -145,9 +145,9 @@ def test_robust_normalisation_by_hand():
 
 def test_robust_normalisation_leaves_running_statistics_alone_when_they_serve():
     model = nn.BatchNorm1d(2).eval()
-    network = Network(model)
-    network.normaliser = RobustNorm(0.5)
-    network(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="running")
+    wrapped = WrappedModel(model)
+    wrapped.normaliser = RobustNorm(0.5)
+    wrapped(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="running")
     assert model.running_mean.tolist() == [0.0, 0.0]
 
 
@@ -157,10 +157,10 @@ def test_gradients_flow_through_the_share_of_the_batch(row, expected):
 
     dm = (.25, .25), dv = (-.5, .5). Row 0: (1, 0) - dm - 0 dv / 2. Row 1: (0, 1) - dm - 2 dv / 2.
     """
-    network = Network(nn.BatchNorm1d(2, eps=0.0).eval())
-    network.normaliser = RobustNorm(0.5)
+    wrapped = WrappedModel(nn.BatchNorm1d(2, eps=0.0).eval())
+    wrapped.normaliser = RobustNorm(0.5)
     x = torch.tensor([[1.0, 5.0], [3.0, 7.0]], requires_grad=True)
-    network(x, statistics="batch")[row, 0].backward()
+    wrapped(x, statistics="batch")[row, 0].backward()
     assert x.grad.T.tolist() == [pytest.approx(expected), [0.0, 0.0]]
 
 
@@ -170,18 +170,18 @@ def test_scale_and_shift_come_after_and_images_are_normalised_by_channel():
         layer.weight.copy_(torch.tensor([2.0, 3.0]))
         layer.bias.copy_(torch.tensor([1.0, -1.0]))
     x = torch.rand(4, 2, 3, 5, generator=generator(3))
-    network = Network(nn.Sequential(layer, nn.Flatten()))
-    network.normaliser = RobustNorm(1.0)  # the batch's own statistics
+    wrapped = WrappedModel(nn.Sequential(layer, nn.Flatten()))
+    wrapped.normaliser = RobustNorm(1.0)  # the batch's own statistics
     expected = nn.functional.batch_norm(x, None, None, layer.weight, layer.bias, True)
-    out = network(x, statistics="batch").view_as(x)
+    out = wrapped(x, statistics="batch").view_as(x)
     assert torch.allclose(out, expected, atol=1e-5)
 
 
 def test_one_value_per_channel_moves_no_statistics():
     model = nn.BatchNorm1d(2).eval()
-    network = Network(model)
-    network.normaliser = RobustNorm(0.5)
-    network(torch.tensor([[1.0, 4.0]]), statistics="batch")
+    wrapped = WrappedModel(model)
+    wrapped.normaliser = RobustNorm(0.5)
+    wrapped(torch.tensor([[1.0, 4.0]]), statistics="batch")
     assert (model.running_mean.tolist(), model.running_var.tolist()) == ([0, 0], [1, 1])
 
 
@@ -196,7 +196,7 @@ def test_old_samples_weigh_less():
 
 def test_the_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
     """Without a strong view, teacher and student agree; six samples have the ages 6 to 1."""
-    monkeypatch.setattr(rotta, "augmented", lambda x, chance, place: x)
+    monkeypatch.setattr(rotta, "augmented", lambda x, random_key, place: x)
     session = Session(toy_classifier("group"), "rotta")
     each = entropy(session.adapter.logits(images()))
     ages = torch.arange(6, 0, -1) / 64
@@ -210,7 +210,7 @@ def test_the_memory_is_learned_from_in_place_of_the_batch():
     session.step(images(0))
     session.step(images(1))
     assert torch.equal(session.adapter.timely.inputs, torch.cat([images(0), images(1)]))
-    assert session.adapter.network.counts.backwards == 6 + 12
+    assert session.adapter.wrapped.counts.backwards == 6 + 12
 
 
 def test_statistics_move_while_learning_and_not_while_serving():
@@ -231,11 +231,11 @@ def test_statistics_move_while_learning_and_not_while_serving():
 def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
     session = Session(toy_classifier(), "rotta", n_queries=2)
     adapter = session.adapter
-    before = statistics(adapter.network), statistics(adapter.learner), weights(adapter.learner)
+    before = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
     judged = Judged(images(3, 2), torch.tensor([0, 1]))
     losses = adapter.adapt(images()[:0], Feedback(judged, Judged(images()[:0], judged.labels[:0])))
     assert losses.terms.keys() == {"correct"}
-    after = statistics(adapter.network), statistics(adapter.learner), weights(adapter.learner)
+    after = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
     for place, same in ((0, True), (1, True), (2, False)):
         assert all(map(torch.equal, before[place].values(), after[place].values())) == same
 
@@ -243,9 +243,9 @@ def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
 @pytest.mark.parametrize("norm", NORMS)
 def test_scale_and_shift_of_the_teacher_follow_the_student_by_a_thousandth(norm):
     session = Session(toy_classifier(norm), "rotta", lr=0.1)
-    before = weights(session.adapter.network)
+    before = weights(session.adapter.wrapped)
     session.step(images())
-    student, teacher = weights(session.adapter.learner), weights(session.adapter.network)
+    student, teacher = weights(session.adapter.learner), weights(session.adapter.wrapped)
     moved = {name for name in before if not torch.equal(before[name], student[name])}
     assert moved == {name for name in before if "norm" in name}
     for name in before:
@@ -259,7 +259,7 @@ def test_answers_about_the_teacher_change_nothing():
         for query in session.predict(images()).queries:
             session.answer(query.id, correct=correct)
         assert session.learn().terms.keys() == {"consistency"}
-        ends.append(weights(session.adapter.learner) | statistics(session.adapter.network))
+        ends.append(weights(session.adapter.learner) | statistics(session.adapter.wrapped))
     assert not session.adapter.learns_from_feedback
     assert all(map(torch.equal, ends[0].values(), ends[1].values()))
 

@@ -14,7 +14,7 @@ from bitta.losses import complementary_loss
 from bitta.memory import Mixed
 from bitta.methods.balance import Patience, anchor_share, row_weights
 from bitta.methods.simatta import Anchors, Clusters, first_centres
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary
 from bitta.types import Feedback, Judged
@@ -174,7 +174,7 @@ def test_wishing_changes_nothing():
     session.step(images())
     adapter = session.adapter
     before = [adapter.anchors.weights.clone(), len(adapter.source_like), adapter.step]
-    one, two = (adapter.wishes(images(1), 3) for _ in range(2))
+    one, two = (adapter.choose_rows(images(1), 3) for _ in range(2))
     assert torch.equal(one, two)
     assert torch.equal(before[0], adapter.anchors.weights)
     assert before[1:] == [len(adapter.source_like), adapter.step]
@@ -245,12 +245,12 @@ def test_a_step_is_that_of_the_plain_means_over_the_rows_drawn(n_right, n_wrong,
     right, wrong, like = rows.split([n_right, n_wrong, n_like])
     ours, theirs, source = labels.split([n_right, n_wrong, n_like])
     adapter.source_like.add(Judged(like, source))
-    chance = Chance((7,))
-    terms = adapter.objective(Mixed(rows, ours, theirs), chance)
+    random_key = RandomKey((7,))
+    terms = adapter.objective(Mixed(rows, ours, theirs), random_key)
     given = torch.autograd.grad(sum(terms.values()), adapter.parameters)
 
-    drawn = torch.randperm(n_right + n_wrong, generator=chance.at("anchors"))[:3]
-    of_like = torch.randperm(n_like, generator=chance.at("source-like"))[:3]
+    drawn = torch.randperm(n_right + n_wrong, generator=random_key.at("anchors"))[:3]
+    of_like = torch.randperm(n_like, generator=random_key.at("source-like"))[:3]
     of_right, of_wrong = drawn[drawn < n_right], drawn[drawn >= n_right] - n_right
     share = (n_right + n_wrong) / len(rows)
     model, expected = adapter.model, {}

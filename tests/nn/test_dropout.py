@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import Network, Sampling
+from bitta.nn import Sampling, WrappedModel
 from bitta.nn.batchnorm import Rows
 from bitta.nn.passes import _kept, _Words, dropout_at
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
 KEY = (5, "test")
@@ -19,12 +19,12 @@ def images(n=6):
 
 
 def kept(shape, rate, key, **part):
-    return _kept(torch.ones(shape), rate, _Words(Chance(key), (0, 0), (0,), **part))[0]
+    return _kept(torch.ones(shape), rate, _Words(RandomKey(key), (0, 0), (0,), **part))[0]
 
 
-def sample(network, x, statistics, *, fans_out, passes=PASSES):
-    network.fans_out = fans_out
-    return network.sample(x, Sampling(statistics, 0.3, passes), Chance(KEY))
+def sample(wrapped, x, statistics, *, fans_out, passes=PASSES):
+    wrapped.fans_out = fans_out
+    return wrapped.sample(x, Sampling(statistics, 0.3, passes), RandomKey(KEY))
 
 
 def gradients(model, logits):
@@ -38,9 +38,9 @@ def gradients(model, logits):
 def test_fan_out_equals_separate_passes(norm, statistics, memory_format):
     model = toy_classifier(norm).to(memory_format=memory_format)
     buffers = [buffer.clone() for buffer in model.buffers()]
-    network, x = Network(model), images().to(memory_format=memory_format)
-    fanned = sample(network, x, statistics, fans_out=True)
-    separate = sample(network, x, statistics, fans_out=False)
+    wrapped, x = WrappedModel(model), images().to(memory_format=memory_format)
+    fanned = sample(wrapped, x, statistics, fans_out=True)
+    separate = sample(wrapped, x, statistics, fans_out=False)
     assert fanned.shape == (PASSES, 6, 5)
     assert torch.allclose(fanned, separate, atol=1e-6, rtol=0)
     for one, two in zip(gradients(model, fanned), gradients(model, separate), strict=True):
@@ -49,20 +49,25 @@ def test_fan_out_equals_separate_passes(norm, statistics, memory_format):
 
 
 def test_passes_differ_from_one_another():
-    logits = sample(Network(toy_classifier()), images(), "batch", fans_out=True)
+    logits = sample(WrappedModel(toy_classifier()), images(), "batch", fans_out=True)
     assert not torch.allclose(logits[0], logits[1])
 
 
 def test_pooled_statistics_would_be_noticed():
     """Per-pass normalisation is not what a plain BatchNorm over all rows would give."""
     model = toy_classifier()
-    network, x, rows = Network(model), images(), Rows()
-    fanned = sample(network, x, "batch", fans_out=True)
+    wrapped, x, rows = WrappedModel(model), images(), Rows()
+    fanned = sample(wrapped, x, "batch", fans_out=True)
     model.train()  # plain BatchNorm, pooling the passes
     with (
         torch.no_grad(),
         dropout_at(
-            model, network.sites, rate=0.3, passes=range(PASSES), chance=Chance(KEY), rows=rows
+            model,
+            wrapped.sites,
+            rate=0.3,
+            passes=range(PASSES),
+            random_key=RandomKey(KEY),
+            rows=rows,
         ),
     ):
         pooled = model(x).unflatten(0, (PASSES, -1))
@@ -76,12 +81,12 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
         model.get_submodule(name).register_forward_pre_hook(
             lambda _, inputs, name=name: rows.setdefault(name, []).append(len(inputs[0]))
         )
-    network = Network(model)
-    network.accepted(images(6))  # tries the layout
+    wrapped = WrappedModel(model)
+    wrapped.accepted(images(6))  # tries the layout
     rows.clear()
-    sample(network, images(6), "batch", fans_out=True)
+    sample(wrapped, images(6), "batch", fans_out=True)
     assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
-    assert network.counts.forwards == 24
+    assert wrapped.counts.forwards == 24
 
 
 def test_masks_depend_on_their_address_alone():
@@ -104,7 +109,7 @@ def test_a_part_of_a_batch_gets_its_part_of_the_mask():
 
 def test_a_mask_lies_in_memory_as_what_it_masks():
     x = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    words = _Words(Chance(KEY), (0, 0), (0,))
+    words = _Words(RandomKey(KEY), (0, 0), (0,))
     assert _kept(x, 0.3, words)[0].stride() == x.stride()
     odd = torch.ones(3, 2).T
     assert _kept(odd, 0.3, words)[0].is_contiguous()
@@ -113,25 +118,25 @@ def test_a_mask_lies_in_memory_as_what_it_masks():
 def test_kept_elements_are_scaled_up():
     """Rate 1/2 on ones leaves zeros and twos: the expectation stays."""
     model = nn.Sequential(nn.Identity())
-    with dropout_at(model, ["0"], rate=0.5, passes=(0,), chance=Chance(KEY), rows=Rows()):
+    with dropout_at(model, ["0"], rate=0.5, passes=(0,), random_key=RandomKey(KEY), rows=Rows()):
         out = model(torch.ones(50, 7))
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert out.mean().item() == pytest.approx(1, abs=0.2)
 
 
 def test_rate_zero_needs_no_site_and_one_pass():
-    network = Network(nn.Linear(4, 3))
+    wrapped = WrappedModel(nn.Linear(4, 3))
     x = torch.rand(5, 4, generator=generator(2))
-    logits = network.sample(x, Sampling("running", 0.0, 4), Chance(KEY))
+    logits = wrapped.sample(x, Sampling("running", 0.0, 4), RandomKey(KEY))
     assert logits.shape == (1, 5, 3)
-    assert torch.equal(logits[0], network.model(x))
+    assert torch.equal(logits[0], wrapped.model(x))
 
 
 def test_hooks_are_gone_after_an_exception():
     model = toy_classifier()
-    network = Network(model)
+    wrapped = WrappedModel(model)
     with pytest.raises(RuntimeError):
-        sample(network, torch.rand(2, 9, 8, 8), "batch", fans_out=True)
+        sample(wrapped, torch.rand(2, 9, 8, 8), "batch", fans_out=True)
     assert all(not module._forward_hooks for module in model.modules())
     assert all("forward" not in module.__dict__ for module in model.modules())
 
@@ -141,6 +146,6 @@ def test_a_single_row_is_dropped_as_it_is_among_others():
     whole = torch.ones(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     one = torch.ones(1, 3, 5, 5).as_strided((1, 3, 5, 5), (3, 1, 15, 3))
     words = {"n_rows": 4, "start": 2}
-    among = _kept(whole, 0.3, _Words(Chance(KEY), (0, 0), (0,)))[0]
-    alone = _kept(one, 0.3, _Words(Chance(KEY), (0, 0), (0,), **words))[0]
+    among = _kept(whole, 0.3, _Words(RandomKey(KEY), (0, 0), (0,)))[0]
+    alone = _kept(one, 0.3, _Words(RandomKey(KEY), (0, 0), (0,), **words))[0]
     assert torch.equal(alone[0], among[2])

@@ -8,12 +8,12 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import ModelError, SettingError
-from bitta.nn import MectaNorm, Network, Sampling, batch_norms
+from bitta.nn import MectaNorm, Sampling, WrappedModel, batch_norms
 from bitta.nn.mecta import Moments, distance
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
-CHANCE = Chance((5,))
+CHANCE = RandomKey((5,))
 METHODS = ("tent", "eta", "eata", "bitta")
 
 
@@ -23,26 +23,26 @@ def images(number=0, n=8):
 
 def layer_of(channels, *, affine=True):
     layer = nn.BatchNorm2d(channels, affine=affine).double().eval()
-    chance = generator(4)
+    random_key = generator(4)
     with torch.no_grad():
         for tensor in layer.parameters():
-            tensor.copy_(torch.rand(channels, generator=chance) + 0.5)
-        layer.running_mean.copy_(torch.randn(channels, generator=chance))
-        layer.running_var.copy_(torch.rand(channels, generator=chance) + 0.5)
+            tensor.copy_(torch.rand(channels, generator=random_key) + 0.5)
+        layer.running_mean.copy_(torch.randn(channels, generator=random_key))
+        layer.running_var.copy_(torch.rand(channels, generator=random_key) + 0.5)
     return layer
 
 
 def run(layer, x, norm, *, step=True):
     """What a network of this one layer gives, with its normaliser."""
-    network = Network(layer, logits=lambda out: out.mean((2, 3)))
-    network.normaliser = norm
+    wrapped = WrappedModel(layer, logits=lambda out: out.mean((2, 3)))
+    wrapped.normaliser = norm
     captured = []
     handle = layer.register_forward_hook(lambda _module, _inputs, out: captured.append(out))
     if step:
         with norm.step(CHANCE):
-            norm.noted(lambda: network(x, statistics="batch"))
+            norm.noted(lambda: wrapped(x, statistics="batch"))
     else:
-        network(x, statistics="batch")
+        wrapped(x, statistics="batch")
     handle.remove()
     return captured[-1]
 
@@ -66,14 +66,14 @@ def test_running_statistics_move_by_the_rate_and_normalise_the_output(gate, rate
     layer = nn.BatchNorm1d(2, eps=0.0).eval()
     layer.running_var.fill_(0.999)
     x = torch.tensor([[1 - 1.999**0.5, -(0.999**0.5)], [1 + 1.999**0.5, 0.999**0.5]])
-    network = Network(layer)
-    network.normaliser = norm = MectaNorm(layer, prune=0.7, gate=gate)
+    wrapped = WrappedModel(layer)
+    wrapped.normaliser = norm = MectaNorm(layer, prune=0.7, gate=gate)
     with norm.following():
-        network.observe(x, momentum=1.0)
+        wrapped.observe(x, momentum=1.0)
     mean, var = rate * 1.0, 0.999 + rate * 1.0
     assert layer.running_mean.tolist() == pytest.approx([mean, 0.0], abs=1e-6)
     assert layer.running_var.tolist() == pytest.approx([var, 0.999])
-    out = network(x, statistics="running")
+    out = wrapped(x, statistics="running")
     assert out[:, 0].tolist() == pytest.approx(((x[:, 0] - mean) / var**0.5).tolist())
 
 
@@ -185,13 +185,13 @@ def test_only_kept_channels_are_saved(prune, gate, share):
 
 def test_a_step_moves_statistics_once_by_the_mean_over_its_passes():
     model, x = toy_classifier(), images()
-    network = Network(model)
-    network.normaliser = norm = MectaNorm(model, prune=0.7)
+    wrapped = WrappedModel(model)
+    wrapped.normaliser = norm = MectaNorm(model, prune=0.7)
     seen = []
     last = batch_norms(model)[-1]
     handle = last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
     with norm.step(CHANCE):
-        norm.noted(lambda: network.sample(x, Sampling("batch", 0.3, 3), Chance((1,))))
+        norm.noted(lambda: wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((1,))))
         assert last.running_mean.abs().max() == 0  # not before its end
     handle.remove()
     passes = seen[-1].chunk(3)
@@ -266,12 +266,12 @@ def test_statistics_serve_what_observing_made_of_them():
 
 def test_one_value_per_channel_goes_by_running_statistics():
     layer = nn.BatchNorm1d(2, eps=0.0).eval()
-    network = Network(layer)
-    network.normaliser = norm = MectaNorm(layer, prune=0.7)
+    wrapped = WrappedModel(layer)
+    wrapped.normaliser = norm = MectaNorm(layer, prune=0.7)
     with norm.following():
-        network.observe(torch.tensor([[5.0, 7.0]]), momentum=1.0)
+        wrapped.observe(torch.tensor([[5.0, 7.0]]), momentum=1.0)
     assert layer.running_var.tolist() == [1.0, 1.0]
-    assert network(torch.tensor([[5.0, 7.0]]), statistics="batch").tolist() == [[5.0, 7.0]]
+    assert wrapped(torch.tensor([[5.0, 7.0]]), statistics="batch").tolist() == [[5.0, 7.0]]
 
 
 @pytest.mark.parametrize("norm", ["layer", "group"])

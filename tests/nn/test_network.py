@@ -8,8 +8,8 @@ from torch import nn
 
 from bitta import FallbackWarning, Session
 from bitta.errors import ModelError
-from bitta.nn import Network, Sampling
-from bitta.seeding import Chance, generator
+from bitta.nn import Sampling, WrappedModel
+from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
 
@@ -42,8 +42,8 @@ class RemembersBatchSize(nn.Module):
         return self.head(hidden + hidden.roll(1, 0))
 
 
-def sampled(network, x):
-    return network.sample(x, Sampling("batch", 0.3, 3), Chance((0,)))
+def sampled(wrapped, x):
+    return wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((0,)))
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def sampled(network, x):
     ids=["skip", "rows"],
 )
 def test_models_that_cannot_fan_out_run_pass_by_pass(model, sites, shape):
-    network = Network(model, sites=sites)
+    wrapped = WrappedModel(model, sites=sites)
     x = torch.rand(shape, generator=generator(0))
     with pytest.warns(FallbackWarning, match="running 3 forwards instead"):
-        logits = sampled(network, x)
-    assert network.fans_out is False
+        logits = sampled(wrapped, x)
+    assert wrapped.fans_out is False
     assert logits.shape[:2] == (3, 4)
-    assert torch.equal(logits, sampled(network, x))
+    assert torch.equal(logits, sampled(wrapped, x))
 
 
 def test_a_model_with_a_skip_across_stages_adapts():
@@ -75,9 +75,9 @@ def test_a_model_with_a_skip_across_stages_adapts():
 
 
 def test_one_image_is_enough_for_the_probe():
-    network = Network(toy_classifier())
-    sampled(network, torch.rand(1, 3, 8, 8))
-    assert network.fans_out is True
+    wrapped = WrappedModel(toy_classifier())
+    sampled(wrapped, torch.rand(1, 3, 8, 8))
+    assert wrapped.fans_out is True
 
 
 def test_logits_of_a_model_that_returns_an_object():
@@ -91,11 +91,11 @@ def test_logits_of_a_model_that_returns_an_object():
 
     x = torch.rand(2, 4)
     with pytest.raises(ModelError, match="SimpleNamespace where logits are needed"):
-        Network(Wrapped())(x, statistics="running")
-    assert Network(Wrapped(), logits="scores")(x, statistics="running").shape == (2, 3)
+        WrappedModel(Wrapped())(x, statistics="running")
+    assert WrappedModel(Wrapped(), logits="scores")(x, statistics="running").shape == (2, 3)
     with pytest.raises(ModelError, match="SimpleNamespace has no part 'nope'"):
-        Network(Wrapped(), logits="nope")(x, statistics="running")
-    by_function = Network(Wrapped(), logits=lambda output: output.scores)
+        WrappedModel(Wrapped(), logits="nope")(x, statistics="running")
+    by_function = WrappedModel(Wrapped(), logits=lambda output: output.scores)
     assert by_function(x, statistics="running").shape == (2, 3)
 
 
@@ -106,24 +106,24 @@ def test_logits_of_a_model_that_returns_a_dict_or_a_tuple(output, logits):
             scores = super().forward(x)
             return {"aux": x, "scores": scores} if output == "dict" else (x, scores)
 
-    network = Network(Several(4, 3), logits=logits)
-    assert network(torch.rand(2, 4), statistics="running").shape == (2, 3)
+    wrapped = WrappedModel(Several(4, 3), logits=logits)
+    assert wrapped(torch.rand(2, 4), statistics="running").shape == (2, 3)
     with pytest.raises(ModelError, match=r"has no part .* for logits"):
-        Network(Several(4, 3), logits=7)(torch.rand(2, 4), statistics="running")
+        WrappedModel(Several(4, 3), logits=7)(torch.rand(2, 4), statistics="running")
 
 
 def test_somebody_elses_train_does_not_make_serving_stochastic():
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    network, x = Network(model), torch.rand(2, 4)
+    wrapped, x = WrappedModel(model), torch.rand(2, 4)
     model.train()
-    one, two = (network(x, statistics="running") for _ in range(2))
+    one, two = (wrapped(x, statistics="running") for _ in range(2))
     assert torch.equal(one, two)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit, which users still have
 def test_torchscript_is_refused():
     with pytest.raises(ModelError, match="takes no hooks"):
-        Network(torch.jit.trace(nn.Linear(4, 3), torch.rand(1, 4)))
+        WrappedModel(torch.jit.trace(nn.Linear(4, 3), torch.rand(1, 4)))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1), (1, 3), (3,)], ids=str)
@@ -133,7 +133,7 @@ def test_logits_must_be_rows_of_classes(shape):
             return torch.zeros(shape)
 
     with pytest.raises(ModelError, match=r"\(2, classes\) is needed"):
-        Network(Fixed())(torch.rand(2, 4), statistics="running")
+        WrappedModel(Fixed())(torch.rand(2, 4), statistics="running")
 
 
 def test_any_error_of_a_fanned_forward_falls_back():
@@ -143,29 +143,29 @@ def test_any_error_of_a_fanned_forward_falls_back():
             assert len(hidden) == len(x), "rows were lost"
             return self.head(hidden)
 
-    network = Network(Asserts(), sites=["site"])
+    wrapped = WrappedModel(Asserts(), sites=["site"])
     with pytest.warns(FallbackWarning, match="rows were lost"):
-        assert sampled(network, torch.rand(4, 4)).shape == (3, 4, 3)
+        assert sampled(wrapped, torch.rand(4, 4)).shape == (3, 4, 3)
 
 
 def test_only_what_was_differentiated_is_counted_backwards():
     x = torch.rand(6, 3, 8, 8, generator=generator(0))
     deterministic = Session(toy_classifier(), n_queries=0, dropout=0, epochs=2)
     deterministic.step(x)
-    assert deterministic.adapter.network.counts.backwards == 12
+    assert deterministic.adapter.wrapped.counts.backwards == 12
     idle = Session(toy_classifier(), n_queries=0, beta=0)
     idle.step(x)
-    assert idle.adapter.network.counts.backwards == 0
+    assert idle.adapter.wrapped.counts.backwards == 0
     sampling = Session(toy_classifier(), n_queries=0, epochs=1)
     sampling.step(x)
-    assert sampling.adapter.network.counts.backwards == 24
+    assert sampling.adapter.wrapped.counts.backwards == 24
 
 
 def test_sites_that_never_run_are_named():
     model = toy_classifier()
     model.unused = nn.Linear(2, 2)
     with pytest.raises(ModelError, match="unused ran"):
-        sampled(Network(model, sites=["unused"]), torch.rand(2, 3, 8, 8))
+        sampled(WrappedModel(model, sites=["unused"]), torch.rand(2, 3, 8, 8))
 
 
 def test_a_plain_chain_of_layers_adapts_as_it_is():
@@ -177,8 +177,8 @@ def test_a_plain_chain_of_layers_adapts_as_it_is():
         for query in session.predict(torch.rand(6, 3, 8, 8, generator=generator(0))).queries:
             session.answer(query.id, correct=True)
         assert session.learn().terms["feedback"].isfinite().all()
-        assert session.adapter.network.sites == ("2", "4")
-        assert session.adapter.network.fans_out is True
+        assert session.adapter.wrapped.sites == ("2", "4")
+        assert session.adapter.wrapped.fans_out is True
 
 
 def test_a_model_that_calls_group_norm_itself_keeps_the_usual_layout_on_a_cpu():
@@ -230,7 +230,7 @@ def test_few_channels_that_are_strided_through_keep_the_usual_layout(convolution
     """oneDNN writes past its memory in the gradient of such filters of one pixel."""
     model = nn.Sequential(convolution, nn.Flatten(), nn.LazyLinear(3))
     model(torch.rand(2, convolution.in_channels, 8, 8))
-    assert Network(model).execution.channels_last == channels_last
+    assert WrappedModel(model).execution.channels_last == channels_last
 
 
 def test_what_lies_channels_last_already_is_laid_out_as_usual_for_them():
@@ -238,11 +238,11 @@ def test_what_lies_channels_last_already_is_laid_out_as_usual_for_them():
     model.to(memory_format=torch.channels_last)
     seen = []
     model[1].register_forward_pre_hook(lambda _, given: seen.append(given[0].is_contiguous()))
-    network = Network(model)
-    network(torch.rand(2, 8, 8, 3).permute(0, 3, 1, 2), statistics="running")
+    wrapped = WrappedModel(model)
+    wrapped(torch.rand(2, 8, 8, 3).permute(0, 3, 1, 2), statistics="running")
     assert seen == [True]
     assert model[0].weight.is_contiguous()
-    network.close()
+    wrapped.close()
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 

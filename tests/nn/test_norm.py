@@ -5,16 +5,16 @@ import torch
 from torch import nn
 
 from bitta.errors import ModelError
-from bitta.nn import Network, Sampling, batch_norms, scale_and_shift
+from bitta.nn import Sampling, WrappedModel, batch_norms, scale_and_shift
 from bitta.nn.batchnorm import Rows, normalised_by
-from bitta.seeding import Chance, generator
+from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
 
 def test_observing_moves_running_statistics_by_the_momentum():
     """Values 1 and 3: mean 2, unbiased variance 2. From (0, 1), momentum .3: .6 and 1.3."""
     model = nn.BatchNorm1d(2).eval()
-    Network(model).observe(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), momentum=0.3)
+    WrappedModel(model).observe(torch.tensor([[1.0, 1.0], [3.0, 3.0]]), momentum=0.3)
     assert model.running_mean.tolist() == pytest.approx([0.6, 0.6])
     assert model.running_var.tolist() == pytest.approx([1.3, 1.3])
     assert not model.training
@@ -22,7 +22,7 @@ def test_observing_moves_running_statistics_by_the_momentum():
 
 def test_batch_statistics_normalise_without_touching_buffers():
     model = nn.BatchNorm1d(2, eps=1e-12).eval()
-    out = Network(model)(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
+    out = WrappedModel(model)(torch.tensor([[1.0, 4.0], [3.0, 8.0]]), statistics="batch")
     assert out.flatten().tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
     assert model.running_mean.tolist() == [0, 0]
     assert model.running_var.tolist() == [1, 1]
@@ -52,7 +52,7 @@ def test_what_a_layer_does_around_its_normalisation_stays(kind):
     x = torch.randn(5, 4, 3, 3, generator=generator(0))
     expected = model.train()(x)
     layer.reset_running_stats()
-    assert torch.allclose(Network(model)(x, statistics="batch"), expected, atol=1e-6)
+    assert torch.allclose(WrappedModel(model)(x, statistics="batch"), expected, atol=1e-6)
     assert layer.running_mean.abs().max() == 0
 
 
@@ -82,11 +82,11 @@ def test_every_batch_norm_normalises_each_pass_by_itself(layer, shape, statistic
                 else self.norm(self.site(x))
             )
 
-    network = Network(Model(), sites=["site"])
+    wrapped = WrappedModel(Model(), sites=["site"])
     x = torch.randn(shape, generator=generator(3))
     drawn = [
-        network.sample(x, Sampling(statistics, 0.3, 3), Chance((1,)))
-        for network.fans_out in (True, False)
+        wrapped.sample(x, Sampling(statistics, 0.3, 3), RandomKey((1,)))
+        for wrapped.fans_out in (True, False)
     ]
     assert torch.allclose(*drawn, atol=1e-6)
 
@@ -101,25 +101,25 @@ def test_batch_norm_over_flattened_tokens_normalises_each_pass_by_itself():
             x = self.site(x)
             return self.norm(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1)
 
-    network = Network(Tokens(), sites=["site"])
+    wrapped = WrappedModel(Tokens(), sites=["site"])
     x = torch.randn(6, 5, 4, generator=generator(0))
     drawn = [
-        network.sample(x, Sampling("batch", 0.3, 3), Chance((0,)))
-        for network.fans_out in (True, False)
+        wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((0,)))
+        for wrapped.fans_out in (True, False)
     ]
     assert torch.allclose(*drawn, atol=1e-6)
 
 
 def test_one_value_per_channel_falls_back_on_running_statistics():
     model = nn.BatchNorm1d(2, eps=0.0).eval()
-    out = Network(model)(torch.tensor([[5.0, 7.0]]), statistics="batch")
+    out = WrappedModel(model)(torch.tensor([[5.0, 7.0]]), statistics="batch")
     assert out.flatten().tolist() == [5.0, 7.0]
 
 
 def test_one_value_without_running_statistics_is_refused():
-    network = Network(nn.BatchNorm1d(2, track_running_stats=False))
+    wrapped = WrappedModel(nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(ModelError, match="at least two images"):
-        network(torch.zeros(1, 2), statistics="batch")
+        wrapped(torch.zeros(1, 2), statistics="batch")
 
 
 def test_scale_and_shift_are_those_of_the_norm_layers():
@@ -131,10 +131,10 @@ def test_scale_and_shift_are_those_of_the_norm_layers():
 
 def test_channels_last_on_a_cpu_is_as_exact_as_the_usual_layout():
     """torch's own kernel for it loses up to a percent where 200,000 values are added up."""
-    chance = generator(1)
-    x = (torch.randn(189, 16, 32, 32, generator=chance) + 1).relu()
-    slope = torch.randn(x.shape, generator=chance) * 1e-3 + 1e-5
-    weight, bias = torch.rand(16, generator=chance) + 0.5, torch.randn(16, generator=chance)
+    random_key = generator(1)
+    x = (torch.randn(189, 16, 32, 32, generator=random_key) + 1).relu()
+    slope = torch.randn(x.shape, generator=random_key) * 1e-3 + 1e-5
+    weight, bias = torch.rand(16, generator=random_key) + 0.5, torch.randn(16, generator=random_key)
 
     def outcome(dtype, layout):
         rows = x.to(dtype).contiguous(memory_format=layout).requires_grad_()

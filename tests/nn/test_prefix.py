@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import Network, Sampling
-from bitta.seeding import Chance, generator
+from bitta.nn import Sampling, WrappedModel
+from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
 HOW = Sampling("batch", 0.3, 4)
@@ -18,12 +18,12 @@ def images(n=6):
 @pytest.mark.parametrize("fans_out", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
 def test_plain_logits_are_those_of_a_whole_forward(norm, fans_out):
-    network = Network(toy_classifier(norm))
-    network.fans_out = fans_out
-    sampled, plain = network.sample_with_plain(images(), HOW, Chance((3,)))
+    wrapped = WrappedModel(toy_classifier(norm))
+    wrapped.fans_out = fans_out
+    sampled, plain = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
     with torch.no_grad():
-        assert torch.equal(plain, network(images(), statistics="batch"))
-    assert torch.equal(sampled, network.sample(images(), HOW, Chance((3,))))
+        assert torch.equal(plain, wrapped(images(), statistics="batch"))
+    assert torch.equal(sampled, wrapped.sample(images(), HOW, RandomKey((3,))))
     assert sampled.requires_grad
     assert not plain.requires_grad
 
@@ -39,10 +39,10 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
             return plain(layer, x)
 
         layer.forward = counted
-    network = Network(model)
-    network.sample_with_plain(images(), HOW, Chance((3,)))  # probes, too
+    wrapped = WrappedModel(model)
+    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))  # probes, too
     calls.clear()
-    network.sample_with_plain(images(), HOW, Chance((3,)))
+    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
     assert {name: calls.count(name) for name in calls} == {
         "stem": 1, "stage1.0.conv": 1, "stage2.0.conv": 2, "head": 2,
     }  # fmt: skip
@@ -50,8 +50,8 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 
 def test_nothing_is_left_on_the_model():
     model = toy_classifier()
-    network = Network(model)
-    network.sample_with_plain(images(), HOW, Chance((3,)))
+    wrapped = WrappedModel(model)
+    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert all(not module._forward_hooks for module in model.modules())
 
@@ -65,11 +65,11 @@ def test_a_module_used_before_and_after_the_site_is_run_again_where_it_must():
         def forward(self, x):
             return self.head(self.shared(self.site(self.shared(x).relu())))
 
-    network = Network(Shared(), sites=["site"])
+    wrapped = WrappedModel(Shared(), sites=["site"])
     x = torch.randn(5, 4, generator=generator(4))
-    _, plain = network.sample_with_plain(x, HOW, Chance((0,)))
+    _, plain = wrapped.sample_with_plain(x, HOW, RandomKey((0,)))
     with torch.no_grad():
-        assert torch.equal(plain, network(x, statistics="batch"))
+        assert torch.equal(plain, wrapped(x, statistics="batch"))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -77,25 +77,25 @@ def test_gradients_reach_what_comes_before_the_first_site(norm):
     gradients = []
     for with_plain in (True, False):
         model = toy_classifier(norm)
-        network = Network(model)
-        network.fans_out = True
+        wrapped = WrappedModel(model)
+        wrapped.fans_out = True
         if with_plain:
-            sampled, _ = network.sample_with_plain(images(), HOW, Chance((3,)))
+            sampled, _ = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
         else:
-            sampled = network.sample(images(), HOW, Chance((3,)))
+            sampled = wrapped.sample(images(), HOW, RandomKey((3,)))
         loss = sampled.softmax(-1).mean(0).square().sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
     assert all(map(torch.equal, *gradients))
 
 
 def test_gradients_are_tracked_again_after_an_exception():
-    network = Network(toy_classifier())
-    network.fans_out = True
-    network.model.head.register_forward_hook(lambda *_: 1 / 0)
+    wrapped = WrappedModel(toy_classifier())
+    wrapped.fans_out = True
+    wrapped.model.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        network.sample_with_plain(images(), HOW, Chance((3,)))
+        wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
     assert torch.is_grad_enabled()
-    assert all("forward" not in module.__dict__ for module in network.model.modules())
+    assert all("forward" not in module.__dict__ for module in wrapped.model.modules())
 
 
 class SharedActivation(nn.Module):
@@ -144,9 +144,9 @@ def doubling_hook():
 @pytest.mark.parametrize("passes", [1, 3])
 def test_models_whose_prefix_cannot_be_shared_run_twice(make, site, passes):
     model, x = make(), torch.randn(5, 4, generator=generator(4))
-    network, how = Network(model, sites=[site]), Sampling("batch", 0.3, passes)
-    sampled, plain = network.sample_with_plain(x, how, Chance((0,)))
+    wrapped, how = WrappedModel(model, sites=[site]), Sampling("batch", 0.3, passes)
+    sampled, plain = wrapped.sample_with_plain(x, how, RandomKey((0,)))
     sampled.sum().backward()
-    assert torch.allclose(sampled, network.sample(x, how, Chance((0,))), atol=1e-6)
+    assert torch.allclose(sampled, wrapped.sample(x, how, RandomKey((0,))), atol=1e-6)
     with torch.no_grad():
-        assert torch.allclose(plain, network(x, statistics="batch"), atol=1e-6)
+        assert torch.allclose(plain, wrapped(x, statistics="batch"), atol=1e-6)

@@ -6,8 +6,8 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import SpaceError
-from bitta.nn import Network, Sampling
-from bitta.seeding import Chance, generator
+from bitta.nn import Sampling, WrappedModel
+from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
 HOW = {name: Sampling(name, 0.3, 3) for name in ("running", "batch")}
@@ -20,11 +20,11 @@ def images(n=7):
 def gradients(statistics, *, norm="batch", fans_out=True, **saving):
     """Of a loss that mixes the passes, as the mean of softmaxes does."""
     model = toy_classifier(norm)
-    network = Network(model)
-    network.fans_out = fans_out
+    wrapped = WrappedModel(model)
+    wrapped.fans_out = fans_out
     for name, value in saving.items():
-        setattr(network, name, value)
-    logits = network.sample(images(), HOW[statistics], Chance((2,)))
+        setattr(wrapped, name, value)
+    logits = wrapped.sample(images(), HOW[statistics], RandomKey((2,)))
     loss = logits.softmax(-1).mean(0).square().sum()
     return logits.detach(), torch.autograd.grad(loss, list(model.parameters()))
 
@@ -59,13 +59,13 @@ def test_both_savings_work_together():
 
 def test_low_memory_keeps_no_activations_but_the_inputs_of_each_pass():
     def n_saved(*, low):
-        network = Network(toy_classifier())
-        network.fans_out, network.low_memory = True, low
+        wrapped = WrappedModel(toy_classifier())
+        wrapped.fans_out, wrapped.low_memory = True, low
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: saved.append(x.numel()) or x, lambda x: x
         ):
-            logits = network.sample(images(), Sampling("batch", 0.3, 4), Chance((2,)))
+            logits = wrapped.sample(images(), Sampling("batch", 0.3, 4), RandomKey((2,)))
         assert logits.requires_grad
         return sum(saved)
 

@@ -70,9 +70,9 @@ def test_a_session_keeps_its_price():
 def test_the_policy_comes_with_the_prediction_where_it_was_computed():
     inputs = torch.rand(6, 3, 8, 8)
     with Session(toy_classifier(), seed=3) as session:
-        forwards = session.adapter.network.counts.forwards
+        forwards = session.adapter.wrapped.counts.forwards
         policy = session.predict(inputs).policy
-        spent = session.adapter.network.counts.forwards - forwards
+        spent = session.adapter.wrapped.counts.forwards - forwards
         assert torch.equal(policy, session.adapter.policy(inputs))
     assert spent == 6 * (1 + 1 + 4)  # statistics, serving, four stochastic passes
     for settings in ({"selection": "entropy"}, {"n_queries": 0}, {"every": 2, "n_queries": 1}):

@@ -18,7 +18,7 @@ from bitta.config import Config, require
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.losses import complementary_loss
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.seeding import generator
 from bitta.streams import Stream, as_floats
 from bitta.types import Query
@@ -63,7 +63,7 @@ class _Samples:
 
 
 def fine_tune(
-    network: Network,
+    wrapped: WrappedModel,
     stream: Stream,
     source: FeedbackSource,
     config: EnhancedConfig,
@@ -79,17 +79,17 @@ def fine_tune(
     `tuning` is how far it was when it was last written: it goes on from there.
     """
     tuning = tuning or Tuning()
-    parameters = trainable(network.model)
-    network.train_only(parameters)
+    parameters = trainable(wrapped.model)
+    wrapped.train_only(parameters)
     if tuning.told is not None:
-        tuning.put(network.model)
+        tuning.put(wrapped.model)
         return tuning.told
-    samples = _judged(network, *_drawn(stream, n_samples, seed), source, config.batch_size)
+    samples = _judged(wrapped, *_drawn(stream, n_samples, seed), source, config.batch_size)
     optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum)
-    tuning.put(network.model, optimiser)
+    tuning.put(wrapped.model, optimiser)
     if len(samples):
         _descend(
-            network, samples, config=config, seed=seed, optimiser=optimiser, on_batch=on_batch,
+            wrapped, samples, config=config, seed=seed, optimiser=optimiser, on_batch=on_batch,
             tuning=tuning,
         )  # fmt: skip
     loss = sum(tuning.losses) / max(1, len(tuning.losses))
@@ -100,7 +100,7 @@ def fine_tune(
         "loss": loss if isfinite(loss) else None,
         "seconds": tuning.seconds,
     }
-    tuning.write(network.model, optimiser)
+    tuning.write(wrapped.model, optimiser)
     return tuning.told
 
 
@@ -134,7 +134,7 @@ def _images(stream: Stream, domains: Tensor, rows: Tensor) -> list[Tensor]:
 
 
 def _judged(
-    network: Network,
+    wrapped: WrappedModel,
     places: Tensor,
     images: list[Tensor],
     source: FeedbackSource,
@@ -147,7 +147,7 @@ def _judged(
             "give stream.resize and stream.crop."
         )
     stacked = torch.stack(images)
-    shown = torch.cat([_served(network, part) for part in stacked.split(batch_size)])
+    shown = torch.cat([_served(wrapped, part) for part in stacked.split(batch_size)])
     source.ask(
         [
             Query(
@@ -175,13 +175,13 @@ def _judged(
 
 
 @torch.no_grad()
-def _served(network: Network, images: Tensor) -> Tensor:
-    inputs = network.accepted(as_floats(images))
-    return network(inputs, statistics="running").argmax(-1).cpu()
+def _served(wrapped: WrappedModel, images: Tensor) -> Tensor:
+    inputs = wrapped.accepted(as_floats(images))
+    return wrapped(inputs, statistics="running").argmax(-1).cpu()
 
 
 def _descend(
-    network: Network,
+    wrapped: WrappedModel,
     samples: _Samples,
     *,
     config: EnhancedConfig,
@@ -196,25 +196,25 @@ def _descend(
         batches = order.split(config.batch_size)
         before = epoch * len(batches)
         for rows in batches[max(0, tuning.done - before) :]:
-            loss = _step(network, optimiser, samples, rows)
+            loss = _step(wrapped, optimiser, samples, rows)
             tuning.step(loss, first=tuning.done == before)
             try:
                 on_batch(tuning.done, total, loss)
             except BaseException:  # whoever stops it loses nothing
-                tuning.write(network.model, optimiser)
+                tuning.write(wrapped.model, optimiser)
                 raise
             if tuning.due:
-                tuning.write(network.model, optimiser)
+                tuning.write(wrapped.model, optimiser)
 
 
 @torch.enable_grad()
 def _step(
-    network: Network, optimiser: torch.optim.Optimizer, samples: _Samples, rows: Tensor
+    wrapped: WrappedModel, optimiser: torch.optim.Optimizer, samples: _Samples, rows: Tensor
 ) -> float:
     """Cross-entropy on what is right and complementary loss on what is not."""
-    inputs = network.accepted(as_floats(samples.images[rows]))
+    inputs = wrapped.accepted(as_floats(samples.images[rows]))
     labels, right = (part[rows].to(inputs.device) for part in (samples.labels, samples.right))
-    logits = network(inputs, statistics="running")
+    logits = wrapped(inputs, statistics="running")
     terms = []
     if right.any():
         terms.append(F.cross_entropy(logits[right], labels[right]))
@@ -222,7 +222,7 @@ def _step(
         terms.append(complementary_loss(logits[~right], labels[~right]))
     loss = torch.stack(terms).sum()
     optimiser.zero_grad(set_to_none=True)
-    with network.execution.arithmetic():
+    with wrapped.execution.arithmetic():
         loss.backward()
     optimiser.step()
     return float(loss.detach())

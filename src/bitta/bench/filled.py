@@ -67,7 +67,7 @@ def fill_memories(session: Session, inputs: Tensor, n_classes: int) -> None:
     """Let a method that remembers answers have as many as it can, about these inputs."""
     adapter = session.adapter
     if isinstance(adapter, GradientAdapter):
-        inputs = adapter.network.accepted(inputs)
+        inputs = adapter.wrapped.accepted(inputs)
         capacity = max(adapter.memory.correct.capacity, adapter.memory.incorrect.capacity)
         adapter.memory.add(Feedback.of(_answers(inputs, capacity, n_classes), like=inputs))
 

@@ -51,7 +51,7 @@ class Life:
     @property
     def peak_memory(self) -> int:
         """Over all lives."""
-        return max(self.progress.peak_memory, peak_memory(self.session.adapter.network.device))
+        return max(self.progress.peak_memory, peak_memory(self.session.adapter.wrapped.device))
 
     @property
     def execution(self) -> str:
@@ -66,7 +66,7 @@ class Life:
         return self.progress.seconds + self.clock.read(
             self.batches,
             learning=sum(step.seconds for step in self.progress.steps[self.lived :]),
-            capture=self.session.adapter.network.graphs.seconds,
+            capture=self.session.adapter.wrapped.graphs.seconds,
         )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError
 from bitta.models import ModelCard, from_factory, load_model, weights_at
-from bitta.nn import LogitsOf, Network
+from bitta.nn import LogitsOf, WrappedModel
 
 
 class Restricted(nn.Module):
@@ -68,9 +68,9 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
 
     `inputs` are a few of the stream, `truth` is every label of it.
     """
-    network = Network(model, logits=logits)
+    wrapped = WrappedModel(model, logits=logits)
     try:
-        n_classes = network(network.accepted(inputs), statistics="running").shape[1]
+        n_classes = wrapped(wrapped.accepted(inputs), statistics="running").shape[1]
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -79,7 +79,7 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
             f"the model cannot read images of shape {tuple(inputs.shape[1:])} ({reason})."
         ) from None
     finally:
-        network.close()
+        wrapped.close()
     n_labels = int(truth.max()) + 1
     if n_labels > n_classes:
         raise InputError(

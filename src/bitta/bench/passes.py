@@ -12,7 +12,7 @@ from bitta.bench.filled import Alternating, fill_memories
 from bitta.corruptions import corrupt
 from bitta.methods import method_named
 from bitta.models import load_model, weights_at
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.session import Session
 from bitta.source_statistics import SourceStatistics
 from bitta.streams import embedded_pack
@@ -52,7 +52,7 @@ def _counted(method: str, *, n_queries: int) -> tuple[float, float]:
         ) as session:
             if n_queries:
                 fill_memories(session, images[0], _N_CLASSES)
-            counts = session.adapter.network.counts
+            counts = session.adapter.wrapped.counts
             for number in range(_N_BATCHES):
                 before = counts.forwards, counts.backwards
                 session.step(images[number % len(images)])
@@ -70,8 +70,8 @@ def _statistics(method: str, model: torch.nn.Module, folder: Path) -> dict[str, 
     if "source statistics" not in method_named(method).needs:
         return {}
     path = folder / "statistics.safetensors"
-    network = Network(model)
+    wrapped = WrappedModel(model)
     clean = embedded_pack("cifar10").images[-512:].float() / 255
-    SourceStatistics.of(network, clean.split(_BATCH)).save(path)
-    network.close()
+    SourceStatistics.of(wrapped, clean.split(_BATCH)).save(path)
+    wrapped.close()
     return {"source_statistics": str(path)}

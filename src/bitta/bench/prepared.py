@@ -19,7 +19,7 @@ from bitta.bench.tunings import Tunings
 from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, method_named
-from bitta.nn import Network, Precision
+from bitta.nn import Precision, WrappedModel
 from bitta.results import environment
 from bitta.seeding import derive
 from bitta.selection import Budget
@@ -69,21 +69,21 @@ class Prepared:
         if self.clean is None and not enhanced:
             return told
         logits = self.experiment.model.logits or None
-        network = Network(self.model, logits=logits, eager=eager, precision=precision)
-        with closing(network):
+        wrapped = WrappedModel(self.model, logits=logits, eager=eager, precision=precision)
+        with closing(wrapped):
             if self.clean is not None:
-                told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(network, inputs))
+                told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(wrapped, inputs))
             if enhanced:
-                here = environment(network.device, identity["source_weights"])
+                here = environment(wrapped.device, identity["source_weights"])
                 way = [*(here[part] for part in ("torch", "device", "threads")), eager, precision]
                 told["enhanced"] = self._fine_tune(
-                    network, identity, way=way, tunings=tunings, on_batch=on_batch
+                    wrapped, identity, way=way, tunings=tunings, on_batch=on_batch
                 )
         return told
 
     def _fine_tune(
         self,
-        network: Network,
+        wrapped: WrappedModel,
         identity: Mapping[str, Any],
         *,
         way: Sequence[Any],
@@ -103,7 +103,7 @@ class Prepared:
         same = {
             **{part: identity[part] for part in ("stream", "source_weights", "code")},
             "model": asdict(self.experiment.model),
-            "trained": _trained(network.model),
+            "trained": _trained(wrapped.model),
             "enhanced": asdict(self.experiment.enhanced) | {"n_samples": wanted},
             "answers": [annotators.labels, *annotators.mistakes],
             "seed": seed,
@@ -111,7 +111,7 @@ class Prepared:
         }
         with tunings.tuning(same) as tuning:
             return fine_tune(
-                network,
+                wrapped,
                 self.stream,
                 build_annotators(
                     annotators, self.stream.truth, n_classes=self.n_classes, seed=seed
@@ -159,8 +159,8 @@ def prepare(experiment: Experiment, clock: Clock) -> Prepared:
         few = next(stream.batches()).inputs[:2]
     logits = experiment.model.logits or None
     check_fit(model, few, stream.truth, logits=logits)
-    with closing(Network(model, logits=logits)) as network, torch.no_grad():
-        n_classes = network(network.accepted(few), statistics="running").shape[1]
+    with closing(WrappedModel(model, logits=logits)) as wrapped, torch.no_grad():
+        n_classes = wrapped(wrapped.accepted(few), statistics="running").shape[1]
     return Prepared(experiment, stream, model, n_classes, clean)
 
 
@@ -181,20 +181,20 @@ def _refuse_strange_statistics(model: nn.Module, experiment: Experiment) -> None
 
 def labels_served(session: Session) -> Callable[[Tensor], Tensor]:
     """What a session would serve now, without any trace of the question."""
-    network = session.adapter.network
+    wrapped = session.adapter.wrapped
 
     def labels(inputs: Tensor) -> Tensor:
-        counted = network.counts.values()
-        served = session.adapter.predict(network.accepted(inputs))
-        network.counts.set(counted)
+        counted = wrapped.counts.values()
+        served = session.adapter.predict(wrapped.accepted(inputs))
+        wrapped.counts.set(counted)
         return _finite_labels(served)
 
     return labels
 
 
 @torch.no_grad()
-def _source_labels(network: Network, inputs: Tensor) -> Tensor:
-    logits = network(network.accepted(inputs), statistics="running")
+def _source_labels(wrapped: WrappedModel, inputs: Tensor) -> Tensor:
+    logits = wrapped(wrapped.accepted(inputs), statistics="running")
     return _finite_labels(Prediction.of(logits))
 
 

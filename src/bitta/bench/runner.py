@@ -138,7 +138,7 @@ def run(
                 due = monotonic() + checkpoint_seconds
             if stopping:
                 raise Stopped(done, len(stream))
-        end_log(session.source)
+        end_log(session.feedback_source)
         result = _result(prepared, life, circumstances)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
@@ -156,19 +156,19 @@ def _other(path: Path, what: str) -> InputError:
 def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) -> RunResult:
     experiment = prepared.experiment
     session, progress = life.session, life.progress
-    network = session.adapter.network
+    wrapped = session.adapter.wrapped
     return RunResult(
         experiment=experiment.as_table(),
         protocol=_protocol(experiment, prepared.stream),
         environment=circumstances,
         steps=progress.steps,
         reliability=progress.reliability,
-        forwards=network.counts.forwards,
-        backwards=network.counts.backwards,
+        forwards=wrapped.counts.forwards,
+        backwards=wrapped.counts.backwards,
         peak_memory=life.peak_memory,
         final_weights=weight_hash(session.model),
         extra={
-            "fans_out": network.fans_out,
+            "fans_out": wrapped.fans_out,
             "execution": life.execution,
             "seconds": asdict(life.seconds),
             "price": session.budget.price,

@@ -15,7 +15,7 @@ from bitta.bench.training_sets import FOLDER_NAMES, LOADERS
 from bitta.config import Config, require
 from bitta.errors import InputError, SettingError, unknown
 from bitta.models import ModelCard
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.seeding import generator
 from bitta.source_statistics import SourceStatistics
 from bitta.statefile import check_writable
@@ -76,10 +76,10 @@ def make_statistics(
         logits=logits,
     )
     # In full precision: they are made once, and compared with for as long as the model serves.
-    network = Network(network_model.to(place), logits=logits, precision="float32")
-    with closing(network):
+    wrapped = WrappedModel(network_model.to(place), logits=logits, precision="float32")
+    with closing(wrapped):
         found = SourceStatistics.of(
-            network, _batches(domain, images.n, on_batch), fisher_samples=images.fisher_samples
+            wrapped, _batches(domain, images.n, on_batch), fisher_samples=images.fisher_samples
         )
     found.save(out)
     return found

@@ -108,7 +108,7 @@ def _batches(
         for place in range(conditions.warm_up):
             session.step(inputs[place % 2])
         peak_before = peak_memory(device)
-        counts = session.adapter.network.counts
+        counts = session.adapter.wrapped.counts
         forwards, backwards = counts.forwards, counts.backwards
         reset_peak_memory(device)
         watch, ms = Stopwatch(device), []

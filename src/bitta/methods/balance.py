@@ -24,9 +24,9 @@ def row_weights(n_right: int, n_wrong: int, n_like: int, *, share: float) -> Ten
     return weights
 
 
-def drawn_rows(n: int, most: int, chance: torch.Generator) -> Tensor:
+def drawn_rows(n: int, most: int, random_key: torch.Generator) -> Tensor:
     """At most so many of n rows, none of them twice, in ascending order."""
-    return torch.randperm(n, generator=chance)[:most].sort().values
+    return torch.randperm(n, generator=random_key)[:most].sort().values
 
 
 class Patience:

@@ -13,9 +13,9 @@ from bitta.config import Config, build, require
 from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, Mixed
-from bitta.nn import Network, Sampling, Sites, Snapshot, Statistics, room
+from bitta.nn import Sampling, Sites, Snapshot, Statistics, WrappedModel, explain_out_of_memory
 from bitta.nn.weights import tensors_of
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, Prediction, State, softmax
 
 Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
@@ -80,18 +80,18 @@ class Adapter(ABC, Generic[A]):
     """What normalises in the stochastic passes that questions are chosen by."""
     observes: Order = "before_serving"
 
-    def __init__(self, network: Network, config: A, *, seed: int = 0) -> None:
+    def __init__(self, wrapped: WrappedModel, config: A, *, seed: int = 0) -> None:
         self.seed = seed
         self.between_steps: Callable[[], None] = nothing
         """Called between two steps of one `adapt`; it may predict and observe."""
         self.step = 0
         """How often this model has learned: its version."""
-        self.network = network
+        self.wrapped = wrapped
         if config.sites is not None:
             # A predicate becomes names, which can be saved.
-            config = replace(config, sites=network.sites)
+            config = replace(config, sites=wrapped.sites)
         self.config = config
-        self.source = Snapshot.of(network.model)
+        self.source = Snapshot.of(wrapped.model)
 
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
@@ -101,7 +101,7 @@ class Adapter(ABC, Generic[A]):
     @property
     def model(self) -> nn.Module:
         """The model being adapted, in place."""
-        return self.network.model
+        return self.wrapped.model
 
     def observe(self, inputs: Tensor) -> None:
         """Take in the statistics of what is served; nothing, unless a method says so."""
@@ -114,23 +114,23 @@ class Adapter(ABC, Generic[A]):
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
         """What is served before it is made into probabilities, (batch, classes)."""
-        return self.network(inputs, statistics=self.statistics)
+        return self.wrapped(inputs, statistics=self.statistics)
 
     @torch.no_grad()
     def policy(self, inputs: Tensor) -> Tensor:
         """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
         how = self.sampling(self.policy_statistics)
-        return self.sampled_probs(inputs, how, Chance((self.seed, "policy", self.step)))
+        return self.sampled_probs(inputs, how, RandomKey((self.seed, "policy", self.step)))
 
     def sampling(self, statistics: Statistics) -> Sampling:
         """How uncertainty is sampled where these normalise."""
         return Sampling(statistics, self.config.dropout, self.config.passes)
 
-    def sampled_probs(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
+    def sampled_probs(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
         """Eq. 4: π, the mean of N stochastic softmaxes."""
-        return softmax(self.network.sample(inputs, how, chance)).mean(0)
+        return softmax(self.wrapped.sample(inputs, how, random_key)).mean(0)
 
-    def wishes(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
+    def choose_rows(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
         """How much a method with a way of its own wants each row judged, (batch,).
 
         Rows at -inf are never asked about. None leaves the choice to `selection`. Changes nothing.
@@ -150,11 +150,11 @@ class Adapter(ABC, Generic[A]):
         """All that the following steps depend on."""
         return {
             "step": self.step,
-            "forwards": self.network.counts.forwards,
-            "backwards": self.network.counts.backwards,
+            "forwards": self.wrapped.counts.forwards,
+            "backwards": self.wrapped.counts.backwards,
             "weights": tensors_of(self.model),
             "source": self.source.state_dict(),
-            "fans_out": self.network.fans_out,
+            "fans_out": self.wrapped.fans_out,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -162,13 +162,13 @@ class Adapter(ABC, Generic[A]):
         Snapshot(state["weights"]).put_back(self.model)
         self.source = Snapshot(state["source"])
         self.step = state["step"]
-        self.network.counts.forwards = state["forwards"]
-        self.network.counts.backwards = state["backwards"]
-        self.network.fans_out = state["fans_out"]
+        self.wrapped.counts.forwards = state["forwards"]
+        self.wrapped.counts.backwards = state["backwards"]
+        self.wrapped.fans_out = state["fans_out"]
 
     def close(self) -> None:
         """Give the model back."""
-        self.network.close()
+        self.wrapped.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +213,8 @@ class GradientAdapter(Adapter[G]):
     captured: bool = True
     """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
 
-    def __init__(self, network: Network, config: G, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: G, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
@@ -226,9 +226,9 @@ class GradientAdapter(Adapter[G]):
         self.learner.micro_batch = config.micro_batch
         self.optimiser = self.make_optimiser()
 
-    def make_learner(self) -> Network:
+    def make_learner(self) -> WrappedModel:
         """The network that serves, unless a method trains a student apart from it."""
-        return self.network
+        return self.wrapped
 
     @abstractmethod
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
@@ -263,7 +263,7 @@ class GradientAdapter(Adapter[G]):
         )
 
     @abstractmethod
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """The terms of the loss, weighted; a term without rows is left out.
 
         A function of its arguments and of the weights alone, without a look at any value: once the
@@ -277,7 +277,7 @@ class GradientAdapter(Adapter[G]):
         mixed = self.memory.mixed_with(unlabelled)
         self._align_optimiser()
         samples = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
-        with room(samples, _LESS_MEMORY):
+        with explain_out_of_memory(samples, _LESS_MEMORY):
             epochs = [self._descend(mixed, 0)]
             for epoch in range(1, self.config.epochs):
                 self.between_steps()
@@ -292,7 +292,7 @@ class GradientAdapter(Adapter[G]):
     def reset(self) -> None:
         """Source weights, empty memories, a fresh optimiser."""
         super().reset()
-        if self.learner is not self.network:
+        if self.learner is not self.wrapped:
             self.source.put_back(self.learner.model)
         self.memory.clear()
         self._start_optimiser()
@@ -300,7 +300,7 @@ class GradientAdapter(Adapter[G]):
     def state_dict(self) -> State:
         """Memories and optimiser beside the weights."""
         slots = self.optimiser.state_dict()["state"]
-        apart = self.learner is not self.network
+        apart = self.learner is not self.wrapped
         return super().state_dict() | {
             "memory": self.memory.state_dict(),
             "optimiser": {str(place): slot for place, slot in slots.items()},
@@ -310,9 +310,9 @@ class GradientAdapter(Adapter[G]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        if self.learner is not self.network:
+        if self.learner is not self.wrapped:
             Snapshot(state["learner"]).put_back(self.learner.model)
-        self.memory.load_state_dict(state["memory"], device=self.network.device)
+        self.memory.load_state_dict(state["memory"], device=self.wrapped.device)
         self._start_optimiser()
         self.optimiser.load_state_dict(
             self.optimiser.state_dict()
@@ -338,24 +338,24 @@ class GradientAdapter(Adapter[G]):
     def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
         if not len(mixed.inputs):
             return {}
-        chance = Chance((self.seed, "adapt", self.step, epoch))
+        random_key = RandomKey((self.seed, "adapt", self.step, epoch))
         if not self.captured:
-            return self._step(*mixed, chance=chance)
-        return self.learner.repeat("descend", self._step, mixed, chance, turn=self.step)
+            return self._step(*mixed, random_key=random_key)
+        return self.learner.repeat("descend", self._step, mixed, random_key, turn=self.step)
 
-    def _step(self, *mixed: Tensor, chance: Chance) -> dict[str, Tensor]:
-        terms = self.gradients(Mixed(*mixed), chance)
+    def _step(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+        terms = self.gradients(Mixed(*mixed), random_key)
         if terms:
             self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
 
-    def gradients(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """Leave the gradient of the objective in the parameters; no terms, no step."""
-        return self.backward(lambda: self.objective(mixed, chance))
+        return self.backward(lambda: self.objective(mixed, random_key))
 
     def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Compute the terms of an objective and, alone in the parameters, their sum's gradient."""
-        counts = self.network.counts
+        counts = self.wrapped.counts
         before = counts.tracked
         self.optimiser.zero_grad(set_to_none=True)
         terms = objective()
@@ -421,18 +421,18 @@ class UnsupervisedAdapter(GradientAdapter[U]):
     learner_statistics: Statistics = "batch"
     """What normalises while learning."""
 
-    def __init__(self, network: Network, config: U, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: U, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self.learns_from_feedback = config.feedback_weight > 0
 
     @abstractmethod
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """The terms of the method's own loss."""
 
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """Both losses, as far as there are samples for them."""
         *_, unlabelled = mixed.split(mixed.inputs)
-        own = self.unsupervised(unlabelled, chance) if len(unlabelled) else {}
+        own = self.unsupervised(unlabelled, random_key) if len(unlabelled) else {}
         return own | self.answered(mixed)
 
     def answered(self, mixed: Mixed) -> dict[str, Tensor]:

@@ -23,36 +23,38 @@ from bitta.losses import policy_loss
 from bitta.memory import Balanced, Mixed
 from bitta.methods.base import Order
 from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Network, Sampling, Statistics, perturbed, restore_stochastically
-from bitta.seeding import Chance
+from bitta.nn import Sampling, Statistics, WrappedModel, perturbed, restore_stochastically
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Judged, Losses, State, softmax
 
 
-def augmented_passes(network: Network, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
+def augmented_passes(
+    wrapped: WrappedModel, inputs: Tensor, how: Sampling, random_key: RandomKey
+) -> Tensor:
     """Logits of N random views of each image, (passes, batch, classes)."""
 
     def one(number: int) -> Tensor:
-        views = augmented(inputs, chance, "augmentation", number)
-        return network(views, statistics=how.statistics)
+        views = augmented(inputs, random_key, "augmentation", number)
+        return wrapped(views, statistics=how.statistics)
 
-    return _each(network, one, how.passes)
+    return _each(wrapped, one, how.passes)
 
 
 def perturbed_passes(
-    network: Network, inputs: Tensor, how: Sampling, chance: Chance, *, size: float
+    wrapped: WrappedModel, inputs: Tensor, how: Sampling, random_key: RandomKey, *, size: float
 ) -> Tensor:
     """Logits of an ensemble of N models with noise on their weights, (passes, batch, classes)."""
 
     def one(number: int) -> Tensor:
-        with perturbed(network.model, size=size, chance=chance, number=number):
-            return network(inputs, statistics=how.statistics)
+        with perturbed(wrapped.model, size=size, random_key=random_key, number=number):
+            return wrapped(inputs, statistics=how.statistics)
 
-    return _each(network, one, how.passes)
+    return _each(wrapped, one, how.passes)
 
 
-def _each(network: Network, one: Callable[[int], Tensor], passes: int) -> Tensor:
+def _each(wrapped: WrappedModel, one: Callable[[int], Tensor], passes: int) -> Tensor:
     """Pass by pass; run a second time for its gradient where activations are not kept."""
-    if network.low_memory and torch.is_grad_enabled():
+    if wrapped.low_memory and torch.is_grad_enabled():
         one = partial(checkpoint, one, use_reentrant=False, preserve_rng_state=False)
     return torch.stack([one(number) for number in range(passes)])
 
@@ -140,11 +142,11 @@ class Bitta(MectaAdapter[BittaConfig]):
     paper: ClassVar[str] = "Lee et al., ICML 2025"
     n_queries: ClassVar[int] = 3
 
-    def __init__(self, network: Network, config: BittaConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: BittaConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self._learns_by = self.sampling(config.adapt_statistics)
         if self._learns_by.rate:
-            _ = self.network.sites  # a model without any is refused now, not in mid-stream
+            _ = self.wrapped.sites  # a model without any is refused now, not in mid-stream
         # By the statistics of a run of one class it would doubt what is right.
         self.policy_statistics = "running" if config.stream_memory else config.adapt_statistics
         self.stream = Balanced(config.stream_memory) if config.stream_memory else None
@@ -169,32 +171,34 @@ class Bitta(MectaAdapter[BittaConfig]):
             return super().observe(inputs)
         if self.stream is not None:
             return None  # they follow what is remembered of it, when that is learned from
-        return self.network.observe(inputs, momentum=self.config.bn_momentum)
+        return self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
 
     def sampling(self, statistics: Statistics) -> Sampling:
         """Without dropout where something else makes passes differ, or nothing does."""
         how = super().sampling(statistics)
         return how if self.config.policy == "dropout" else replace(how, rate=0.0)
 
-    def sampled_probs(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
+    def sampled_probs(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
         """Eq. 4: π, the mean of N softmaxes that differ by chance."""
         config = self.config
         if config.policy == "augmentation":
-            return softmax(augmented_passes(self.network, inputs, how, chance)).mean(0)
+            return softmax(augmented_passes(self.wrapped, inputs, how, random_key)).mean(0)
         if config.policy == "ensemble":
             size = config.perturbation
-            return softmax(perturbed_passes(self.network, inputs, how, chance, size=size)).mean(0)
-        return super().sampled_probs(inputs, how, chance)
+            return softmax(perturbed_passes(self.wrapped, inputs, how, random_key, size=size)).mean(
+                0
+            )
+        return super().sampled_probs(inputs, how, random_key)
 
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
         if self.config.beta:
             # Over the whole mixed batch, whose statistics the deterministic label shares.
-            probs, plain = self._sampled_and_plain_probs(mixed.inputs, chance)
+            probs, plain = self._sampled_and_plain_probs(mixed.inputs, random_key)
             return self._feedback_term(mixed, probs) | self._agreement_term(mixed, probs, plain)
         if not (self.config.alpha and mixed.n_judged):
             return {}
-        probs = self.sampled_probs(mixed.inputs, self._learns_by, chance)
+        probs = self.sampled_probs(mixed.inputs, self._learns_by, random_key)
         return self._feedback_term(mixed, probs)
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
@@ -205,7 +209,7 @@ class Bitta(MectaAdapter[BittaConfig]):
         if self.config.restore:
             restore_stochastically(
                 self.model,
-                self.source.near(self.network.device),
+                self.source.near(self.wrapped.device),
                 rate=self.config.restore,
                 key=(self.seed, "restore", self.step),
             )
@@ -226,25 +230,27 @@ class Bitta(MectaAdapter[BittaConfig]):
         """Go on from a saved state."""
         super().load_state_dict(state)
         if self.stream is not None:
-            self.stream.load_state_dict(state["stream"], device=self.network.device)
+            self.stream.load_state_dict(state["stream"], device=self.wrapped.device)
 
     def _remembered(self, stream: Balanced, unlabelled: Tensor) -> Tensor:
         """What stands for the stream, with the new samples; running statistics follow it."""
         stream.add(Judged(unlabelled, self.predict(unlabelled).labels))
         if len(stream):
-            self.network.observe(stream.inputs, momentum=self.config.bn_momentum)
+            self.wrapped.observe(stream.inputs, momentum=self.config.bn_momentum)
         return stream.inputs
 
-    def _sampled_and_plain_probs(self, inputs: Tensor, chance: Chance) -> tuple[Tensor, Tensor]:
+    def _sampled_and_plain_probs(
+        self, inputs: Tensor, random_key: RandomKey
+    ) -> tuple[Tensor, Tensor]:
         """π, and without gradient the softmax of one deterministic pass."""
         how = self._learns_by
         if self.mecta is None and self.config.policy in ("dropout", "softmax"):
-            sampled, plain = self.network.sample_with_plain(inputs, how, chance)
+            sampled, plain = self.wrapped.sample_with_plain(inputs, how, random_key)
             return softmax(sampled).mean(0), softmax(plain)
         # Apart: with MECTA, trying whether they can share a part would move statistics.
         with torch.no_grad():
-            plain = softmax(self.network(inputs, statistics=how.statistics))
-        return self.sampled_probs(inputs, how, chance), plain
+            plain = softmax(self.wrapped(inputs, statistics=how.statistics))
+        return self.sampled_probs(inputs, how, random_key), plain
 
     def _feedback_term(self, mixed: Mixed, probs: Tensor) -> dict[str, Tensor]:
         correct, incorrect, _ = mixed.split(probs)

@@ -18,8 +18,8 @@ from bitta.augment import augmented
 from bitta.config import require
 from bitta.memory import Mixed
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, Statistics, follow, restore_stochastically
-from bitta.seeding import Chance
+from bitta.nn import Statistics, WrappedModel, follow, restore_stochastically
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, softmax
 
 _TOGETHER = 8  # copies that are made at once
@@ -85,15 +85,15 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
     policy_statistics: Statistics = "batch"
     captured: bool = False
 
-    def __init__(self, network: Network, config: CottaConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
-        self.anchor = network.twin()
+    def __init__(self, wrapped: WrappedModel, config: CottaConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
+        self.anchor = wrapped.twin()
         """The source model, which nothing changes."""
         self.learns_from_feedback &= config.feedback_on == "student"
 
-    def make_learner(self) -> Network:
+    def make_learner(self) -> WrappedModel:
         """A student; the user's model is the teacher."""
-        return self.network.twin()
+        return self.wrapped.twin()
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
@@ -108,24 +108,24 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The teacher's, averaged over augmented copies where the source model is unsure."""
-        return self.target(inputs, Chance((self.seed, "cotta", self.step)))
+        return self.target(inputs, RandomKey((self.seed, "cotta", self.step)))
 
     @torch.no_grad()
-    def target(self, inputs: Tensor, chance: Chance) -> Tensor:
+    def target(self, inputs: Tensor, random_key: RandomKey) -> Tensor:
         """The teacher's logits, or their mean over augmented copies."""
         if not self._unsure(inputs):
-            return self.network(inputs, statistics="batch")
+            return self.wrapped(inputs, statistics="batch")
         total = torch.zeros((), device=inputs.device)
         n = self.config.n_augmentations
         for start in range(0, n, _TOGETHER):
             few = min(_TOGETHER, n - start)
-            for view in augmented(inputs, chance, "augment", start, views=few).chunk(few):
-                total = total + self.network(view, statistics="batch")
+            for view in augmented(inputs, random_key, "augment", start, views=few).chunk(few):
+                total = total + self.wrapped(view, statistics="batch")
         return total / n
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """Cross-entropy of the student with the teacher's probabilities."""
-        teacher = self.target(inputs, chance)
+        teacher = self.target(inputs, random_key)
         student = self.learner(inputs, statistics="batch")
         loss = F.cross_entropy(student, teacher.softmax(-1))
         if self.config.symmetric:

@@ -22,7 +22,7 @@ from bitta.errors import InputError
 from bitta.losses import entropy
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, below_the_top
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 from bitta.types import softmax
 
 
@@ -76,7 +76,7 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
         """SGD with momentum."""
         return self.sgd(momentum=self.config.momentum)
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """Mean of (exp(Ent₀ - H) + exp(PLPD)) H over the samples that pass both filters."""
         _require_images(inputs)
         logits = self.learner(inputs, statistics="batch")
@@ -84,7 +84,7 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
         sure = each.detach() < self.config.entropy_margin * nats
         if not sure.any():
             return {}
-        each, fall = each[sure], self.plpd(inputs[sure], logits.detach()[sure], chance)
+        each, fall = each[sure], self.plpd(inputs[sure], logits.detach()[sure], random_key)
         shaped = fall > self.config.plpd_margin
         if not shaped.any():
             return {}
@@ -92,9 +92,9 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
         return {"entropy": (weights * each)[shaped].mean()}
 
     @torch.no_grad()
-    def plpd(self, inputs: Tensor, logits: Tensor, chance: Chance) -> Tensor:
+    def plpd(self, inputs: Tensor, logits: Tensor, random_key: RandomKey) -> Tensor:
         """p(ŷ | x) - p(ŷ | x'): the pseudo-label's fall when the object is destroyed, (batch,)."""
-        drawn = chance.at("destroy", device=inputs.device)
+        drawn = random_key.at("destroy", device=inputs.device)
         destroyed = destroyed_by(self.config.destroy, inputs, drawn, patches=self.config.patches)
         before, label = softmax(logits).max(-1, keepdim=True)
         after = softmax(self.learner(destroyed, statistics="batch")).gather(-1, label)

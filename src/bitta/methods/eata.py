@@ -28,8 +28,8 @@ from bitta.losses import entropy
 from bitta.memory import Mixed
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Network, Statistics, scale_and_shift
-from bitta.seeding import Chance
+from bitta.nn import Statistics, WrappedModel, scale_and_shift
+from bitta.seeding import RandomKey
 from bitta.source_statistics import Fisher, SourceStatistics
 from bitta.types import Feedback, Losses, State, softmax
 
@@ -78,8 +78,8 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
     trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
-    def __init__(self, network: Network, config: EtaConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: EtaConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self.mean_probs: Tensor | None = None  # (classes,)
         """m, the moving mean of the probabilities of selected samples."""
 
@@ -91,7 +91,7 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
         """SGD with momentum."""
         return self.sgd(momentum=self.config.momentum, weight_decay=self.config.weight_decay)
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean of exp(E₀ - H) H over the samples selected; nothing where there are none."""
         logits = self.learner(inputs, statistics="batch")
         margin = self.config.entropy_margin * log(logits.shape[-1])
@@ -115,7 +115,7 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
         """Go on from a saved state."""
         super().load_state_dict(state)
         mean = state["mean_probs"]
-        self.mean_probs = None if mean is None else mean.to(self.network.device)
+        self.mean_probs = None if mean is None else mean.to(self.wrapped.device)
 
     def _selected(self, probs: Tensor, reliable: Tensor) -> Tensor:
         """Reliable rows unlike the moving mean, which then follows them, (batch,)."""
@@ -160,8 +160,8 @@ class Eata(Eta):
     Config = EataConfig
     config: EataConfig
 
-    def __init__(self, network: Network, config: EataConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: EataConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         ours = {id(parameter) for parameter in self.parameters}
         self._named = {n: p for n, p in self.learner.model.named_parameters() if id(p) in ours}
         self.fisher: dict[str, Tensor] = {}
@@ -185,12 +185,12 @@ class Eata(Eta):
                 self._stop_collecting()
         return super().adapt(unlabelled, feedback)
 
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """The penalty beside any other term; by itself it is no reason for a step."""
-        terms = super().objective(mixed, chance)
+        terms = super().objective(mixed, random_key)
         if not terms or not self.fisher or not self.config.fisher_weight:
             return terms
-        source = self.source.near(self.network.device)
+        source = self.source.near(self.wrapped.device)
         each = [
             (self.fisher[name] * (parameter - source[name]).square()).sum()
             for name, parameter in self._named.items()
@@ -214,7 +214,7 @@ class Eata(Eta):
         """Go on from a saved state."""
         super().load_state_dict(state)
         self._begin()
-        self.fisher = {n: value.to(self.network.device) for n, value in state["fisher"].items()}
+        self.fisher = {n: value.to(self.wrapped.device) for n, value in state["fisher"].items()}
         if state["collected"] is None:
             self._stop_collecting()
         elif self._collected is not None:
@@ -235,7 +235,7 @@ class Eata(Eta):
         if self.config.source_statistics:
             self.fisher = self._read(self.config.source_statistics)
             return
-        source = self.network.twin()
+        source = self.wrapped.twin()
         self.source.put_back(source.model)
         self._collected = Fisher(source, self.config.fisher_samples)
 
@@ -252,5 +252,5 @@ class Eata(Eta):
 
     def _stop_collecting(self) -> None:
         if self._collected is not None:
-            self._collected.network.close()
+            self._collected.wrapped.close()
             self._collected = None

@@ -9,8 +9,8 @@ from torch import Tensor
 from bitta.config import require
 from bitta.memory import Mixed
 from bitta.methods.base import GradientAdapter, GradientConfig
-from bitta.nn import MectaNorm, Network
-from bitta.seeding import Chance
+from bitta.nn import MectaNorm, WrappedModel
+from bitta.seeding import RandomKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +41,27 @@ M = TypeVar("M", bound=MectaConfig)
 class MectaAdapter(GradientAdapter[M]):
     """Serves by running statistics that MECTA moves, where it is on; else it changes nothing."""
 
-    def __init__(self, network: Network, config: M, *, seed: int = 0) -> None:
-        self.mecta = _normaliser(network, config)
+    def __init__(self, wrapped: WrappedModel, config: M, *, seed: int = 0) -> None:
+        self.mecta = _normaliser(wrapped, config)
         if self.mecta is not None:
-            network.normaliser = self.mecta
+            wrapped.normaliser = self.mecta
             self.statistics = "running"
             self.captured = False  # the gate looks at a value, and a step remembers between calls
-        super().__init__(network, config, seed=seed)
+        super().__init__(wrapped, config, seed=seed)
 
     def observe(self, inputs: Tensor) -> None:
         """Take a batch in before it is served, as MECTA's own forward does."""
         if self.mecta is None:
             return super().observe(inputs)
         with self.mecta.following():
-            return self.network.observe(inputs, momentum=1.0)  # MECTA knows the rate itself
+            return self.wrapped.observe(inputs, momentum=1.0)  # MECTA knows the rate itself
 
-    def gradients(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """With the channels of this step."""
         if self.mecta is None:
-            return super().gradients(mixed, chance)
-        with self.mecta.step(chance):
-            return super().gradients(mixed, chance)
+            return super().gradients(mixed, random_key)
+        with self.mecta.step(random_key):
+            return super().gradients(mixed, random_key)
 
     def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What is run again for its gradient does not count a second time."""
@@ -69,11 +69,11 @@ class MectaAdapter(GradientAdapter[M]):
         return super().backward(objective if mecta is None else lambda: mecta.noted(objective))
 
 
-def _normaliser(network: Network, config: MectaConfig) -> MectaNorm | None:
+def _normaliser(wrapped: WrappedModel, config: MectaConfig) -> MectaNorm | None:
     if config.mecta == "off":
         return None
     return MectaNorm(
-        network.model,
+        wrapped.model,
         prune=config.mecta_prune,
         rate=config.mecta_rate,
         gate=config.mecta_gate if config.mecta == "gated" else None,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bitta.config import require
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, Statistics
-from bitta.seeding import Chance
+from bitta.nn import Statistics, WrappedModel
+from bitta.seeding import RandomKey
 from bitta.source_statistics import SourceStatistics
 from bitta.types import Feedback, Losses, State
 
@@ -71,8 +71,8 @@ def symmetric_divergence(one: Gaussian, other: Gaussian) -> Tensor:
     ½ [tr(Σ2⁻¹ Σ1) + tr(Σ1⁻¹ Σ2) + (μ1 - μ2)ᵀ (Σ1⁻¹ + Σ2⁻¹) (μ1 - μ2)] - d.
     """
     n_features = len(one.mean)
-    room = (one.covariance.amax() / 30).clamp_min(1e-12)
-    widening = room * torch.eye(n_features, dtype=room.dtype, device=room.device)
+    ridge = (one.covariance.amax() / 30).clamp_min(1e-12)
+    widening = ridge * torch.eye(n_features, dtype=ridge.dtype, device=ridge.device)
     first, second = one.covariance + widening, other.covariance + widening
     inverses = [torch.cholesky_inverse(torch.linalg.cholesky(c)) for c in (first, second)]
     apart = one.mean - other.mean
@@ -155,11 +155,11 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     learner_statistics: Statistics = "running"
     captured: bool = False
 
-    def __init__(self, network: Network, config: OwtttConfig, *, seed: int = 0) -> None:
+    def __init__(self, wrapped: WrappedModel, config: OwtttConfig, *, seed: int = 0) -> None:
         self._path = config.source_statistics
-        self._source = SourceStatistics.needed(self._path, network.model, by="OWTTT")
-        self._prototypes = F.normalize(self._source.prototypes).to(network.device)
-        self._reference = Gaussian(self._source.mean, self._source.covariance).to(network.device)
+        self._source = SourceStatistics.needed(self._path, wrapped.model, by="OWTTT")
+        self._prototypes = F.normalize(self._source.prototypes).to(wrapped.device)
+        self._reference = Gaussian(self._source.mean, self._source.covariance).to(wrapped.device)
         self._fits = False
         self._queue: Tensor
         """The last scores: how far samples were from every prototype."""
@@ -167,7 +167,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         """Of the features seen so far; `_next` with those of the batch at hand."""
         self._next: Gaussian
         self._forget()
-        super().__init__(network, config, seed=seed)
+        super().__init__(wrapped, config, seed=seed)
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Everything but the last linear layer, which is not asked for its opinion."""
@@ -206,7 +206,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         self._stream = self._next
         return losses
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Distribution alignment, and cross-entropy on the surer half."""
         terms = {}
         if self.config.da_scale:
@@ -239,7 +239,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state; its source is what the statistics must be of."""
         super().load_state_dict(state)
-        device = self.network.device
+        device = self.wrapped.device
         self._queue = state["queue"].to(device)
         self._stream = Gaussian(**state["stream"]).to(device)
         self._fits = False

@@ -21,8 +21,8 @@ from bitta.config import require
 from bitta.losses import entropy
 from bitta.memory import Mixed
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, RobustNorm, Statistics, batch_norms, follow, scale_and_shift
-from bitta.seeding import Chance
+from bitta.nn import RobustNorm, Statistics, WrappedModel, batch_norms, follow, scale_and_shift
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, moved
 
 Insertion: TypeAlias = Literal["quota", "until_full"]
@@ -200,14 +200,14 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
     trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
-    def __init__(self, network: Network, config: RottaConfig, *, seed: int = 0) -> None:
+    def __init__(self, wrapped: WrappedModel, config: RottaConfig, *, seed: int = 0) -> None:
         require(
-            not (config.micro_batch and batch_norms(network.model)),
+            not (config.micro_batch and batch_norms(wrapped.model)),
             "micro_batch",
             config.micro_batch,
             "0 where a model has BatchNorm, whose statistics follow whole batches in RoTTA",
         )
-        super().__init__(network, config, seed=seed)
+        super().__init__(wrapped, config, seed=seed)
         self.timely = TimelyMemory(
             config.capacity,
             lambda_t=config.lambda_t,
@@ -216,10 +216,10 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         )
         self.learns_from_feedback &= config.feedback_on == "student"
 
-    def make_learner(self) -> Network:
+    def make_learner(self) -> WrappedModel:
         """A student; the user's model is the teacher. Both get the robust BatchNorm."""
-        self.network.normaliser = RobustNorm(self.config.alpha)
-        return self.network.twin()
+        self.wrapped.normaliser = RobustNorm(self.config.alpha)
+        return self.wrapped.twin()
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
@@ -239,14 +239,14 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
             follow(self.model, self.learner.model, rate=self.config.teacher_rate)
         return losses
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """The student, on a strong view, learns what the teacher says; less of old samples.
 
         Running statistics of both follow what they are given.
         """
         with torch.no_grad():
-            teacher = self.network(inputs, statistics="batch")
-        view = augmented(inputs, chance, "augment")
+            teacher = self.wrapped(inputs, statistics="batch")
+        view = augmented(inputs, random_key, "augment")
         student = self.learner(view, statistics="batch")
         each = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
         return {"consistency": (self.age_weights(like=each) * each).mean()}
@@ -271,4 +271,4 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        self.timely.load_state_dict(state["timely"], device=self.network.device)
+        self.timely.load_state_dict(state["timely"], device=self.wrapped.device)

@@ -21,8 +21,8 @@ from bitta.config import require
 from bitta.losses import entropy
 from bitta.memory import Mixed
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, Statistics, below_the_top, uphill
-from bitta.seeding import Chance
+from bitta.nn import Statistics, WrappedModel, below_the_top, uphill
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
 
@@ -69,8 +69,8 @@ class Sar(UnsupervisedAdapter[SarConfig]):
     trains: ClassVar[str] = "norm layers below the top"
     captured: bool = False
 
-    def __init__(self, network: Network, config: SarConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: SarConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self.average: float | None = None
         """Moving average of the second pass's loss."""
         self._reliable: Tensor | None = None
@@ -83,16 +83,16 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         """SGD with momentum."""
         return self.sgd(momentum=self.config.momentum)
 
-    def gradients(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
         self._reliable = None
-        super().gradients(mixed, chance)
+        super().gradients(mixed, random_key)
         with uphill(self.parameters, rho=self.config.rho):
-            terms = super().gradients(mixed, chance)
+            terms = super().gradients(mixed, random_key)
         self._watch(terms)
         return terms
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy of reliable samples; in the second pass, of those that still are."""
         logits = self.learner(inputs, statistics="batch")
         each = entropy(logits, eps=self.config.entropy_eps)

@@ -27,8 +27,8 @@ from bitta.losses import complementary_loss, entropy
 from bitta.memory import Fifo, Mixed
 from bitta.methods.balance import Patience, anchor_share, drawn_rows, row_weights
 from bitta.methods.base import GradientAdapter, GradientConfig
-from bitta.nn import Network, room
-from bitta.seeding import Chance, derive
+from bitta.nn import WrappedModel, explain_out_of_memory
+from bitta.seeding import RandomKey, derive
 from bitta.types import Feedback, Judged, Losses, State, moved
 
 
@@ -109,7 +109,7 @@ def uncertain_rows(entropies: Tensor, least: float) -> Tensor:
 
 def k_means() -> tuple[Any, type[Warning]]:
     """What clusters, and what it says where fewer points differ than there are clusters."""
-    chance = random.getstate()
+    random_key = random.getstate()
     try:
         from sklearn.cluster import KMeans  # noqa: PLC0415 (an extra)
         from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
@@ -119,7 +119,7 @@ def k_means() -> tuple[Any, type[Warning]]:
             "run: pip install 'bitta[cluster]'"
         ) from None
     finally:
-        random.setstate(chance)  # importing it draws a number
+        random.setstate(random_key)  # importing it draws a number
     return KMeans, ConvergenceWarning
 
 
@@ -133,8 +133,8 @@ def first_centres(
     they are known from the beginning and all starts go on together.
     """
     trials = 2 + int(math.log(n_clusters))
-    chance = np.random.RandomState(seed % 2**32)
-    drawn = chance.random_sample((starts, 1 + (n_clusters - 1) * trials))
+    random_key = np.random.RandomState(seed % 2**32)
+    drawn = random_key.random_sample((starts, 1 + (n_clusters - 1) * trials))
     first, later = torch.from_numpy(drawn).tensor_split((1,), dim=1)
     apart = torch.cdist(points, points).square_()
     reach = masses.cumsum(0)
@@ -291,12 +291,12 @@ class Simatta(GradientAdapter[SimattaConfig]):
     needs: ClassVar[str] = "answers, scikit-learn"
     n_queries: ClassVar[int] = 3
 
-    def __init__(self, network: Network, config: SimattaConfig, *, seed: int = 0) -> None:
+    def __init__(self, wrapped: WrappedModel, config: SimattaConfig, *, seed: int = 0) -> None:
         k_means()  # refused now if it is not there, not in mid-stream
-        super().__init__(network, config, seed=seed)
+        super().__init__(wrapped, config, seed=seed)
         self.anchors = Anchors(config.max_anchors)
         self.source_like = Fifo(config.max_source_like)
-        self.teacher = network.twin()
+        self.teacher = wrapped.twin()
         """The source model; it never changes."""
         self._parted = Parted()
 
@@ -309,7 +309,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         return self.sgd(momentum=self.config.momentum)
 
     @torch.no_grad()
-    def wishes(self, inputs: Tensor, n_queries: int) -> Tensor:
+    def choose_rows(self, inputs: Tensor, n_queries: int) -> Tensor:
         """How many uncertain samples a sample is to stand for; those of other clusters at -inf."""
         features, entropies = self._seen(inputs)
         entropies = entropies[len(self.anchors) :]
@@ -323,10 +323,10 @@ class Simatta(GradientAdapter[SimattaConfig]):
             chosen = [(int(candidates[row]), size) for row, size in clusters.unanchored()]
         else:
             chosen = []
-        wishes = torch.full((len(inputs),), -torch.inf)
+        choose_rows = torch.full((len(inputs),), -torch.inf)
         for row, size in chosen[:n_queries]:
-            wishes[row] = size
-        return wishes.to(inputs.device)
+            choose_rows[row] = size
+        return choose_rows.to(inputs.device)
 
     @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
@@ -341,9 +341,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
         self.step += 1
         return losses
 
-    def objective(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
-        counts, drawn = self._mini_batch(mixed, chance)
+        counts, drawn = self._mini_batch(mixed, random_key)
         return _with_rows(self._terms(*drawn), counts)
 
     def reset(self) -> None:
@@ -364,8 +364,8 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """Go on from a saved state."""
         super().load_state_dict(state)
         self.source.put_back(self.teacher.model)
-        self.anchors.load_state_dict(state["anchors"], device=self.network.device)
-        self.source_like.load_state_dict(state["source_like"], device=self.network.device)
+        self.anchors.load_state_dict(state["anchors"], device=self.wrapped.device)
+        self.source_like.load_state_dict(state["source_like"], device=self.wrapped.device)
 
     def close(self) -> None:
         """Give the model back, and let the source's copy go."""
@@ -410,7 +410,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
         taken: list[dict[str, Tensor]] = []
         patience = Patience()
         n_steps = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
-        with room(f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."):
+        with explain_out_of_memory(
+            f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."
+        ):
             for number in range(n_steps):
                 if number:
                     self.between_steps()
@@ -425,12 +427,12 @@ class Simatta(GradientAdapter[SimattaConfig]):
 
     def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
         """Draw first: a GPU repeats the step on other rows, not the drawing of them."""
-        chance = Chance((self.seed, "adapt", self.step, epoch))
-        counts, drawn = self._mini_batch(mixed, chance)
-        terms = self.learner.repeat("descend", self._step, drawn, chance, turn=self.step)
+        random_key = RandomKey((self.seed, "adapt", self.step, epoch))
+        counts, drawn = self._mini_batch(mixed, random_key)
+        terms = self.learner.repeat("descend", self._step, drawn, random_key, turn=self.step)
         return _with_rows(terms, counts)
 
-    def _step(self, *drawn: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def _step(self, *drawn: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         terms = self.backward(lambda: self._terms(*drawn))
         self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
@@ -445,13 +447,13 @@ class Simatta(GradientAdapter[SimattaConfig]):
         terms = torch.where(weights > 0, weights * each, 0).sum(-1)
         return dict(zip(_TERMS, terms, strict=True))
 
-    def _mini_batch(self, mixed: Mixed, chance: Chance) -> tuple[list[int], list[Tensor]]:
+    def _mini_batch(self, mixed: Mixed, random_key: RandomKey) -> tuple[list[int], list[Tensor]]:
         """How many rows each term has; and of [correct; incorrect; source-like] rows the inputs,
         labels and weights, of shapes that stay once there are enough of both kinds."""
         n_anchors, n_like = mixed.n_judged, len(self.source_like)
         most = self.config.batch_size
-        judged = drawn_rows(n_anchors, most, chance.at("anchors"))
-        like = drawn_rows(n_like, most, chance.at("source-like"))
+        judged = drawn_rows(n_anchors, most, random_key.at("anchors"))
+        like = drawn_rows(n_like, most, random_key.at("source-like"))
         n_right = int((judged < len(mixed.correct)).sum())
         counts = [n_right, len(judged) - n_right, len(like)]
         share = anchor_share(n_anchors, n_like, cold_start=self.config.cold_start)
@@ -472,7 +474,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         both = inputs if self.anchors.inputs is None else torch.cat([self.anchors.inputs, inputs])
         if not len(both):
             return torch.zeros(0, 1), torch.zeros(0)
-        features, logits = self.network.features(both, statistics="running")
+        features, logits = self.wrapped.features(both, statistics="running")
         return features, entropy(logits)
 
     def _clusters(self, features: Tensor, candidates: Tensor) -> Clusters:

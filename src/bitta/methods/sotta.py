@@ -18,8 +18,8 @@ from bitta.errors import SettingError
 from bitta.losses import entropy
 from bitta.memory import ConfidentMemory, Mixed
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, batch_norms, below_the_top, uphill
-from bitta.seeding import Chance
+from bitta.nn import WrappedModel, batch_norms, below_the_top, uphill
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
 
@@ -65,13 +65,13 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
     trains: ClassVar[str] = "norm layers below the top"
     captured: bool = False
 
-    def __init__(self, network: Network, config: SottaConfig, *, seed: int = 0) -> None:
-        if config.micro_batch and batch_norms(network.model):
+    def __init__(self, wrapped: WrappedModel, config: SottaConfig, *, seed: int = 0) -> None:
+        if config.micro_batch and batch_norms(wrapped.model):
             raise SettingError(
                 f"micro_batch is {config.micro_batch}; allowed: 0 for SoTTA on a model with "
                 "BatchNorm, whose running statistics follow the whole memory at once."
             )
-        super().__init__(network, config, seed=seed)
+        super().__init__(wrapped, config, seed=seed)
         self.confident = ConfidentMemory(
             config.capacity, confident=config.confident, key=(seed, "sotta")
         )
@@ -92,13 +92,13 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         remembered = self.confident.inputs if len(self.confident) else unlabelled[:0]
         return super().adapt(remembered, feedback)
 
-    def gradients(self, mixed: Mixed, chance: Chance) -> dict[str, Tensor]:
+    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
-        super().gradients(mixed, chance)
+        super().gradients(mixed, random_key)
         with uphill(self.parameters, rho=self.config.rho):
-            return super().gradients(mixed, chance)
+            return super().gradients(mixed, random_key)
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy of the memory, whose statistics the model takes in."""
         logits = self.learner(inputs, statistics="batch", momentum=self.config.bn_momentum)
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}
@@ -115,4 +115,4 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        self.confident.load_state_dict(state["confident"], device=self.network.device)
+        self.confident.load_state_dict(state["confident"], device=self.wrapped.device)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.losses import entropy
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Network, Statistics, scale_and_shift
-from bitta.seeding import Chance
+from bitta.nn import Statistics, WrappedModel, scale_and_shift
+from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
 
@@ -94,8 +94,8 @@ class Tast(UnsupervisedAdapter[TastConfig]):
     trains: ClassVar[str] = "norm layers"
     captured: bool = False
 
-    def __init__(self, network: Network, config: TastConfig, *, seed: int = 0) -> None:
-        super().__init__(network, config, seed=seed)
+    def __init__(self, wrapped: WrappedModel, config: TastConfig, *, seed: int = 0) -> None:
+        super().__init__(wrapped, config, seed=seed)
         self.support: Support | None = None
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
@@ -121,7 +121,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
             self.support = self._extended(unlabelled)
         return super().adapt(unlabelled, feedback)
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """KL divergence of each sample's prototype prediction from its neighbours' classes."""
         assert self.support is not None, "adapt takes the samples in before it learns from them"
         samples, centroids, support = self._seen(inputs, self.support)
@@ -148,12 +148,12 @@ class Tast(UnsupervisedAdapter[TastConfig]):
         """Go on from a saved state."""
         super().load_state_dict(state)
         saved = state["support"]
-        self.support = saved and Support.of(saved, device=self.network.device)
+        self.support = saved and Support.of(saved, device=self.wrapped.device)
 
     @torch.no_grad()
     def _extended(self, inputs: Tensor) -> Support:
         """The support set with these samples, labelled by the model as it is now."""
-        logits = self.network(inputs, statistics="batch")
+        logits = self.wrapped(inputs, statistics="batch")
         new = Support(inputs, logits.argmax(-1), entropy(logits))
         per_class = min(self.config.filter_k, max(1, self.config.max_support // logits.shape[1]))
         whole = new if self.support is None else self.support.joined(new)

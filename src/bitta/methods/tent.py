@@ -16,7 +16,7 @@ from bitta.losses import entropy
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.methods.mecta import MectaAdapter, MectaConfig
 from bitta.nn import Statistics, scale_and_shift
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
         """Adam, as the authors use on CIFAR."""
         return self.adam()
 
-    def unsupervised(self, inputs: Tensor, chance: Chance) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy."""
         logits = self.learner(inputs, statistics="batch")
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}

@@ -8,7 +8,7 @@ from bitta.nn.batchnorm import (
     batch_norms,
     scale_and_shift,
 )
-from bitta.nn.fast.execution import Execution, Precision, room
+from bitta.nn.fast.execution import Execution, Precision, explain_out_of_memory
 from bitta.nn.mecta import MectaNorm
 from bitta.nn.prepared_model import LogitsOf, give_back
 from bitta.nn.structure import Sites, below_the_top
@@ -20,14 +20,13 @@ from bitta.nn.weights import (
     uphill,
     weight_hash,
 )
-from bitta.nn.wrapped_model import Network, Sampling
+from bitta.nn.wrapped_model import Sampling, WrappedModel
 
 __all__ = [
     "Call",
     "Execution",
     "LogitsOf",
     "MectaNorm",
-    "Network",
     "Normaliser",
     "Precision",
     "RobustNorm",
@@ -35,13 +34,14 @@ __all__ = [
     "Sites",
     "Snapshot",
     "Statistics",
+    "WrappedModel",
     "batch_norms",
     "below_the_top",
+    "explain_out_of_memory",
     "follow",
     "give_back",
     "perturbed",
     "restore_stochastically",
-    "room",
     "scale_and_shift",
     "uphill",
     "weight_hash",

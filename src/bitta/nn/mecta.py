@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitta.errors import ModelError
 from bitta.nn.batchnorm import Call, batch_norms
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 T = TypeVar("T")
 _EPS = 1e-3
@@ -77,12 +77,12 @@ class MectaNorm:
             self._following = False
 
     @contextmanager
-    def step(self, chance: Chance) -> Iterator[None]:
+    def step(self, random_key: RandomKey) -> Iterator[None]:
         """A gradient step: `chance` says which channels are kept; statistics move at its end.
 
         Not before: what is run a second time for its gradient must find them as they were.
         """
-        self._step = step = _Step(chance, _places(self._model))
+        self._step = step = _Step(random_key, _places(self._model))
         try:
             yield
             step.move()
@@ -136,7 +136,7 @@ class MectaNorm:
 class _Step:
     """What one gradient step needs to know from its first forward to its end."""
 
-    chance: Chance
+    random_key: RandomKey
     places: dict[int, int]
     noting: bool = False
     _drawn: dict[int, Tensor] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class _Step:
         place = self.places.get(call.running_mean.data_ptr(), len(self.places))
         if place not in self._drawn:
             device = call.input.device
-            generator = self.chance.at("mecta", place, device=device)
+            generator = self.random_key.at("mecta", place, device=device)
             drawn = torch.rand(call.input.shape[1], generator=generator, device=device)
             self._drawn[place] = drawn.topk(n_kept).indices
         return self._drawn[place]

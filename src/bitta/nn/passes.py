@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bitta.errors import ModelError
 from bitta.nn.batchnorm import Rows
 from bitta.nn.fast import fused
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def dropout_at(
     *,
     rate: float,
     passes: Sequence[int],
-    chance: Chance,
+    random_key: RandomKey,
     rows: Rows,
     kernels: bool = False,
 ) -> Iterator[None]:
@@ -47,7 +47,7 @@ def dropout_at(
 
             def dropped(x: Tensor) -> Tensor:
                 n, total, start = _rows_of(len(x) // (len(passes) if fanned else 1), rows)
-                drawn = _Words(chance, place, passes, n_rows=total, start=start)
+                drawn = _Words(random_key, place, passes, n_rows=total, start=start)
                 drop = _drop_by_kernel if kernels and n else _drop
                 return drop(x, rate, drawn, fanned)
 
@@ -92,7 +92,7 @@ class _Words:
     is honoured to one part in 65,536.
     """
 
-    chance: Chance
+    random_key: RandomKey
     place: tuple[int, int]
     passes: Sequence[int]
     n_rows: int = 0
@@ -106,7 +106,7 @@ class _Words:
         n_words = size * (self.n_rows or len(x))
         quads = x.new_empty((len(self.passes), (n_words + 3) // 4), dtype=torch.int64)
         for row, number in zip(quads, self.passes, strict=True):
-            generator = self.chance.at(*self.place, number, device=x.device)
+            generator = self.random_key.at(*self.place, number, device=x.device)
             row.random_(-(2**63), None, generator=generator)
         return quads.view(torch.int16), size * self.start
 

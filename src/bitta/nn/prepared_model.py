@@ -15,7 +15,7 @@ from bitta.nn.batchnorm import CallsOf, Rows, normalised_by
 from bitta.nn.fast.execution import Execution, Precision
 from bitta.nn.fast.graphs import Counts, Graphs, Tensors, Work
 from bitta.nn.passes import N_PROBE_ROWS
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 _LOAN = "_bitta_loan"
 _LAYOUTS = torch.contiguous_format, torch.channels_last
@@ -176,7 +176,7 @@ class Borrowed:
         name: Hashable,
         work: Work,
         inputs: Sequence[Tensor],
-        chance: Chance,
+        random_key: RandomKey,
         *,
         turn: int | None = None,
     ) -> Tensors:
@@ -184,9 +184,9 @@ class Borrowed:
         self._try_layout(inputs[0])
         with torch.cuda.device_of(inputs[0]):
             if not self.execution.graphs or self._hooked:
-                return work(*inputs, chance=chance)
+                return work(*inputs, random_key=random_key)
             weights = list(self.model.parameters())
-            outputs = self.graphs.run(name, work, inputs, chance, weights=weights, turn=turn)
+            outputs = self.graphs.run(name, work, inputs, random_key, weights=weights, turn=turn)
         self.execution = replace(self.execution, graphs=self.graphs.enabled)
         return outputs
 

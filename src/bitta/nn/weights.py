@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bitta.errors import InputError
-from bitta.seeding import Chance, Key, generator
+from bitta.seeding import Key, RandomKey, generator
 from bitta.types import State
 
 
@@ -85,22 +85,24 @@ def restore_stochastically(
 ) -> None:
     """Give each weight its source value back with probability `rate`."""
     for place, (name, parameter) in enumerate(model.named_parameters()):
-        chance = generator(*key, place, device=parameter.device)
-        drawn = torch.rand(parameter.shape, generator=chance, device=parameter.device)
+        random_key = generator(*key, place, device=parameter.device)
+        drawn = torch.rand(parameter.shape, generator=random_key, device=parameter.device)
         parameter.copy_(torch.where(drawn < rate, source[name], parameter))
 
 
 @contextmanager
-def perturbed(model: nn.Module, *, size: float, chance: Chance, number: int = 0) -> Iterator[None]:
+def perturbed(
+    model: nn.Module, *, size: float, random_key: RandomKey, number: int = 0
+) -> Iterator[None]:
     """Add Gaussian noise to the weights that a forward inside sees; gradients go to the weights.
 
     `size` is relative to the standard deviation of each tensor; each `number` has noise of its own.
-    By hooks, which a `Network` takes as a sign to replay nothing: noisy weights lie elsewhere each
+    By hooks, on which a `WrappedModel` replays nothing: noisy weights lie elsewhere each
     time.
     """
     noisy = {
         id(weight): _with_noise(
-            weight, size, chance.at("noise", number, place, device=weight.device)
+            weight, size, random_key.at("noise", number, place, device=weight.device)
         )
         for place, weight in enumerate(model.parameters())
         if weight.is_floating_point()

@@ -25,7 +25,7 @@ from bitta.nn.passes import (
 )
 from bitta.nn.prepared_model import Borrowed, LogitsOf
 from bitta.nn.structure import Sites, find_head, find_sites, input_of
-from bitta.seeding import Chance
+from bitta.seeding import RandomKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sampling:
     passes: int
 
 
-class Network(Borrowed):
+class WrappedModel(Borrowed):
     """A borrowed model and the ways of running it that methods are made of."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Network(Borrowed):
         self._shares_prefix: bool | None = None
         self._head: str | None = None
 
-    def twin(self) -> "Network":
+    def twin(self) -> "WrappedModel":
         """A private copy of the model as it is now, on the same path; its passes count as ours."""
         try:
             model = deepcopy(self.model)
@@ -72,7 +72,7 @@ class Network(Borrowed):
                 f"{type(self.model).__name__} cannot be copied ({error}), which a method with a "
                 "teacher needs."
             ) from None
-        twin = Network(
+        twin = WrappedModel(
             model, logits=self._logits, sites=self._sites, counts=self.counts, **self._path
         )
         twin.fans_out, twin.normaliser = self.fans_out, self.normaliser
@@ -90,7 +90,7 @@ class Network(Borrowed):
         run = partial(self._plain, statistics=statistics, momentum=momentum)
         if torch.is_grad_enabled():
             return self._in_parts(run, inputs)
-        return self._logits_again(("plain", statistics, momentum), run, inputs, Chance(()))
+        return self._logits_again(("plain", statistics, momentum), run, inputs, RandomKey(()))
 
     def features(
         self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0
@@ -111,13 +111,13 @@ class Network(Borrowed):
         if not batch_norms(self.model):
             return
 
-        def follow(inputs: Tensor, *, chance: Chance) -> Tensors:  # noqa: ARG001
+        def follow(inputs: Tensor, *, random_key: RandomKey) -> Tensors:  # noqa: ARG001
             self._count(len(inputs))
             with self._normalised("batch", Rows(), momentum):
                 self._forward(inputs)
             return {}
 
-        self.repeat(("observe", momentum), follow, [inputs], Chance(()))
+        self.repeat(("observe", momentum), follow, [inputs], RandomKey(()))
 
     @contextmanager
     def statistics_put_back(self) -> Iterator[None]:
@@ -131,18 +131,18 @@ class Network(Borrowed):
             if buffers:
                 torch._foreach_copy_(buffers, kept)
 
-    def sample(self, inputs: Tensor, how: Sampling, chance: Chance) -> Tensor:
+    def sample(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
         """Stochastic logits, (passes, batch, classes); one pass stands for all at rate 0."""
         if how.rate == 0:
             return self(inputs, statistics=how.statistics).unsqueeze(0)
         self._probe(inputs, how)
         if torch.is_grad_enabled():
-            return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs)
+            return self._in_parts(partial(self._sampled, how=how, random_key=random_key), inputs)
         run = partial(self._sampled, how=how)
-        return self._logits_again(("sample", how), run, inputs, chance)
+        return self._logits_again(("sample", how), run, inputs, random_key)
 
     def sample_with_plain(
-        self, inputs: Tensor, how: Sampling, chance: Chance
+        self, inputs: Tensor, how: Sampling, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         """Stochastic logits, and the deterministic ones of the same rows without gradient.
 
@@ -155,18 +155,18 @@ class Network(Borrowed):
             return plain.unsqueeze(0), plain.detach()
         self._probe(inputs, how)
         if not (self.low_memory or self.micro_batch) and self._can_share(inputs, how):
-            return self._sharing_prefix(inputs, how, chance)
+            return self._sharing_prefix(inputs, how, random_key)
         with torch.no_grad():
             plain = self._plain(inputs, statistics=how.statistics)
-        return self._in_parts(partial(self._sampled, how=how, chance=chance), inputs), plain
+        return self._in_parts(partial(self._sampled, how=how, random_key=random_key), inputs), plain
 
     def _logits_again(
-        self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, chance: Chance
+        self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, random_key: RandomKey
     ) -> Tensor:
-        def work(inputs: Tensor, *, chance: Chance) -> Tensors:
-            return {"logits": run(inputs, chance=chance)}
+        def work(inputs: Tensor, *, random_key: RandomKey) -> Tensors:
+            return {"logits": run(inputs, random_key=random_key)}
 
-        return self.repeat(name, work, [inputs], chance)["logits"]
+        return self.repeat(name, work, [inputs], random_key)["logits"]
 
     def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """With gradients; run a second time where activations are not kept."""
@@ -191,16 +191,16 @@ class Network(Borrowed):
         momentum: float = 0.0,
         rows: Rows | None = None,
         tracked: bool = True,
-        chance: Chance | None = None,  # noqa: ARG002
+        random_key: RandomKey | None = None,  # noqa: ARG002
     ) -> Tensor:
         self._count(len(inputs), tracked=tracked)
         with self._normalised(statistics, rows or Rows(), momentum):
             return self._forward(inputs)
 
     def _sampled(
-        self, inputs: Tensor, *, how: Sampling, chance: Chance, rows: Rows | None = None
+        self, inputs: Tensor, *, how: Sampling, random_key: RandomKey, rows: Rows | None = None
     ) -> Tensor:
-        run = partial(self._pass, how=how, chance=chance, rows=rows)
+        run = partial(self._pass, how=how, random_key=random_key, rows=rows)
         if torch.is_grad_enabled() and self.low_memory:
             again = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
             return torch.cat([again(inputs, (number,)) for number in range(how.passes)])
@@ -214,7 +214,7 @@ class Network(Borrowed):
         passes: Sequence[int],
         *,
         how: Sampling,
-        chance: Chance,
+        random_key: RandomKey,
         rows: Rows | None = None,
     ) -> Tensor:
         self._count(len(passes) * len(inputs))
@@ -226,7 +226,7 @@ class Network(Borrowed):
                 self.sites,
                 rate=how.rate,
                 passes=passes,
-                chance=chance,
+                random_key=random_key,
                 rows=rows,
                 kernels=self.execution.kernels,
             ),  # fmt: skip
@@ -253,7 +253,7 @@ class Network(Borrowed):
         if self.fans_out is not None:
             return
         few = inputs[:N_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
-        run = partial(self._pass, few, how=how, chance=Chance((0,)))
+        run = partial(self._pass, few, how=how, random_key=RandomKey((0,)))
         with self._trying():
             separate = torch.cat([run((number,)) for number in range(how.passes)])
             reason = reason_against_fast_path(partial(run, range(how.passes)), separate)
@@ -267,27 +267,27 @@ class Network(Borrowed):
             )
 
     def _sharing_prefix(
-        self, inputs: Tensor, how: Sampling, chance: Chance
+        self, inputs: Tensor, how: Sampling, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         prefix = Prefix(self.model, self.sites)
         with prefix.recorded():
             plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
         with prefix.given_again():
-            return self._sampled(inputs, how=how, chance=chance), plain
+            return self._sampled(inputs, how=how, random_key=random_key), plain
 
     def _can_share(self, inputs: Tensor, how: Sampling) -> bool:
         """Try, once, whether a shared prefix gives what two whole forwards give."""
         if self._hooked:
             return False
         if self._shares_prefix is None:
-            few, chance = inputs[:N_PROBE_ROWS], Chance((0,))
+            few, random_key = inputs[:N_PROBE_ROWS], RandomKey((0,))
 
             def sharing() -> list[Tensor]:
-                sampled, plain = self._sharing_prefix(few, how, chance)
+                sampled, plain = self._sharing_prefix(few, how, random_key)
                 return [sampled, plain, *gradients_of(sampled, self.model)]
 
             def apart() -> list[Tensor]:
-                sampled = self._sampled(few, how=how, chance=chance)
+                sampled = self._sampled(few, how=how, random_key=random_key)
                 plain = self._plain(few, statistics=how.statistics)
                 return [sampled, plain, *gradients_of(sampled, self.model)]
 

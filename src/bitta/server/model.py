@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import from_factory, load_model, weights_at
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.streams import Geometry
 
 
@@ -79,15 +79,15 @@ def _read_classes(path: Path) -> tuple[str, ...]:
 @torch.no_grad()
 def _check(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
     """One small forward before anybody depends on it."""
-    network = Network(module, eager=True)
+    wrapped = WrappedModel(module, eager=True)
     try:
-        n = network(network.accepted(torch.zeros(2, *shape)), statistics="running").shape[-1]
+        n = wrapped(wrapped.accepted(torch.zeros(2, *shape)), statistics="running").shape[-1]
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"the model cannot read images of {shape} ({reason}).") from None
     finally:
-        network.close()
+        wrapped.close()
     if n != len(names):
         raise InputError(f"the model has {n} outputs, but {len(names)} classes are named.")

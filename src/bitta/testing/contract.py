@@ -243,7 +243,7 @@ def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
         session.answer(query.id, correct=False)
         session.learn()
         session.answer(query.id, correct=False)
-        assert not session.source.collect(), "an answer was handed over twice"
+        assert not session.feedback_source.collect(), "an answer was handed over twice"
         _assert_refused(session, query.id, correct=True)
         _assert_refused(session, 10_000, correct=True)
         session.predict(subject.batch(1))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bitta.errors import unknown
 from bitta.methods import method_named
 from bitta.methods.base import Adapter
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.seeding import generator
 from bitta.source_statistics import SourceStatistics
 
@@ -90,6 +90,6 @@ def toy_statistics(norm: Norm, folder: str | Path) -> str:
     path = Path(folder) / f"toy-{norm}.safetensors"
     if not path.exists():
         images = torch.rand(64, 3, 8, 8, generator=generator(7, "toy statistics"))
-        with closing(Network(toy_classifier(norm), eager=True)) as network:
-            SourceStatistics.of(network, images.split(16)).save(path)
+        with closing(WrappedModel(toy_classifier(norm), eager=True)) as wrapped:
+            SourceStatistics.of(wrapped, images.split(16)).save(path)
     return str(path)

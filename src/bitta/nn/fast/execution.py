@@ -13,7 +13,7 @@ from bitta.nn.fast.fused import works
 
 
 @contextmanager
-def room(work: str, remedy: str) -> Iterator[None]:
+def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
     """Say what did not fit, and what to do about it."""
     try:
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitta.errors import FallbackWarning
 from bitta.nn.fast.execution import ran_out_of_memory
-from bitta.seeding import Chance, Key, derive
+from bitta.seeding import Key, RandomKey, derive
 
 Tensors: TypeAlias = dict[str, Tensor]
 Work: TypeAlias = Callable[..., Tensors]
@@ -69,7 +69,7 @@ class Graphs:
         name: Hashable,
         work: Work,
         inputs: Sequence[Tensor],
-        chance: Chance,
+        random_key: RandomKey,
         *,
         weights: Sequence[Tensor],
         turn: int | None = None,
@@ -81,7 +81,7 @@ class Graphs:
         turn.
         """
         if not self.enabled or self._busy:
-            return work(*inputs, chance=chance)
+            return work(*inputs, random_key=random_key)
         signature = (
             *((x.shape, x.stride(), x.dtype) for x in inputs),
             *(weight.data_ptr() for weight in weights),
@@ -89,14 +89,14 @@ class Graphs:
         steady = self._steady.setdefault(name, _Steady())
         if name in self._graphs and steady.captured == signature:
             steady.again()
-            return self._graphs[name].replay(inputs, chance.key)
+            return self._graphs[name].replay(inputs, random_key.key)
         steady.see(signature, turn)
         if steady.turns > steady.patience and self._capture(name, work, inputs, steady.places):
             steady.caught()
-            return self._graphs[name].first(inputs, chance.key)
-        noted = _Noted(chance.key)
+            return self._graphs[name].first(inputs, random_key.key)
+        noted = _Noted(random_key.key)
         with self._nothing_inside():
-            outputs = work(*inputs, chance=noted)
+            outputs = work(*inputs, random_key=noted)
         steady.places = noted.places
         return outputs
 
@@ -192,7 +192,7 @@ class _Graph:
         # threads may copy batches meanwhile.
         stream = torch.cuda.Stream(inputs[0].device)
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._outputs = work(*self._inputs, chance=_Handed(self._draws))
+            self._outputs = work(*self._inputs, random_key=_Handed(self._draws))
         # Capturing writes the generators' seeds on that stream: late, after the first replay's own.
         stream.synchronize()
         after = counts.values()
@@ -214,7 +214,7 @@ class _Graph:
         return self.first(inputs, key)
 
 
-class _Noted(Chance):
+class _Noted(RandomKey):
     """Keeps a list of the places it was asked for."""
 
     def __init__(self, key: Key) -> None:
@@ -227,7 +227,7 @@ class _Noted(Chance):
         return super().at(*place, device=device)
 
 
-class _Handed(Chance):
+class _Handed(RandomKey):
     """Hands out, in the order of the places noted, generators that a graph knows."""
 
     def __init__(self, draws: list[tuple[Key, torch.Generator]]) -> None:

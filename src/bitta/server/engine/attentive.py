@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bitta.methods.base import Adapter
-from bitta.nn import Network
+from bitta.nn import WrappedModel
 from bitta.nn.batchnorm import batch_norms
 from bitta.nn.prepared_model import Loan
 from bitta.selection import Budget, Chosen, Questioner
@@ -126,7 +126,7 @@ class AttentiveSession(Session):
 
     def _find_twin(self) -> bool:
         if self._twin is None and _is_plain(self.adapter):
-            self._twin = Twin.of(self.adapter.network)
+            self._twin = Twin.of(self.adapter.wrapped)
         return self._twin is not None
 
     def _reopen(self) -> None:
@@ -155,20 +155,20 @@ class AttentiveSession(Session):
 class Twin:
     """The same weights and buffers in modules of their own, free of hooks on those of the model."""
 
-    def __init__(self, network: Network) -> None:
-        model = network.model
+    def __init__(self, wrapped: WrappedModel) -> None:
+        model = wrapped.model
         self._tensors = tuple(chain(model.parameters(), model.buffers()))
         shared: dict[int, Any] = {id(tensor): tensor for tensor in self._tensors}
         shared |= {id(each): each for each in vars(model).values() if isinstance(each, Loan)}
-        self._network = copy(network)
+        self._network = copy(wrapped)
         self._network.model = deepcopy(model, shared)
         self._seen: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, network: Network) -> Self | None:
+    def of(cls, wrapped: WrappedModel) -> Self | None:
         """A twin, or None of a model that cannot be copied."""
         try:
-            return cls(network)
+            return cls(wrapped)
         except (RuntimeError, TypeError):
             return None
 
@@ -194,11 +194,11 @@ class Twin:
 
 def _is_plain(adapter: Adapter[Any]) -> bool:
     """Whether it serves by one forward with running statistics, on the processor itself."""
-    kind, network = type(adapter), adapter.network
+    kind, wrapped = type(adapter), adapter.wrapped
     return (
-        network.device.type == "cpu"
-        and network.normaliser is None
-        and all(norm.running_mean is not None for norm in batch_norms(network.model))
+        wrapped.device.type == "cpu"
+        and wrapped.normaliser is None
+        and all(norm.running_mean is not None for norm in batch_norms(wrapped.model))
         and adapter.statistics == "running"
         and kind.predict is Adapter.predict
         and kind.logits is Adapter.logits

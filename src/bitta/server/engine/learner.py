@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bitta.errors import ModelError, SettingError
-from bitta.nn import Network, Precision, weight_hash
+from bitta.nn import Precision, WrappedModel, weight_hash
 from bitta.server.engine.attentive import AttentiveSession, Turn
 from bitta.server.engine.compiler import without_compiler
 from bitta.server.engine.lesson import Lesson, overrule
@@ -236,10 +236,10 @@ def copy_into_lineage(path: Path, to: Path, *, lineage: int) -> None:
     save_state(to, {**load_state(path), "lineage": lineage})
 
 
-def _copied(model: nn.Module) -> Network | None:
+def _copied(model: nn.Module) -> WrappedModel | None:
     """The model as it is now, or None of one that cannot be copied."""
     try:
-        return Network(deepcopy(model), eager=True)
+        return WrappedModel(deepcopy(model), eager=True)
     except (RuntimeError, TypeError):
         return None
 
