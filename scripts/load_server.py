@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """As docs/serving.md shows it."""
+    """As docs/how-to/serve.md shows it."""
     made = [
         "|  | requests a second | of the bare endpoint's | p50 | p99 | windows that asked |",
         "|---|---|---|---|---|---|",

@@ -160,7 +160,7 @@ def spells_hold(rows: list[dict[str, Any]], claim: Claim) -> bool:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """Accuracy in percent, a number per seed, as docs/serving.md shows it."""
+    """Accuracy in percent, a number per seed, as docs/how-to/serve.md shows it."""
     claim, n_windows = table["settings"]["claim"], table["spells"][-1]["windows"][1]
     over = min(claim["over"], n_windows)
     last = {k: [mean(one["accuracy"][-over:]) for one in of] for k, of in table["runs"].items()}

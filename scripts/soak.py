@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """What docs/serving.md says of it."""
+    """What docs/how-to/serve.md says of it."""
     parts = table["parts"]
     by_kill = [parts["kills_sqlite"], parts["kills_postgresql"]]
     ready = [seconds for part in by_kill for seconds in part["seconds_to_ready"]["all"]]

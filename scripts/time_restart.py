@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def line(table: dict[str, Any]) -> str:
-    """What docs/serving.md says of it."""
+    """What docs/how-to/serve.md says of it."""
     return (
         f"Killed with SIGKILL and started again, it is ready after {table['median']:.1f} seconds "
         f"(median of {len(table['seconds'])}, the longest {table['longest']:.1f}), of which "

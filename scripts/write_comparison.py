@@ -1,4 +1,4 @@
-"""Write docs/comparison.md and the result rows of docs/methods from the results of all methods.
+"""Write docs/explanation/comparison.md and the result rows of docs/reference/methods.
 
     python scripts/write_comparison.py [--check]
 
@@ -55,10 +55,16 @@ def times_of(folder: str) -> dict[str, dict[str, float]]:
 def pages() -> dict[Path, str]:
     """Every page with results in it, as it should be."""
     sets = {folder: results_in(folder) for folder in SETS if (ROOT / "results" / folder).exists()}
-    found = {ROOT / "docs" / "comparison.md": "\n\n".join(map(section, sets, sets.values()))}
+    found = {
+        ROOT / "docs" / "explanation" / "comparison.md": "\n\n".join(
+            map(section, sets, sets.values())
+        )
+    }
     for method in METHODS:
         rows = [method_rows(method, folder, results) for folder, results in sets.items()]
-        found[ROOT / "docs" / "methods" / f"{method}.md"] = "\n\n".join(filter(None, rows))
+        found[ROOT / "docs" / "reference" / "methods" / f"{method}.md"] = "\n\n".join(
+            filter(None, rows)
+        )
     return {path: filled(path.read_text(), text) for path, text in found.items()}
 
 

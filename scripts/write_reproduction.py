@@ -1,4 +1,4 @@
-"""Write docs/reproducing-the-paper.md from everything under results/.
+"""Write docs/explanation/reproducing-the-paper.md from everything under results/.
 
     python scripts/write_reproduction.py [--check]
 
@@ -15,7 +15,7 @@ from bitta.report.claims_page import reproduction_page
 from bitta.report.claims_results import Results
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reproducing-the-paper.md"
+PAGE = ROOT / "docs" / "explanation" / "reproducing-the-paper.md"
 HEADING = """\
 # Reproducing the paper
 
@@ -28,8 +28,8 @@ bitta sweep experiments/components --device cuda --out results/components
 python scripts/write_reproduction.py
 ```
 
-[experiments.md](experiments.md) says what each folder needs, and where the paper does not agree
-with itself; [comparison.md](comparison.md) has the methods side by side.
+[The list of experiments](../../reproduction/README.md) says what each folder needs, and where the
+paper does not agree with itself; [comparison.md](comparison.md) has the methods side by side.
 
 * **Holds** is decided by means over the seeds that there are, without a test of significance. Where
   the paper gives no measure for "little" or "about as good", ours is in the claim.
@@ -38,15 +38,15 @@ with itself; [comparison.md](comparison.md) has the methods side by side.
   and remembers in its own way. Answers weigh as much as the rest of the loss, which lowers some
   rows ([comparison.md](comparison.md)), and SAR goes back to the source model on every batch where
   that model is sure enough, so that it is batch statistics in two thirds of CIFAR-10-C
-  ([SAR](methods/sar.md)).
+  ([SAR](../reference/methods/sar.md)).
 * Rows **with the handicaps** have what the published code, with which the paper's rows were made,
   gives them: memories of 3 + 3, the last samples of a batch asked about, answered samples
   normalised by those of the same verdict and their probabilities by a second softmax, answers on a
   detached teacher for CoTTA and RoTTA; SGD and other augmentations for CoTTA; weight decay for
   CoTTA, EATA and SoTTA; 1e-6 inside the entropies of TENT, SAR and SoTTA; for SAR a recovery that
   answers prevent, for RoTTA a memory that takes samples in otherwise. SimATTA's row has that code's
-  clustering and loss ([SimATTA](methods/simatta.md)). BiTTA's differs in when a batch's statistics
-  are taken in and, on PACS, in having no weight decay. Some rows are higher so: see the two
+  clustering and loss ([SimATTA](../reference/methods/simatta.md)). BiTTA's differs in when a
+  batch's statistics are taken in and, on PACS, in having no weight decay. Some rows are higher so: see the two
   averages below.
 * † Streams shorter than the paper's: ablations have a quarter of each corruption, time and memory a
   quarter of one. Directions compare, and a number that decides here may decide otherwise on whole

@@ -57,20 +57,20 @@ def test_every_command_is_in_the_readme():
 
 def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_its_page():
     assert all(f"`{name}`" in README for name in METHODS)
-    page = (ROOT / "docs" / "methods" / "bitta.md").read_text()
+    page = (ROOT / "docs" / "reference" / "methods" / "bitta.md").read_text()
     shared = {"sites"}
     for setting in settings_of(METHODS["bitta"].Config):
         assert f"`{setting.name}" in page or setting.name in shared, setting.name
 
 
 def test_every_key_of_a_recipe_is_explained():
-    page = (ROOT / "docs" / "models.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "models.md").read_text()
     for setting in settings_of(Recipe):
         assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in page
 
 
 def test_every_grid_and_column_of_bitta_speed_is_explained():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
     assert all(f"| `{name}` |" in page for name in GRIDS)
     case = cases_of(["headline"], changes={})[0]
     assert all(f"`{column}`" in page for column in speed_rows([Measurement(case=case)])[0][1:])
@@ -102,7 +102,7 @@ def demo_results(demo, seed):
 @pytest.mark.parametrize(("demo", "seed"), DEMOS)
 def test_the_demo_page_shows_what_the_results_hold(demo, seed):
     table = text_table(summary_rows(demo_results(demo, seed)))
-    assert table in (ROOT / "docs" / "demo.md").read_text()
+    assert table in (ROOT / "docs" / "tutorial" / "demo.md").read_text()
 
 
 @pytest.mark.parametrize(("demo", "seed"), DEMOS)

@@ -19,10 +19,10 @@ FILES = sorted(FOLDER.rglob("*.toml"))
 ROWS = {path.stem for path in (FOLDER / "cifar10-c").glob("*.toml")}
 JOBS = {folder: read_jobs([FOLDER / folder]) for folder in FOLDERS}
 TABLES = [paper_table(table_id) for table_id in paper_tables()]
-PAGE = (ROOT / "docs" / "experiments.md").read_text()
+PAGE = (ROOT / "reproduction" / "README.md").read_text()
 NOT_HERE = ("tiny-imagenet-c", "imagenet-c", "imagenet-r", "visda2021", "domainnet126")
 AT_HAND = (
-    "checkpoint.safetensors",  # that of every comparison; docs/experiments.md says how it is made
+    "checkpoint.safetensors",  # reproduction/README.md says how it is made
     "weights/cifar100-resnet18.safetensors",
     "weights/coloured_digits-resnet20.safetensors",
 )

@@ -73,20 +73,20 @@ def test_the_generator_was_found_faithful(name):
     assert abs(row["accuracy"] - row["upstream"]) <= allowed
     assert abs(CHECK["mean"] - CHECK["mean_upstream"]) <= 1
     shown = f"| {name} | {row['accuracy']:.2f} | {row['upstream']:.1f} |"
-    assert shown in (ROOT / "docs" / "data.md").read_text()
+    assert shown in (ROOT / "docs" / "how-to" / "data.md").read_text()
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
 def test_the_models_page_shows_what_the_logs_hold(log):
     told = json.loads(log.read_text())
     name, percent = next(iter(told["card"]["accuracy"].items()))
-    page = (ROOT / "docs" / "models.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "models.md").read_text()
     assert f"`weights/{log.stem}.safetensors`" in page
     assert f"{percent:.2f} % {name} | {told['seconds']:.0f} |" in page
 
 
 SPEED = ROOT / "results" / "speed"
-PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
+PERFORMANCE = (ROOT / "docs" / "explanation" / "performance.md").read_text()
 
 
 def measured(name):

@@ -194,7 +194,7 @@ def test_a_run_that_starts_over_writes_its_own_log_anew_but_no_other(tmp_path):
 
 @pytest.mark.parametrize("kind", [FeedbackConfig, EnhancedConfig, ForgettingConfig])
 def test_every_key_is_explained(kind):
-    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-experiments.md").read_text()
     for setting in settings_of(kind):
         default = '""' if setting.default == "" else setting.default
         assert f"| `{setting.name}` | {default} | {setting.meaning} |" in page

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md run as written."""
+"""The examples of docs/how-to/client.md run as written."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import httpx
 from bitta.client import Answered, AsyncClient, Client, ClientError, Served, Undone, errors
 from client.fake_server import KEY, PNG, FakeServer, run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "client.md").read_text()
 BUTTON, EVERYTHING = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/annotators.md run as written."""
+"""The examples of docs/how-to/annotators.md run as written."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from bitta.feedback import Recorded
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 
-PAGE = (Path(__file__).parents[2] / "docs" / "annotators.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "annotators.md").read_text()
 EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -221,7 +221,7 @@ def test_a_report_says_its_protocol_before_any_number(comparison):
 
 def test_the_page_about_reports_shows_what_the_command_prints():
     """And explains every column."""
-    page = (ROOT / "docs" / "reports.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "make-reports.md").read_text()
     [section] = read_sections([ROOT / "results" / "demo" / "corruptions"])
     comparison = compare(section)
     assert as_text(fitting_table(comparison, 80), bold=False) in page

@@ -132,7 +132,7 @@ def test_a_row_that_is_printed_in_several_tables_is_the_same_in_all():
 
 
 def test_what_two_averages_in_sentences_are_by_the_tables():
-    """The paper says 13.3 and 1.14, but not of what; docs/experiments.md tells these."""
+    """The paper says 13.3 and 1.14, but not of what; reproduction/README.md tells these."""
     sets = "cifar10-c", "cifar100-c", "tiny-imagenet-c"
     verdicts = [(paper_table(f"tab:tinyimagenetc/{name}"), "mean") for name in sets]
     without = [(paper_table(f"tab:app_original/{name}"), "mean") for name in sets]

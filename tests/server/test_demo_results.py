@@ -66,7 +66,7 @@ def test_in_no_spell_of_the_weather_answers_cost_more_than_1_point_over_all_seed
 
 
 def test_the_page_shows_what_the_results_hold(script, table):
-    page = (ROOT / "docs" / "serving.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "serve.md").read_text()
     assert "\n".join(script["lines"](table)) in page
 
 

@@ -1,4 +1,4 @@
-"""What docs/serving.md says of speed and endurance is what was measured, and is enough."""
+"""What docs/how-to/serve.md says of speed and endurance is what was measured, and is enough."""
 
 import json
 import runpy
@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "serving.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "serve.md").read_text()
 PROSE = " ".join(PAGE.split())
 
 

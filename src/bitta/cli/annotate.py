@@ -19,7 +19,7 @@ examples:
   bitta annotate --url http://127.0.0.1:8000 --key KEY
   bitta annotate --simulate truth.json --flip .1 --skip .05 --delay 1.5 --n 300
 
-BITTA_URL and BITTA_KEY stand in for --url and --key. docs/client.md tells what a truth file holds.
+BITTA_URL and BITTA_KEY replace --url and --key. docs/how-to/client.md describes the truth file.
 """
 _OF_SIMULATE = ("flip", "skip", "delay", "rate", "seed")
 

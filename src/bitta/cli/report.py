@@ -22,7 +22,7 @@ examples:
   bitta report results/cifar10-c --rows 'source,tent*,bitta' --against tent-feedback
   bitta report results/main-cifar10-c --out report      report.md, report.csv, report.html, plots
 
-docs/reports.md explains what the columns mean.
+docs/how-to/make-reports.md explains what the columns mean.
 """
 _NO_LIMIT = 100_000
 """Columns of a file."""

@@ -33,7 +33,7 @@ examples:
 
 Every setting also has a name in the file and in the environment: --data-dir is data_dir in the
 file and BITTA_SERVE_DATA_DIR. Arguments come first, then the file, then the environment, then what
-a demo has of its own. docs/serving.md lists them.
+a demo has of its own. docs/how-to/serve.md lists them.
 """
 
 

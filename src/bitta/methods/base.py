@@ -202,7 +202,8 @@ class GradientConfig(AdapterConfig):
 G = TypeVar("G", bound=GradientConfig)
 
 _LESS_MEMORY = (
-    "set memory='low', a micro_batch (see docs/performance.md), or smaller memories and batches."
+    "set memory='low', a micro_batch (see docs/explanation/performance.md), or smaller memories "
+    "and batches."
 )
 
 

@@ -5,7 +5,7 @@ Departures from the paper's text, which collapses when taken literally: the loss
 softmax to π, and adaptation normalises by the statistics of the mixed batch; both as the published
 code does. Departures from that code: the statistics of a batch are taken in before it is served, so
 that the label served is the label judged. Presets `reference` (the code) and `paper` (the text,
-unstable) undo these choices; docs/methods/bitta.md tells the details.
+unstable) undo these choices; docs/reference/methods/bitta.md tells the details.
 """
 
 from collections.abc import Callable, Mapping

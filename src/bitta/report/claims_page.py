@@ -1,4 +1,4 @@
-"""docs/reproducing-the-paper.md: what the paper claims, ours beside it."""
+"""docs/explanation/reproducing-the-paper.md: what the paper claims, ours beside it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
