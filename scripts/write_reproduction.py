@@ -46,8 +46,8 @@ paper does not agree with itself; [comparison.md](comparison.md) has the methods
   CoTTA, EATA and SoTTA; 1e-6 inside the entropies of TENT, SAR and SoTTA; for SAR a recovery that
   answers prevent, for RoTTA a memory that takes samples in otherwise. SimATTA's row has that code's
   clustering and loss ([SimATTA](../reference/methods/simatta.md)). BiTTA's differs in when a
-  batch's statistics are taken in and, on PACS, in having no weight decay. Some rows are higher so: see the two
-  averages below.
+  batch's statistics are taken in and, on PACS, in having no weight decay. Some rows are higher so:
+  see the two averages below.
 * † Streams shorter than the paper's: ablations have a quarter of each corruption, time and memory a
   quarter of one. Directions compare, and a number that decides here may decide otherwise on whole
   streams.
