@@ -17,7 +17,7 @@ import torch
 from bitta.bench.device import device_named
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.grids import cases_of
-from bitta.metrics import Case, Stopwatch, peak_memory, reset_peak_memory
+from bitta.metrics import SpeedCase, Stopwatch, peak_memory, reset_peak_memory
 from bitta.results import environment
 from bitta.session import Session
 
@@ -45,7 +45,7 @@ def main() -> None:
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def timed(case: Case, device: torch.device, settings: dict, change: Callable) -> dict:
+def timed(case: SpeedCase, device: torch.device, settings: dict, change: Callable) -> dict:
     """Median milliseconds of a batch, and the peak from the first batch on."""
     reset_peak_memory(device)
     with filled_session(case, device, **settings) as session:

@@ -12,9 +12,9 @@ from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.recipe import Recipe
 from bitta.cli.demo import _experiments
 from bitta.cli.main import _COMMANDS
-from bitta.config import settings_of
+from bitta.config import describe_settings
 from bitta.methods import METHODS
-from bitta.metrics import Measurement
+from bitta.metrics import SpeedMeasurement
 from bitta.report import speed_rows, summary_rows, text_table
 from bitta.results import RunResult
 from bitta.seeding import generator
@@ -59,13 +59,13 @@ def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_i
     assert all(f"`{name}`" in README for name in METHODS)
     page = (ROOT / "docs" / "reference" / "methods" / "bitta.md").read_text()
     shared = {"sites"}
-    for setting in settings_of(METHODS["bitta"].Config):
+    for setting in describe_settings(METHODS["bitta"].Config):
         assert f"`{setting.name}" in page or setting.name in shared, setting.name
 
 
 def test_every_key_of_a_recipe_is_explained():
     page = (ROOT / "docs" / "how-to" / "models.md").read_text()
-    for setting in settings_of(Recipe):
+    for setting in describe_settings(Recipe):
         assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in page
 
 
@@ -73,7 +73,7 @@ def test_every_grid_and_column_of_bitta_speed_is_explained():
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
     assert all(f"| `{name}` |" in page for name in GRIDS)
     case = cases_of(["headline"], changes={})[0]
-    assert all(f"`{column}`" in page for column in speed_rows([Measurement(case=case)])[0][1:])
+    assert all(f"`{column}`" in page for column in speed_rows([SpeedMeasurement(case=case)])[0][1:])
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import torch
 
-from bitta.memory import Balanced, FeedbackMemory, Fifo
-from bitta.types import Feedback, Judged
+from bitta.memory import BalancedMemory, FeedbackMemory, FifoMemory
+from bitta.types import Feedback, JudgedSamples
 
 
 def column(*values):
@@ -11,52 +11,52 @@ def column(*values):
 
 
 def test_the_oldest_are_forgotten():
-    fifo = Fifo(3)
-    fifo.add(Judged(column(1, 2), torch.tensor([10, 20])))
-    fifo.add(Judged(column(3, 4), torch.tensor([30, 40])))
+    fifo = FifoMemory(3)
+    fifo.add(JudgedSamples(column(1, 2), torch.tensor([10, 20])))
+    fifo.add(JudgedSamples(column(3, 4), torch.tensor([30, 40])))
     assert fifo.inputs.flatten().tolist() == [2, 3, 4]
     assert fifo.labels.tolist() == [20, 30, 40]
 
 
 def test_more_than_fits_at_once_keeps_the_newest():
-    fifo = Fifo(2)
-    fifo.add(Judged(column(1, 2, 3), torch.tensor([1, 2, 3])))
+    fifo = FifoMemory(2)
+    fifo.add(JudgedSamples(column(1, 2, 3), torch.tensor([1, 2, 3])))
     assert fifo.labels.tolist() == [2, 3]
 
 
 def test_a_ring_that_has_gone_round_many_times_is_read_oldest_first():
-    fifo, seen = Fifo(5), []
+    fifo, seen = FifoMemory(5), []
     for number in range(23):
         new = [10 * number + place for place in range(number % 4)]
-        fifo.add(Judged(torch.tensor(new).float().unsqueeze(1), torch.tensor(new).long()))
+        fifo.add(JudgedSamples(torch.tensor(new).float().unsqueeze(1), torch.tensor(new).long()))
         seen += new
         assert fifo.labels.tolist() == seen[-5:]
         assert fifo.inputs.flatten().tolist() == seen[-5:]
 
 
 def test_adding_nothing_fixes_the_shape():
-    fifo = Fifo(2)
-    fifo.add(Judged(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)))
+    fifo = FifoMemory(2)
+    fifo.add(JudgedSamples(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)))
     assert len(fifo) == 0
     assert fifo.inputs.shape == (0, 3, 8, 8)
 
 
 def test_a_run_of_one_label_has_its_share_and_no_more():
     """Three each of labels 1 and 2 give up one each; from then on label 3 has its share."""
-    balanced = Balanced(6)
-    balanced.add(Judged(column(10, 20, 11, 21, 12, 22), torch.tensor([1, 2, 1, 2, 1, 2])))
-    balanced.add(Judged(column(30, 31, 32, 33, 34), torch.tensor([3, 3, 3, 3, 3])))
+    balanced = BalancedMemory(6)
+    balanced.add(JudgedSamples(column(10, 20, 11, 21, 12, 22), torch.tensor([1, 2, 1, 2, 1, 2])))
+    balanced.add(JudgedSamples(column(30, 31, 32, 33, 34), torch.tensor([3, 3, 3, 3, 3])))
     assert balanced.inputs.flatten().tolist() == [11, 21, 12, 22, 33, 34]
     assert balanced.labels.tolist() == [1, 2, 1, 2, 3, 3]
 
 
 def test_a_balanced_memory_takes_in_pieces_what_it_takes_at_once():
     labels = torch.tensor([4, 4, 1, 4, 2, 2, 2, 1, 4, 4, 0, 2, 1])
-    whole, pieces = Balanced(5), Balanced(5)
-    whole.add(Judged(torch.arange(13.0).unsqueeze(1), labels))
+    whole, pieces = BalancedMemory(5), BalancedMemory(5)
+    whole.add(JudgedSamples(torch.arange(13.0).unsqueeze(1), labels))
     for row in range(13):
-        pieces.add(Judged(torch.tensor([[float(row)]]), labels[row : row + 1]))
-        other = Balanced(5)
+        pieces.add(JudgedSamples(torch.tensor([[float(row)]]), labels[row : row + 1]))
+        other = BalancedMemory(5)
         other.load_state_dict(pieces.state_dict(), device=torch.device("cpu"))
         pieces = other
     assert torch.equal(whole.inputs, pieces.inputs)
@@ -65,18 +65,21 @@ def test_a_balanced_memory_takes_in_pieces_what_it_takes_at_once():
 
 
 def test_a_balanced_memory_that_is_cleared_knows_its_shape():
-    balanced = Balanced(2)
-    balanced.add(Judged(torch.zeros(3, 3, 8, 8), torch.tensor([1, 1, 2])))
+    balanced = BalancedMemory(2)
+    balanced.add(JudgedSamples(torch.zeros(3, 3, 8, 8), torch.tensor([1, 1, 2])))
     balanced.clear()
     assert balanced.inputs.shape == (0, 3, 8, 8)
-    balanced.add(Judged(torch.ones(1, 3, 8, 8), torch.tensor([1])))
+    balanced.add(JudgedSamples(torch.ones(1, 3, 8, 8), torch.tensor([1])))
     assert len(balanced) == 1
 
 
 def test_verdicts_are_kept_apart():
     memory = FeedbackMemory(correct=4, incorrect=4)
     memory.add(
-        Feedback(Judged(column(1, 3), torch.tensor([7, 9])), Judged(column(2), torch.tensor([8])))
+        Feedback(
+            JudgedSamples(column(1, 3), torch.tensor([7, 9])),
+            JudgedSamples(column(2), torch.tensor([8])),
+        )
     )
     assert memory.correct.labels.tolist() == [7, 9]
     assert memory.incorrect.labels.tolist() == [8]
@@ -84,8 +87,8 @@ def test_verdicts_are_kept_apart():
 
 def test_state_round_trip():
     memory = FeedbackMemory(correct=2, incorrect=2)
-    none = Judged(column(1)[:0], torch.tensor([], dtype=torch.long))
-    memory.add(Feedback(none, Judged(column(1), torch.tensor([3]))))
+    none = JudgedSamples(column(1)[:0], torch.tensor([], dtype=torch.long))
+    memory.add(Feedback(none, JudgedSamples(column(1), torch.tensor([3]))))
     other = FeedbackMemory(correct=2, incorrect=2)
     other.load_state_dict(memory.state_dict(), device=torch.device("cpu"))
     assert other.incorrect.inputs.tolist() == [[1.0]]

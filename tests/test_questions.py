@@ -76,12 +76,12 @@ def test_others_may_be_served_between_the_steps(method, epochs):
         feedback=Simulated(torch.zeros(12, dtype=torch.long)),
     )  # fmt: skip
     session.predict(images(n=4))
-    assert session.due
+    assert session.can_learn
     served = []
-    session.learn(between=lambda: served.append(session.predict(images(1, n=2))))
+    session.learn(between_updates=lambda: served.append(session.predict(images(1, n=2))))
     assert len(served) == epochs - 1
     assert session.adapter.step == 1
-    assert session.due == (epochs == 3)
+    assert session.can_learn == (epochs == 3)
     assert all(torch.isfinite(prediction.confidence).all() for prediction in served)
 
 
@@ -90,7 +90,7 @@ def test_what_happens_between_steps_does_not_change_what_is_learned(serving):
     session, alone = (Session(toy_classifier(), n_queries=1, window=8) for _ in range(2))
     for one in (session, alone):
         one.predict(images(n=8))
-    session.learn(between=lambda: session.predict(images(1, n=1)) if serving else None)
+    session.learn(between_updates=lambda: session.predict(images(1, n=1)) if serving else None)
     alone.learn()
     pairs = zip(session.model.parameters(), alone.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

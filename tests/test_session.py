@@ -60,7 +60,7 @@ def test_feedback_is_ordered_by_batch_then_descending_row():
         return Answer(query, correct=True)
 
     answers = [answer(1, 0), answer(0, 1), answer(1, 5), answer(0, 4)]
-    feedback = Feedback.of(answers, like=torch.zeros(1, 2))
+    feedback = Feedback.from_answers(answers, like=torch.zeros(1, 2))
     assert feedback.correct.labels.tolist() == [4, 1, 5, 0]
     assert not len(feedback.incorrect.labels)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bitta import Session, Simulated
-from bitta.memory import Window
+from bitta.memory import SampleWindow
 from bitta.nn import batch_norms
 from bitta.nn.weights import tensors_of
 from bitta.seeding import generator
@@ -27,26 +27,37 @@ def serve(running, inputs, size):
 
 
 def test_a_window_keeps_the_newest_and_is_full_once_all_of_it_is_new():
-    window, served = Window(3), Prediction.of(torch.eye(5)[:1])
+    window, served = SampleWindow(3), Prediction.from_logits(torch.eye(5)[:1])
     for number in range(4):
         inputs = torch.full((1, 2), float(number))
-        assert window.fills(inputs) == (number == 2)
-        assert window.around(inputs)[:, 0].tolist() == list(range(max(0, number - 2), number + 1))
-        window.add(inputs, served)
-        if number == 2:
-            taken, judged = window.take()
-            assert taken[:, 0].tolist() == [0, 1, 2]
-            assert judged.labels.tolist() == [0, 0, 0]
-    assert window.fresh == 1
+        assert window.is_completed_by(1) == (number == 2)
+        newest = list(range(max(0, number - 2), number + 1))
+        assert window.with_recent(inputs)[:, 0].tolist() == newest
+        complete = window.add(inputs, served)
+        assert (complete is not None) == (number == 2)
+        if complete is not None:
+            assert complete.inputs[:, 0].tolist() == [0, 1, 2]
+            assert complete.prediction.labels.tolist() == [0, 0, 0]
+    assert window.n_new == 1
+
+
+def test_window_of_size_zero_is_completed_by_every_request_and_stores_nothing():
+    window, inputs = SampleWindow(0), torch.zeros(2, 3)
+    served = Prediction.from_logits(torch.eye(5)[:2])
+    for _ in range(2):
+        assert window.with_recent(inputs) is inputs
+        complete = window.add(inputs, served)
+        assert complete.inputs is inputs
+        assert complete.prediction is served
+    assert window.state_dict() == {"size": 0, "n_new": 0, "inputs": None, "probs": None}
 
 
 def test_requests_that_overrun_the_window_are_all_in_it():
-    window, served = Window(4), Prediction.of(torch.eye(5)[:3])
+    window, served = SampleWindow(4), Prediction.from_logits(torch.eye(5)[:3])
     window.add(torch.zeros(3, 2), served)
-    assert window.fills(torch.ones(3, 2))
-    assert len(window.around(torch.ones(3, 2))) == 6
-    window.add(torch.ones(3, 2), served)
-    assert len(window.take()[0]) == 6
+    assert window.is_completed_by(3)
+    assert len(window.with_recent(torch.ones(3, 2))) == 6
+    assert len(window.add(torch.ones(3, 2), served).inputs) == 6
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,7 @@ def test_a_callers_memory_may_be_used_again():
 
 def test_statistics_may_move_once_per_window_only():
     """Not amid its window a sample is served by what the last full window left behind."""
-    served = Session(toy_classifier(), n_queries=1, window=4, amid=False)
+    served = Session(toy_classifier(), n_queries=1, window=4, observe_every_request=False)
     alone = Session(toy_classifier(), "source")
     for number in range(3):
         one = images(1, seed=number)
@@ -167,7 +178,8 @@ def test_statistics_may_move_once_per_window_only():
 
 def test_a_method_that_serves_by_batch_statistics_needs_the_samples_around(tmp_path):
     amid, apart = (
-        Session(toy_classifier(), "bn_stats", window=4, amid=choice) for choice in (True, False)
+        Session(toy_classifier(), "bn_stats", window=4, observe_every_request=choice)
+        for choice in (True, False)
     )
     for number in range(6):
         one = images(1, seed=number)
@@ -175,7 +187,7 @@ def test_a_method_that_serves_by_batch_statistics_needs_the_samples_around(tmp_p
 
 
 def test_how_it_is_served_is_part_of_the_state(tmp_path):
-    served = Session(toy_classifier(), window=4, amid=False)
+    served = Session(toy_classifier(), window=4, observe_every_request=False)
     served.predict(images(1, seed=0))
     served.save(tmp_path / "s")
     again = Session.load(tmp_path / "s", toy_classifier())

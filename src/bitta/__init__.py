@@ -1,9 +1,9 @@
-"""bitta: any classifier learns, while it serves, from one bit per question."""
+"""bitta: adapt a classifier while it serves, from one bit of feedback per question."""
 
 import gc
 
-_collecting = gc.isenabled()
-gc.disable()  # What torch imports stays: to look for garbage in it takes a tenth of the time.
+_gc_was_enabled = gc.isenabled()
+gc.disable()  # Collecting while torch is imported takes a tenth of the import time.
 
 from bitta.errors import BittaError, FallbackWarning
 from bitta.feedback import Human, Simulated
@@ -11,10 +11,10 @@ from bitta.session import Session
 from bitta.types import Answer, Batch, Feedback, Losses, Prediction, Query
 from bitta.version import __version__
 
-if _collecting:
-    if not gc.get_freeze_count():  # Else somebody has frozen what is not ours to thaw.
+if _gc_was_enabled:
+    if not gc.get_freeze_count():  # Otherwise unfreeze would undo the caller's freeze.
         gc.freeze()
-        gc.unfreeze()  # All of it is old now, and the next young collection passes it over.
+        gc.unfreeze()  # This moves all objects to the oldest generation.
     gc.enable()
 
 __all__ = [

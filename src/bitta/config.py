@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: built from keywords, checked, explained by docstrings."""
+"""Settings as frozen dataclasses, built from keywords, checked, documented by docstrings."""
 
 import ast
 import inspect
@@ -8,12 +8,12 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A set of settings; `presets` are named values for some of them."""
+    """Base class of settings. `presets` are named sets of values for some of them."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -23,31 +23,31 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Setting:
-    """One field, described."""
+    """Name, default and meaning of one field."""
 
     name: str
     default: Any
     meaning: str
 
 
-def build(kind: type[C], given: Mapping[str, Any], *, preset: str | None, of: str) -> C:
-    """Make a config from a preset and keywords; `of` names it in errors."""
+def build_config(kind: type[C], given: Mapping[str, Any], *, preset: str | None, of: str) -> C:
+    """Build a config from a preset and keywords. `of` names its owner in error messages."""
     known = {field.name for field in fields(kind)}
     for name in given:
         if name not in known:
-            raise unknown("setting", name, known, of=of)
+            raise unknown_name_error("setting", name, known, of=of)
     if preset is not None and preset not in list(kind.presets):
         if not kind.presets:
             raise SettingError(f"{of} has no presets; {preset!r} was given.")
-        raise unknown("preset", str(preset), kind.presets, of=of)
+        raise unknown_name_error("preset", str(preset), kind.presets, of=of)
     values = dict(kind.presets[preset]) if preset else {}
     values.update(given)
     hints = get_type_hints(kind)
-    return kind(**{name: _checked(name, value, hints[name]) for name, value in values.items()})
+    return kind(**{name: _check_type(name, value, hints[name]) for name, value in values.items()})
 
 
-def settings_of(kind: type[Config]) -> list[Setting]:
-    """Every field with its default and the docstring under it."""
+def describe_settings(kind: type[Config]) -> list[Setting]:
+    """Return every field with its default and the docstring under it."""
     meanings: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Config):
@@ -59,25 +59,25 @@ def settings_of(kind: type[Config]) -> list[Setting]:
     ]  # fmt: skip
 
 
-def whole(name: str, value: Any) -> int:
-    """A whole number, of whatever integer type."""
+def check_integer(name: str, value: Any) -> int:
+    """Return the value as an int. Raise an error if it is not an integer of any type."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise SettingError(f"{name} is {value!r}; allowed: a whole number.")
     return int(value)
 
 
-def require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """Refuse a value outside its range."""
-    if not holds:
+def require(condition: bool, name: str, value: Any, allowed: str) -> None:
+    """Raise an error if the condition on a value does not hold."""
+    if not condition:
         raise SettingError(f"{name} is {value!r}; allowed: {allowed}.")
 
 
-def _checked(name: str, value: Any, hint: Any) -> Any:
+def _check_type(name: str, value: Any, hint: Any) -> Any:
     if hint is float and not isinstance(value, bool) and isinstance(value, Real):
         require(isfinite(value), name, value, "a finite number")
         return float(value)
     if hint is int:
-        return whole(name, value)
+        return check_integer(name, value)
     if get_origin(hint) is not None and any(isinstance(arg, str) for arg in get_args(hint)):
         require(value in get_args(hint), name, value, ", ".join(map(repr, get_args(hint))))
         return value

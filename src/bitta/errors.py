@@ -1,47 +1,47 @@
-"""What can go wrong on the user's side: what was given, what is allowed, what to do."""
+"""Errors a user can cause. Messages say what was given, what is allowed and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class BittaError(Exception):
-    """Root of every error a user can cause and mend."""
+    """Base class of every error that a user can cause and fix."""
 
 
 class SettingError(BittaError, ValueError):
-    """A setting has an unknown name or a value that is not allowed."""
+    """Raised when a setting has an unknown name or a value that is not allowed."""
 
 
 class InputError(BittaError, ValueError):
-    """Images, labels or files do not have the form that is needed."""
+    """Raised when images, labels or files do not have the required form."""
 
 
-class UnreadableError(InputError):
-    """A file is damaged, or is not what its name says."""
+class UnreadableFileError(InputError):
+    """Raised when a file is damaged or has another format than expected."""
 
 
 class ModelError(BittaError, TypeError):
-    """The model cannot be used the way a method needs it."""
+    """Raised when a method cannot work with the model."""
 
 
 class FeedbackError(BittaError, LookupError):
-    """An answer does not belong to an open question."""
+    """Raised when an answer does not belong to an open question."""
 
 
-class SpaceError(BittaError, MemoryError):
-    """A step does not fit into the memory of its device."""
+class DeviceMemoryError(BittaError, MemoryError):
+    """Raised when a step does not fit into the memory of its device."""
 
 
 class FallbackWarning(UserWarning):
-    """A slower way is taken because the model does not allow the fast one."""
+    """Issued when the model does not allow the fast path and a slower one is used."""
 
 
-def unknown(
+def unknown_name_error(
     kind: str, given: str, allowed: Iterable[str], *, of: str = "", hint: str = ""
 ) -> SettingError:
-    """Build the error for a name that is not in a table, with the nearest name that is."""
+    """Build the error for a name that is not in a table. It suggests the nearest allowed name."""
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1)
     guess = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(names)}."
-    whose = f" of {of}" if of else ""
-    return SettingError(f"unknown {kind} {given!r}{whose}; {guess}{' ' + hint if hint else ''}")
+    owner = f" of {of}" if of else ""
+    return SettingError(f"unknown {kind} {given!r}{owner}; {guess}{' ' + hint if hint else ''}")

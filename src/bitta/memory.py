@@ -1,4 +1,4 @@
-"""Memories of samples: FIFO, class-balanced, confident, answered, and the window of recent ones."""
+"""Memories of samples: FIFO, class-balanced, confident, with feedback, and the serving window."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -7,156 +7,168 @@ import torch
 from torch import Tensor
 
 from bitta.seeding import Key, generator
-from bitta.types import Feedback, Judged, Prediction, State, moved
+from bitta.types import Feedback, JudgedSamples, Prediction, State, move_to_device
 
 
-class Fifo:
-    """Keep the newest `capacity` samples; nothing moves but what is new."""
+class FifoMemory:
+    """Ring buffer of the newest `capacity` samples and their labels."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._ring: Judged | None = None
+        self._ring: JudgedSamples | None = None
         self._oldest = 0
-        self._n = 0
+        self._n_samples = 0
 
     def __len__(self) -> int:
-        return self._n
+        return self._n_samples
 
     @property
     def inputs(self) -> Tensor:
-        """(samples, ...), oldest first; the shape is known from the first `add` on."""
+        """Inputs, oldest first, (samples, ...). Available after the first `add`."""
         assert self._ring is not None, "a memory is read only after its first add"
         return self._in_order(self._ring.inputs)
 
     @property
     def labels(self) -> Tensor:
-        """(samples,), oldest first."""
+        """Labels, oldest first, (samples,)."""
         assert self._ring is not None, "a memory is read only after its first add"
         return self._in_order(self._ring.labels)
 
-    def add(self, new: Judged) -> None:
-        """Append samples (possibly none) and forget the oldest beyond the capacity."""
+    def add(self, new: JudgedSamples) -> None:
+        """Append samples (possibly none) and drop the oldest beyond the capacity."""
         if self._ring is None:
-            shape = (self.capacity, *new.inputs.shape[1:])
-            self._ring = Judged(new.inputs.new_empty(shape), new.labels.new_empty(self.capacity))
+            self._ring = _empty_storage(new, self.capacity)
         inputs, labels = new.inputs[-self.capacity :], new.labels[-self.capacity :]
-        start = (self._oldest + self._n) % self.capacity
+        start = (self._oldest + self._n_samples) % self.capacity
         until_end = self.capacity - start
-        for ring, fresh in ((self._ring.inputs, inputs), (self._ring.labels, labels)):
-            ring[start : start + len(fresh)] = fresh[:until_end].detach()
-            ring[: max(0, len(fresh) - until_end)] = fresh[until_end:].detach()
-        forgotten = max(0, self._n + len(labels) - self.capacity)
-        self._oldest = (self._oldest + forgotten) % self.capacity
-        self._n += len(labels) - forgotten
+        for ring, rows in ((self._ring.inputs, inputs), (self._ring.labels, labels)):
+            ring[start : start + len(rows)] = rows[:until_end].detach()
+            ring[: max(0, len(rows) - until_end)] = rows[until_end:].detach()
+        n_dropped = max(0, self._n_samples + len(labels) - self.capacity)
+        self._oldest = (self._oldest + n_dropped) % self.capacity
+        self._n_samples += len(labels) - n_dropped
 
     def clear(self) -> None:
-        """Forget everything but the shape."""
-        self._oldest = self._n = 0
+        """Drop all samples. The sample shape stays known."""
+        self._oldest = self._n_samples = 0
 
     def state_dict(self) -> State:
-        """The samples, if there ever were any."""
+        """Return the samples; empty before the first `add`."""
         return {} if self._ring is None else {"inputs": self.inputs, "labels": self.labels}
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Take over saved samples."""
+        """Replace the samples by saved ones."""
         self._ring = None
         self.clear()
         if state:
-            self.add(Judged(state["inputs"].to(device), state["labels"].to(device)))
+            self.add(JudgedSamples(state["inputs"].to(device), state["labels"].to(device)))
 
     def _in_order(self, ring: Tensor) -> Tensor:
-        wrapped = max(0, self._oldest + self._n - self.capacity)
-        return torch.cat([ring[self._oldest : self._oldest + self._n], ring[:wrapped]])
+        n_wrapped = max(0, self._oldest + self._n_samples - self.capacity)
+        return torch.cat([ring[self._oldest : self._oldest + self._n_samples], ring[:n_wrapped]])
 
 
-class Balanced:
-    """Keep `capacity` samples; a new one takes the place of the oldest of a largest label.
+class BalancedMemory:
+    """Memory of `capacity` samples in which no label takes more than its share.
 
-    >>> memory = Balanced(4)
-    >>> memory.add(Judged(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([7, 7, 7, 7])))
-    >>> memory.add(Judged(torch.tensor([[5.0], [6.0]]), torch.tensor([2, 7])))
+    When it is full, a new sample replaces the oldest sample of a most frequent label.
+
+    >>> memory = BalancedMemory(4)
+    >>> inputs = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    >>> memory.add(JudgedSamples(inputs, torch.tensor([7, 7, 7, 7])))
+    >>> memory.add(JudgedSamples(torch.tensor([[5.0], [6.0]]), torch.tensor([2, 7])))
     >>> memory.inputs.flatten().tolist(), memory.labels.tolist()
     ([3.0, 4.0, 5.0, 6.0], [7, 7, 2, 7])
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._room: Judged | None = None
-        self._kept: dict[int, int] = {}
-        """Label by slot, oldest first."""
+        self._storage: JudgedSamples | None = None
+        self._label_by_slot: dict[int, int] = {}
+        """Label of each used slot, oldest sample first."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._label_by_slot)
 
     @property
     def inputs(self) -> Tensor:
-        """(samples, ...), oldest first; the shape is known from the first `add` on."""
-        shape = self._filled()
-        return shape.inputs[self._places(shape.inputs.device)]
+        """Inputs, oldest first, (samples, ...). Available after the first `add`."""
+        storage = self._require_storage()
+        return storage.inputs[self._used_slots(storage.inputs.device)]
 
     @property
     def labels(self) -> Tensor:
-        """(samples,), oldest first."""
-        shape = self._filled()
-        return shape.labels[self._places(shape.labels.device)]
+        """Labels, oldest first, (samples,)."""
+        storage = self._require_storage()
+        return storage.labels[self._used_slots(storage.labels.device)]
 
-    def add(self, new: Judged) -> None:
-        """Take samples in (possibly none), one after another."""
-        if self._room is None:
-            shape = (self.capacity, *new.inputs.shape[1:])
-            self._room = Judged(new.inputs.new_empty(shape), new.labels.new_empty(self.capacity))
-        taken: dict[int, int] = {}  # slot: row
+    def add(self, new: JudgedSamples) -> None:
+        """Add samples (possibly none), one after another."""
+        if self._storage is None:
+            self._storage = _empty_storage(new, self.capacity)
+        row_by_slot: dict[int, int] = {}
         for row, label in enumerate(new.labels.tolist()):
-            slot = self._slot_for(label)
-            self._kept[slot] = label
-            taken[slot] = row
-        slots, rows = torch.tensor(list(taken.items()), dtype=torch.long).reshape(-1, 2).T
-        slots, rows = (moved(of.contiguous(), new.inputs.device) for of in (slots, rows))
-        self._room.inputs[slots] = new.inputs[rows].detach()
-        self._room.labels[slots] = new.labels[rows]
+            slot = self._free_slot_for(label)
+            self._label_by_slot[slot] = label
+            row_by_slot[slot] = row
+        pairs = torch.tensor(list(row_by_slot.items()), dtype=torch.long).reshape(-1, 2)
+        slots, rows = (move_to_device(c.contiguous(), new.inputs.device) for c in pairs.T)
+        self._storage.inputs[slots] = new.inputs[rows].detach()
+        self._storage.labels[slots] = new.labels[rows]
 
     def clear(self) -> None:
-        """Forget everything but the shape."""
-        self._kept.clear()
+        """Drop all samples. The sample shape stays known."""
+        self._label_by_slot.clear()
 
     def state_dict(self) -> State:
-        """The samples, if there ever were any."""
-        return {} if self._room is None else {"inputs": self.inputs, "labels": self.labels}
+        """Return the samples; empty before the first `add`."""
+        return {} if self._storage is None else {"inputs": self.inputs, "labels": self.labels}
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Take over saved samples."""
-        self._room = None
+        """Replace the samples by saved ones."""
+        self._storage = None
         self.clear()
         if state:
-            self.add(Judged(state["inputs"].to(device), state["labels"].to(device)))
+            self.add(JudgedSamples(state["inputs"].to(device), state["labels"].to(device)))
 
-    def _filled(self) -> Judged:
-        assert self._room is not None, "a memory is read only after its first add"
-        return self._room
+    def _require_storage(self) -> JudgedSamples:
+        assert self._storage is not None, "a memory is read only after its first add"
+        return self._storage
 
-    def _places(self, device: torch.device) -> Tensor:
-        return moved(torch.tensor(list(self._kept), dtype=torch.long), device)
+    def _used_slots(self, device: torch.device) -> Tensor:
+        return move_to_device(torch.tensor(list(self._label_by_slot), dtype=torch.long), device)
 
-    def _slot_for(self, label: int) -> int:
-        """A free one, or the oldest of the labels that are most frequent with the new one."""
-        if len(self._kept) < self.capacity:
-            return next(slot for slot in range(self.capacity) if slot not in self._kept)
-        counts = Counter(self._kept.values())
+    def _free_slot_for(self, label: int) -> int:
+        """Return an unused slot, or free the oldest slot of a most frequent label.
+
+        The new label counts when frequencies are compared.
+        """
+        if len(self._label_by_slot) < self.capacity:
+            return next(slot for slot in range(self.capacity) if slot not in self._label_by_slot)
+        counts = Counter(self._label_by_slot.values())
         counts[label] += 1
-        most = max(counts.values())
-        slot = next(slot for slot, of in self._kept.items() if counts[of] == most)
-        del self._kept[slot]
+        highest = max(counts.values())
+        slot = next(slot for slot, old in self._label_by_slot.items() if counts[old] == highest)
+        del self._label_by_slot[slot]
         return slot
 
 
-class ConfidentMemory:
-    """High-confidence uniform-class sampling: the largest class makes room."""
+def _empty_storage(like: JudgedSamples, capacity: int) -> JudgedSamples:
+    shape = (capacity, *like.inputs.shape[1:])
+    return JudgedSamples(like.inputs.new_empty(shape), like.labels.new_empty(capacity))
 
-    def __init__(self, capacity: int, *, confident: float, key: Key) -> None:
+
+class ConfidentMemory:
+    """Memory of confident samples with high-confidence uniform-class sampling.
+
+    When it is full, a new sample replaces a random sample of a largest class.
+    """
+
+    def __init__(self, capacity: int, *, min_confidence: float, key: Key) -> None:
         self.capacity = capacity
-        self.confident = confident
+        self.min_confidence = min_confidence
         self.labels: list[int] = []
-        """Predicted classes of the samples kept."""
+        """Predicted classes of the stored samples."""
         self._key = key
         self._n_accepted = 0
         self._inputs: Tensor | None = None
@@ -166,28 +178,28 @@ class ConfidentMemory:
 
     @property
     def inputs(self) -> Tensor:
-        """(samples, ...); the shape is known from the first `offer` on."""
+        """Inputs, (samples, ...). Available after the first `offer`."""
         assert self._inputs is not None, "a memory is read only after its first offer"
         return self._inputs[: len(self)]
 
     def offer(self, inputs: Tensor, labels: Tensor, confidence: Tensor) -> None:
-        """Keep samples that are confident enough, one after another."""
+        """Store the samples that are confident enough, one after another."""
         if self._inputs is None:
             self._inputs = inputs.new_empty((self.capacity, *inputs.shape[1:]))
-        rows = (confidence >= self.confident).nonzero().squeeze(1)
+        rows = (confidence >= self.min_confidence).nonzero().squeeze(1)
         for row, label in zip(rows.tolist(), labels[rows].tolist(), strict=True):
-            place = self._place_for(label)
-            self._inputs[place] = inputs[row].detach()
-            self.labels[place : place + 1] = [label]
+            slot = self._slot_for(label)
+            self._inputs[slot] = inputs[row].detach()
+            self.labels[slot : slot + 1] = [label]
             self._n_accepted += 1
 
     def clear(self) -> None:
-        """Forget everything but the shape."""
+        """Drop all samples. The sample shape stays known."""
         self.labels = []
         self._n_accepted = 0
 
     def state_dict(self) -> State:
-        """The samples, if there ever were any, and how many have been accepted."""
+        """Return the samples and the number of samples accepted so far."""
         return {
             "inputs": None if self._inputs is None else self.inputs,
             "labels": self.labels,
@@ -195,47 +207,48 @@ class ConfidentMemory:
         }
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Take over saved samples."""
+        """Replace the samples by saved ones."""
         self.labels = list(state["labels"])
         self._n_accepted = state["n_accepted"]
         self._inputs = None
         if state["inputs"] is not None:
-            kept = state["inputs"].to(device)
-            self._inputs = kept.new_empty((self.capacity, *kept.shape[1:]))
-            self._inputs[: len(kept)] = kept
+            saved = state["inputs"].to(device)
+            self._inputs = saved.new_empty((self.capacity, *saved.shape[1:]))
+            self._inputs[: len(saved)] = saved
 
-    def _place_for(self, label: int) -> int:
-        """A free place, else that of a random sample of a largest class, its own if it is one."""
+    def _slot_for(self, label: int) -> int:
+        """Return an unused slot, or that of a random sample of a largest class.
+
+        If the new label is one of the largest classes, its own class is chosen.
+        """
         if len(self) < self.capacity:
             return len(self)
-        counts = {kept: self.labels.count(kept) for kept in sorted(set(self.labels))}
-        largest = [kept for kept, count in counts.items() if count == max(counts.values())]
-        # Drawn by address: the number of samples accepted so far is all there is to save.
-        random_key = generator(*self._key, self._n_accepted)
-        crowded = label if label in largest else _one_of(largest, random_key)
-        return _one_of(
-            [place for place, kept in enumerate(self.labels) if kept == crowded], random_key
-        )
+        counts = {stored: self.labels.count(stored) for stored in sorted(set(self.labels))}
+        largest = [stored for stored, count in counts.items() if count == max(counts.values())]
+        # The generator is keyed by the count of accepted samples, so no random state is saved.
+        rng = generator(*self._key, self._n_accepted)
+        replaced = label if label in largest else _draw_one(largest, rng)
+        return _draw_one([slot for slot, old in enumerate(self.labels) if old == replaced], rng)
 
 
-def _one_of(values: list[int], random_key: torch.Generator) -> int:
-    return values[int(torch.randint(len(values), (), generator=random_key))]
+def _draw_one(values: list[int], rng: torch.Generator) -> int:
+    return values[int(torch.randint(len(values), (), generator=rng))]
 
 
-class Mixed(NamedTuple):
-    """[correct; incorrect; unlabelled]: the batch that every step learns from."""
+class MixedBatch(NamedTuple):
+    """Batch for one update: rows judged correct, rows judged incorrect, unlabelled rows."""
 
-    inputs: Tensor  # (samples, ...)
+    inputs: Tensor  # (samples, ...), in this order
     correct: Tensor  # (correct,) labels judged correct
     incorrect: Tensor  # (incorrect,) labels judged incorrect
 
     @property
     def n_judged(self) -> int:
-        """How many rows have a label that was judged."""
+        """Number of rows with a judged label."""
         return len(self.correct) + len(self.incorrect)
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of what the model gave: correct, incorrect, unlabelled."""
+        """Split the rows of a model output into correct, incorrect and unlabelled."""
         correct, incorrect, rest = outputs.tensor_split((len(self.correct), self.n_judged))
         return correct, incorrect, rest
 
@@ -244,84 +257,103 @@ class FeedbackMemory:
     """M_C and M_I of the paper's Algorithm 1."""
 
     def __init__(self, *, correct: int, incorrect: int) -> None:
-        self.correct = Fifo(correct)
-        self.incorrect = Fifo(incorrect)
+        self.correct = FifoMemory(correct)
+        self.incorrect = FifoMemory(incorrect)
 
     def add(self, feedback: Feedback) -> None:
-        """File each answer by its verdict."""
+        """Add each answer to the memory of its verdict."""
         self.correct.add(feedback.correct)
         self.incorrect.add(feedback.incorrect)
 
-    def mixed_with(self, unlabelled: Tensor) -> Mixed:
-        """What is remembered beside a batch nobody was asked about."""
+    def mix_with(self, unlabelled: Tensor) -> MixedBatch:
+        """Return the batch of all remembered samples and the unlabelled ones."""
         inputs = torch.cat([self.correct.inputs, self.incorrect.inputs, unlabelled])
-        return Mixed(inputs, self.correct.labels, self.incorrect.labels)
+        return MixedBatch(inputs, self.correct.labels, self.incorrect.labels)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all samples."""
         self.correct.clear()
         self.incorrect.clear()
 
     def state_dict(self) -> State:
-        """Both memories."""
+        """Return the state of both memories."""
         return {"correct": self.correct.state_dict(), "incorrect": self.incorrect.state_dict()}
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Take over saved memories."""
+        """Replace both memories by saved ones."""
         self.correct.load_state_dict(state["correct"], device=device)
         self.incorrect.load_state_dict(state["incorrect"], device=device)
 
 
-class Window:
-    """The newest `size` samples with what was served for them; full once so many are new."""
+class CompleteWindow(NamedTuple):
+    """Samples of a complete window, with the predictions that were served for them."""
+
+    inputs: Tensor  # (samples, ...)
+    prediction: Prediction
+
+
+class SampleWindow:
+    """Group small requests into windows of `size` samples.
+
+    The window holds the newest samples with their predictions. It is complete once `size` samples
+    have come in since the last complete window. Complete windows do not overlap, and a request is
+    never split: a window is larger than `size` if the last request exceeds it.
+
+    With `size` 0 every request is a complete window of its own, and nothing is stored.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.fresh = 0
-        """Samples added since the window was last taken."""
+        self.n_new = 0
+        """Samples added since the last complete window."""
         self._inputs: Tensor | None = None
         self._probs: Tensor | None = None
 
-    def fills(self, inputs: Tensor) -> bool:
-        """Whether these inputs complete the window."""
-        return self.fresh + len(inputs) >= self.size
+    def is_completed_by(self, n_samples: int) -> bool:
+        """Return True if a request of `n_samples` completes the window."""
+        return self.n_new + n_samples >= self.size
 
-    def around(self, inputs: Tensor) -> Tensor:
-        """The window as it will be with these inputs, which come last."""
-        earlier = max(self.size, self.fresh + len(inputs)) - len(inputs)
-        if self._inputs is None or not earlier:
+    def with_recent(self, inputs: Tensor) -> Tensor:
+        """Return the window as it will be with these inputs, which come last."""
+        n_earlier = max(self.size, self.n_new + len(inputs)) - len(inputs)
+        if self._inputs is None or not n_earlier:
             return inputs
-        return torch.cat([self._inputs[-earlier:], inputs])
+        return torch.cat([self._inputs[-n_earlier:], inputs])
 
-    def add(self, inputs: Tensor, served: Prediction) -> None:
-        """Let the oldest go."""
-        self.fresh += len(inputs)
-        keep = max(self.size, self.fresh)
-        # A copy: the caller may fill the same memory with the next request.
-        pieces = [self._inputs, inputs] if self._inputs is not None else [inputs]
-        shares = [self._probs, served.probs] if self._probs is not None else [served.probs]
-        self._inputs = torch.cat(pieces)[-keep:]
-        self._probs = torch.cat(shares)[-keep:]
-
-    def take(self) -> tuple[Tensor, Prediction]:
-        """All of it, to ask about and to learn from; from now on it is old."""
-        assert self._inputs is not None
-        assert self._probs is not None
-        self.fresh = 0
+    def add(self, inputs: Tensor, served: Prediction) -> CompleteWindow | None:
+        """Add a request. Return the window if this request completes it."""
+        if not self.size:
+            return CompleteWindow(inputs, served)
+        is_complete = self.is_completed_by(len(inputs))
+        self.n_new += len(inputs)
+        n_stored = max(self.size, self.n_new)
+        # torch.cat copies: the caller may reuse the memory of its inputs for the next request.
+        all_inputs = [inputs] if self._inputs is None else [self._inputs, inputs]
+        all_probs = [served.probs] if self._probs is None else [self._probs, served.probs]
+        self._inputs = torch.cat(all_inputs)[-n_stored:]
+        self._probs = torch.cat(all_probs)[-n_stored:]
+        if not is_complete:
+            return None
+        self.n_new = 0
         confidence, labels = self._probs.max(-1)
-        return self._inputs, Prediction(labels, self._probs, confidence)
+        return CompleteWindow(self._inputs, Prediction(labels, self._probs, confidence))
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.fresh = 0
+        """Drop all samples."""
+        self.n_new = 0
         self._inputs = self._probs = None
 
     def state_dict(self) -> State:
-        """Samples, predictions, and how many of them are new."""
-        return {"fresh": self.fresh, "inputs": self._inputs, "probs": self._probs}
+        """Return the samples, their probabilities and the number of new samples."""
+        return {
+            "size": self.size,
+            "n_new": self.n_new,
+            "inputs": self._inputs,
+            "probs": self._probs,
+        }
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Go on from a saved state."""
-        self.fresh = state["fresh"]
+        """Continue from a saved state of the same size."""
+        self.n_new = state["n_new"]
         self._inputs = None if state["inputs"] is None else state["inputs"].to(device)
         self._probs = None if state["probs"] is None else state["probs"].to(device)

@@ -1,4 +1,4 @@
-"""Measures of a run: agreement, calibration, collapse, forgetting, time and memory."""
+"""Metrics of a run: agreement, calibration, collapse, forgetting, time, memory and scaling."""
 
 import resource
 import sys
@@ -17,17 +17,17 @@ from bitta.types import State
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Samples on which the policy was computed, and on how many it agreed."""
+    """Counts of samples on which the policy and the served labels agree."""
 
     n_measured: int = 0
     n_agreeing: int = 0
     n_agreeing_correct: int = 0
     n_correct: int = 0
-    """Of those measured."""
+    """Correct samples among the measured ones."""
 
     @classmethod
-    def of(cls, labels: Tensor, correct: Tensor, policy: Tensor | None) -> Self:
-        """Of one batch; none where nobody asked for the policy, (batch, classes)."""
+    def from_batch(cls, labels: Tensor, correct: Tensor, policy: Tensor | None) -> Self:
+        """Count one batch. All counts are 0 if the policy, (batch, classes), was not computed."""
         if policy is None:
             return cls()
         agreeing = (policy.argmax(-1) == labels).cpu()
@@ -38,35 +38,35 @@ class Agreement:
 
     @property
     def rate(self) -> float | None:
-        """Percent of samples on which both agree."""
+        """Percentage of measured samples on which both agree."""
         return _percent(self.n_agreeing, self.n_measured)
 
     @property
     def accuracy_agreeing(self) -> float | None:
-        """Percent right where both agree."""
+        """Accuracy in percent on samples where both agree."""
         return _percent(self.n_agreeing_correct, self.n_agreeing)
 
     @property
     def accuracy_disagreeing(self) -> float | None:
-        """Percent right where they do not."""
-        right = self.n_correct - self.n_agreeing_correct
-        return _percent(right, self.n_measured - self.n_agreeing)
+        """Accuracy in percent on samples where they disagree."""
+        n_correct = self.n_correct - self.n_agreeing_correct
+        return _percent(n_correct, self.n_measured - self.n_agreeing)
 
 
-def _percent(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None
+def _percent(part: int, total: int) -> float | None:
+    return 100 * part / total if total else None
 
 
-WORST = 2.0
-"""All probability on a wrong class."""
+MAX_BRIER_SCORE = 2.0
+"""Brier score of a sample with all probability on a wrong class."""
 
 
 @torch.no_grad()
 def brier_sum(probs: Tensor, truth: Tensor) -> float:
-    """Sum over samples of Σ (p - one-hot)², 0 to 2 each; what is no number counts as the worst."""
-    wanted = F.one_hot(truth.to(probs.device), probs.shape[-1])
-    squares = (probs.double() - wanted).square().sum(-1)
-    return float(squares.nan_to_num(WORST, posinf=WORST).sum())
+    """Return the sum over samples of Σ (p - one-hot)², 0 to 2 each. NaN counts as the maximum."""
+    target = F.one_hot(truth.to(probs.device), probs.shape[-1])
+    squares = (probs.double() - target).square().sum(-1)
+    return float(squares.nan_to_num(MAX_BRIER_SCORE, posinf=MAX_BRIER_SCORE).sum())
 
 
 N_BINS = 15
@@ -78,7 +78,7 @@ def _zeros() -> list[float]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Fifteen equal-width bins of confidence: how many fell in, how sure, how right."""
+    """Fifteen equal-width confidence bins with count, confidence and number correct of each."""
 
     count: list[float] = field(default_factory=_zeros)
     confidence: list[float] = field(default_factory=_zeros)
@@ -86,67 +86,71 @@ class Reliability:
     correct: list[float] = field(default_factory=_zeros)
 
     def add(self, confidence: Tensor, correct: Tensor) -> Self:
-        """With a batch taken in; a confidence that is no number counts as none."""
+        """Return a copy with a batch added. A confidence of NaN counts as 0."""
         confidence = confidence.nan_to_num(0.0)
         # Bins are open below and closed above, (0, 1/15] to (14/15, 1].
         bins = (confidence.double().cpu() * N_BINS).ceil().long().clamp(1, N_BINS) - 1
         return type(self)(
-            _summed(self.count, bins, torch.ones_like(bins)),
-            _summed(self.confidence, bins, confidence),
-            _summed(self.correct, bins, correct),
+            _add_to_bins(self.count, bins, torch.ones_like(bins)),
+            _add_to_bins(self.confidence, bins, confidence),
+            _add_to_bins(self.correct, bins, correct),
         )
 
     @property
     def ece(self) -> float:
         """Expected calibration error in percent."""
         total = sum(self.count)
-        gaps = zip(self.confidence, self.correct, strict=True)
-        return 100 * sum(abs(sure - right) for sure, right in gaps) / total if total else 0.0
+        pairs = zip(self.confidence, self.correct, strict=True)
+        gap = sum(abs(confidence - correct) for confidence, correct in pairs)
+        return 100 * gap / total if total else 0.0
 
 
 def confidence_sum(confidence: Tensor) -> float:
-    """Over a batch; as above, one that is no number counts as none."""
+    """Return the sum over a batch. A confidence of NaN counts as 0."""
     return float(confidence.double().cpu().nan_to_num(0.0).sum())
 
 
-def _summed(sums: list[float], bins: Tensor, values: Tensor) -> list[float]:
+def _add_to_bins(sums: list[float], bins: Tensor, values: Tensor) -> list[float]:
     added = torch.zeros(N_BINS, dtype=torch.float64)
     added.index_add_(0, bins, values.double().cpu())
     return [old + new for old, new in zip(sums, added.tolist(), strict=True)]
 
 
-LEAST_ENTROPY = 0.3
-"""Of labels served, as a part of that of the true ones, below which a model has collapsed."""
-LEAST_ACCURACY = 0.5
-"""As a part of the source model's, below which a model has collapsed."""
+MIN_ENTROPY_RATIO = 0.3
+"""Limit of collapse: entropy of the served labels divided by that of the true labels."""
+MIN_ACCURACY_RATIO = 0.5
+"""Limit of collapse: accuracy divided by the accuracy of the source model."""
 
-Spreads: TypeAlias = Mapping[str, Mapping[str, float]]
-"""By domain: the entropy of the labels "served" and of the "true" ones, 0 to 1."""
+LabelEntropies: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Normalised entropy, 0 to 1, of the "served" and of the "true" labels, by domain."""
 
 
 @dataclass(slots=True)
-class Histograms:
-    """How often each class was served, and was right, in each domain."""
+class LabelHistograms:
+    """Counts of the served and of the true labels, by domain."""
 
     served: dict[str, Tensor] = field(default_factory=dict)  # each (classes,)
     true: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, domain: str, labels: Tensor, truth: Tensor, *, n_classes: int) -> None:
-        """Take a batch in."""
-        for counts, seen in ((self.served, labels), (self.true, truth)):
-            new = torch.bincount(seen.cpu(), minlength=n_classes)
+        """Add a batch."""
+        for counts, batch in ((self.served, labels), (self.true, truth)):
+            new = torch.bincount(batch.cpu(), minlength=n_classes)
             counts[domain] = counts[domain] + new if domain in counts else new
 
     @property
-    def spreads(self) -> dict[str, dict[str, float]]:
-        """The normalised entropies, which is all that is kept of them."""
+    def entropies(self) -> dict[str, dict[str, float]]:
+        """Normalised entropies by domain, as in `LabelEntropies`."""
         return {
-            domain: {"served": spread(counts), "true": spread(self.true[domain])}
+            domain: {
+                "served": normalised_entropy(counts),
+                "true": normalised_entropy(self.true[domain]),
+            }
             for domain, counts in self.served.items()
         }
 
     def state_dict(self) -> State:
-        """Both, as lists: names of domains may hold anything."""
+        """Return both as lists. Domain names may hold any character, so they cannot be keys."""
         domains = list(self.served)
         return {
             "domains": domains,
@@ -155,8 +159,8 @@ class Histograms:
         }
 
     @classmethod
-    def of(cls, state: State) -> Self:
-        """From a saved state."""
+    def from_state_dict(cls, state: State) -> Self:
+        """Restore a saved state."""
         names = state["domains"]
         return cls(
             dict(zip(names, state["served"], strict=True)),
@@ -164,40 +168,46 @@ class Histograms:
         )
 
 
-def spread(counts: Tensor) -> float:
-    """Entropy of a histogram as a part of the most there could be: 1 if all classes are as many."""
+def normalised_entropy(counts: Tensor) -> float:
+    """Return the entropy of a histogram divided by its maximum; 1 if all classes are equal."""
     shares = counts.double() / counts.sum().clamp_min(1)
     return float(-torch.xlogy(shares, shares).sum()) / log(max(2, len(counts)))
 
 
-def narrowed(spreads: Spreads) -> list[str]:
-    """Domains in which far fewer classes are served than there are."""
-    return [domain for domain, of in spreads.items() if of["served"] < LEAST_ENTROPY * of["true"]]
+def find_low_entropy_domains(entropies: LabelEntropies) -> list[str]:
+    """Return the domains in which far fewer classes are served than occur."""
+    return [
+        domain
+        for domain, entropy in entropies.items()
+        if entropy["served"] < MIN_ENTROPY_RATIO * entropy["true"]
+    ]
 
 
-def fallen_behind(accuracy: Mapping[str, float], source: Mapping[str, float]) -> list[str]:
-    """Domains in which accuracy is less than half of the source model's."""
+def find_low_accuracy_domains(
+    accuracy: Mapping[str, float], source: Mapping[str, float]
+) -> list[str]:
+    """Return the domains in which the accuracy is below half of the source model's."""
     return [
         domain
         for domain, percent in accuracy.items()
-        if domain in source and percent < LEAST_ACCURACY * source[domain]
+        if domain in source and percent < MIN_ACCURACY_RATIO * source[domain]
     ]
 
 
 class Stopwatch:
-    """Seconds between `start` and `stop`, both taken when the device has nothing left to do."""
+    """Measure seconds between `start` and `stop`. Both wait for the device to finish."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._started = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the measurement."""
         self._synchronise()
         self._started = perf_counter()
 
     def stop(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         self._synchronise()
         return perf_counter() - self._started
 
@@ -207,7 +217,7 @@ class Stopwatch:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes held at once: tensors on a GPU, the whole process on a CPU."""
+    """Return the peak memory in bytes: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -215,7 +225,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget earlier work, where that is possible: on a GPU."""
+    """Reset the peak memory on a GPU. On a CPU it cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -226,138 +236,142 @@ class Forgetting:
 
     n_samples: int
     before: float
-    """Of the source model."""
+    """Accuracy of the source model."""
     after: float
-    """Of what is served once the stream is over."""
+    """Accuracy of the model at the end of the stream."""
 
     @property
     def drop(self) -> float:
-        """Points that were lost; below 0 where some were gained."""
+        """Lost percentage points; negative if accuracy has risen."""
         return self.before - self.after
 
 
-AXES = ("batch", "memory", "n_classes", "passes")
-"""What a case can be made larger by."""
+SCALING_AXES = ("batch", "memory", "n_classes", "passes")
+"""Fields of a case along which its run time is compared."""
 DOES_NOT_FIT = "does not fit"
-"""Why a case that runs out of memory was not measured."""
+"""Value of `SpeedMeasurement.failure` for a case that runs out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is timed: a method on a model, and how much there is of everything."""
+class SpeedCase:
+    """Case to time: a method on a model, with all sizes."""
 
     method: str
     model: str
-    """Name of the architecture; its weights are random."""
+    """Name of the architecture. Its weights are random."""
     n_classes: int
     size: int
-    """Side of the images, in pixels."""
+    """Width and height of the images, in pixels."""
     batch: int
     n_queries: int
-    """Questions per batch, all of them answered."""
+    """Questions per batch. All of them are answered."""
     memory: int
-    """Capacity of each memory: of samples judged correct, and of those judged incorrect."""
+    """Capacity of each of the memories for correct and for incorrect samples."""
     passes: int
     """Number N of MC-dropout passes."""
     epochs: int
-    """Number E of steps on each batch; 0 for a method that takes none."""
+    """Number E of updates on each batch; 0 for a method without updates."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the method, where they are not its defaults."""
+    """Settings of the method that differ from its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One case on one machine; times are in milliseconds, the device caught up."""
+class SpeedMeasurement:
+    """Measurement of one case on one machine. Times are in milliseconds, after a device sync."""
 
-    case: Case
+    case: SpeedCase
     execution: str = ""
-    """The path that ran."""
+    """Execution path."""
     failure: str = ""
-    """Why nothing was measured; empty where something was."""
+    """Reason why nothing was measured; empty on success."""
     n_timed: int = 0
     ms: float = 0.0
-    """Median over the timed batches of serving, selecting and learning."""
+    """Median time of serving, selecting and learning over the timed batches."""
     ms_p25: float = 0.0
     ms_p75: float = 0.0
     serve_ms: float = 0.0
-    """Median of serving alone, while no question and no learning is due."""
+    """Median time of serving alone, without questions and learning."""
     peak_memory: int = 0
-    """Bytes, warm-up and capture included: of tensors on a GPU, of the whole process on a CPU."""
+    """Peak bytes, with warm-up and capture: tensors on a GPU, the whole process on a CPU."""
     timed_peak_memory: int = 0
-    """The same over the timed batches; what a graph holds was allocated at its capture."""
+    """Peak bytes over the timed batches. Memory of CUDA graphs was allocated before, at capture."""
     reserved_memory: int = 0
-    """Bytes the allocator took from a GPU, graphs included; 0 on a CPU."""
+    """Bytes that the allocator reserved on a GPU, with CUDA graphs; 0 on a CPU."""
     forwards: int = 0
-    """Samples times passes through the model, per batch."""
+    """Samples times forward passes, per batch."""
     backwards: int = 0
     flops: int = 0
     """Operations of convolutions and matrix products per batch, counted on the plain path."""
     matmul_share: float = 0.0
-    """What part of the machine's own matmul rate they are carried out at."""
+    """Rate of these operations divided by the measured matmul rate of the machine."""
 
     @property
     def images_per_second(self) -> float:
-        """Samples served, selected from and learned from in a second."""
+        """Samples served, selected from and learned from per second."""
         return 1000 * self.case.batch / self.ms if self.ms else 0.0
 
     def as_table(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for a JSON file."""
         return {**asdict(self), "images_per_second": self.images_per_second}
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Self:
-        """From plain values."""
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Restore the values returned by `as_table`."""
         values = {name: value for name, value in table.items() if name != "images_per_second"}
-        return cls(**{**values, "case": Case(**table["case"])})
+        return cls(**{**values, "case": SpeedCase(**table["case"])})
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Measurements of one method that differ along one axis alone."""
+class ScalingCurve:
+    """Measurements of one method whose cases differ along one axis only."""
 
     axis: str
     method: str
-    measurements: Sequence[Measurement]  # by place on the axis
+    measurements: Sequence[SpeedMeasurement]  # ascending along the axis
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """(place, ms)."""
+        """Pairs of the value on the axis and the time in milliseconds."""
         return [(getattr(m.case, self.axis), m.ms) for m in self.measurements]
 
     @property
     def exponent(self) -> float:
-        """The p of ms ~ axis^p over all points."""
-        return growth(self.points)
+        """Exponent p of ms ~ axis^p, fitted to all points."""
+        return fit_growth_exponent(self.points)
 
     @property
     def last_exponent(self) -> float:
-        """The p between the two largest, where fixed costs weigh least."""
-        return growth(self.points[-2:])
+        """Exponent p between the two largest points, where fixed costs matter least."""
+        return fit_growth_exponent(self.points[-2:])
 
 
-def growth(points: Sequence[tuple[float, float]]) -> float:
-    """Slope of the least-squares line through (log x, log y)."""
+def fit_growth_exponent(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of the least-squares line through (log x, log y)."""
     logs = [(log(x), log(y)) for x, y in points]
     mean_x = sum(x for x, _ in logs) / len(logs)
     mean_y = sum(y for _, y in logs) / len(logs)
-    spread = sum((x - mean_x) ** 2 for x, _ in logs)
-    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / spread
+    variance = sum((x - mean_x) ** 2 for x, _ in logs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / variance
 
 
-def curves_of(measurements: Sequence[Measurement], *, at_least: int = 3) -> list[Curve]:
-    """Every line of so many cases along one axis, as far as at least two were measured."""
+def find_scaling_curves(
+    measurements: Sequence[SpeedMeasurement], *, min_cases: int = 3
+) -> list[ScalingCurve]:
+    """Return a curve for every `min_cases` or more cases along one axis, two of them measured."""
     curves = []
-    for axis in AXES:
-        for line in _lines(measurements, axis):
-            measured = [m for m in line if not m.failure]
-            if len(line) >= at_least and len(measured) > 1:
-                curves.append(Curve(axis, line[0].case.method, measured))
+    for axis in SCALING_AXES:
+        for group in _group_along_axis(measurements, axis):
+            measured = [m for m in group if not m.failure]
+            if len(group) >= min_cases and len(measured) > 1:
+                curves.append(ScalingCurve(axis, group[0].case.method, measured))
     return curves
 
 
-def _lines(measurements: Sequence[Measurement], axis: str) -> list[list[Measurement]]:
-    lines: dict[str, list[Measurement]] = {}
+def _group_along_axis(
+    measurements: Sequence[SpeedMeasurement], axis: str
+) -> list[list[SpeedMeasurement]]:
+    groups: dict[str, list[SpeedMeasurement]] = {}
     for measurement in sorted(measurements, key=lambda m: int(getattr(m.case, axis))):
-        elsewhere = {**asdict(measurement.case), axis: None}
-        lines.setdefault(repr(elsewhere), []).append(measurement)
-    return sorted(lines.values(), key=lambda line: measurements.index(line[0]))
+        other_fields = {**asdict(measurement.case), axis: None}
+        groups.setdefault(repr(other_fields), []).append(measurement)
+    return sorted(groups.values(), key=lambda group: measurements.index(group[0]))

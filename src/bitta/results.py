@@ -15,8 +15,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from bitta.errors import InputError, UnreadableError
-from bitta.metrics import Agreement, Reliability, Spreads, fallen_behind, narrowed
+from bitta.errors import InputError, UnreadableFileError
+from bitta.metrics import (
+    Agreement,
+    LabelEntropies,
+    Reliability,
+    find_low_accuracy_domains,
+    find_low_entropy_domains,
+)
 from bitta.statefile import write_atomically
 from bitta.version import __version__
 
@@ -72,7 +78,7 @@ class RunResult:
     final_weights: str
     """Hash of the weights at the end."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    spreads: Spreads = field(default_factory=dict)
+    spreads: LabelEntropies = field(default_factory=dict)
     policy_reliability: Reliability = field(default_factory=Reliability)
     """Of the policy, on the samples on which it was computed; empty where it never was."""
 
@@ -141,11 +147,11 @@ class RunResult:
     @property
     def looks_collapsed(self) -> list[str]:
         """Domains in which far fewer classes were served than there are."""
-        return narrowed(self.spreads)
+        return find_low_entropy_domains(self.spreads)
 
     def collapsed(self, source: Self) -> list[str]:
         """Domains in which accuracy was less than half of what the source model has there."""
-        return fallen_behind(self.accuracy_by_domain, source.accuracy_by_domain)
+        return find_low_accuracy_domains(self.accuracy_by_domain, source.accuracy_by_domain)
 
     @property
     def seconds_per_batch(self) -> float:
@@ -212,8 +218,8 @@ def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
     return table
 
 
-def _unreadable(path: str | Path, what: str, reason: str) -> UnreadableError:
-    return UnreadableError(f"{str(path)!r} is not a readable {what} ({reason}).")
+def _unreadable(path: str | Path, what: str, reason: str) -> UnreadableFileError:
+    return UnreadableFileError(f"{str(path)!r} is not a readable {what} ({reason}).")
 
 
 def as_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Choose which predictions to ask about: scores, budget, random audits."""
+"""Choose which predictions to ask about: uncertainty scores, budget, random audits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from bitta.config import require, whole
-from bitta.errors import unknown
+from bitta.config import check_integer, require
+from bitta.errors import unknown_name_error
 from bitta.methods.base import Adapter
 from bitta.seeding import Key, generator
 from bitta.types import Prediction, Query
@@ -19,45 +19,46 @@ from bitta.types import Prediction, Query
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A batch of predictions, any of which could be asked about."""
+    """Batch of predictions to choose questions from."""
 
     prediction: Prediction
     policy: Callable[[], Tensor]
-    """Computes π, (batch, classes); costs N passes, so only those who need it call it."""
+    """Computes π, (batch, classes). It costs N forward passes, so it is called only if needed."""
     logits: Callable[[], Tensor]
-    """Computes what was served before it was made into probabilities, (batch, classes)."""
+    """Computes the logits of the predictions, (batch, classes)."""
     key: Key
-    """Where chance, if any, is drawn from."""
+    """Key of the random numbers, if a score draws any."""
 
 
-Selector: TypeAlias = Callable[[Candidates], Tensor]
-"""Gives each candidate an uncertainty, (batch,); the highest are asked about. Changes nothing."""
+ScoreFunction: TypeAlias = Callable[[Candidates], Tensor]
+"""Returns the uncertainty of each candidate, (batch,). The highest are asked about."""
 
 
-_TINY = 1e-9
+_ROUNDING_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """k questions on every n-th batch, up to a total.
+    """Ask k questions on every n-th batch, up to a total.
 
-    Where a question costs more than the verdict that k is counted in, its `price` is saved up for
-    over the batches: at 3.32 three batches of one may pass without a question.
+    `n_queries` is counted in verdicts. A question that costs more has a `price` above 1, and the
+    budget saves up for it: with one verdict per batch and a price of 3.32, three batches may pass
+    without a question.
     """
 
     n_queries: int
     every: int = 1
     total: int | None = None
     price: float = 1.0
-    """Of one question, in verdicts."""
+    """Cost of one question, in verdicts."""
     audits: int = 0
-    """How many of a batch's questions are about samples drawn at random."""
+    """Number of questions per batch about samples drawn at random."""
 
     def __post_init__(self) -> None:
         for name in ("n_queries", "every", "total", "audits"):
             if (given := getattr(self, name)) is not None or name != "total":
-                # As a plain number, which can be saved, of whatever type it was given.
-                object.__setattr__(self, name, whole(name, given))
+                # Convert integers of any type (NumPy, torch) to int, which can be saved.
+                object.__setattr__(self, name, check_integer(name, given))
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
         require(0 <= self.audits <= self.n_queries, "audits", self.audits, "0 to n_queries")
         require(self.every >= 1, "every", self.every, "1 or more")
@@ -66,42 +67,45 @@ class Budget:
         require(isfinite(self.price) and self.price > 0, "price", self.price, "a number above 0")
         object.__setattr__(self, "price", float(self.price))
 
-    def allowance(self, *, step: int, asked: int) -> int:
-        """Questions allowed on this batch, given how many were asked before it."""
+    def allowance(self, *, step: int, n_asked: int) -> int:
+        """Return the number of questions allowed on this batch after `n_asked` earlier ones."""
         if step % self.every:
             return 0
         allowed = self.n_queries
         if self.price != 1:
-            saved = self.n_queries * (step // self.every + 1) / self.price
-            allowed = max(0, floor(saved + _TINY) - asked)
-        return allowed if self.total is None else min(allowed, self.total - asked)
+            affordable = self.n_queries * (step // self.every + 1) / self.price
+            allowed = max(0, floor(affordable + _ROUNDING_TOLERANCE) - n_asked)
+        return allowed if self.total is None else min(allowed, self.total - n_asked)
 
-    def questions(self, *, steps: int, most: int) -> int:
-        """How many are asked in so many batches, none of which has room for more than `most`."""
-        asked = 0
-        for step in range(steps):
-            asked += max(0, min(self.allowance(step=step, asked=asked), most))
-        return asked
+    def count_questions(self, *, n_steps: int, max_per_step: int) -> int:
+        """Return the number of questions asked in `n_steps` batches."""
+        n_asked = 0
+        for step in range(n_steps):
+            n_asked += max(0, min(self.allowance(step=step, n_asked=n_asked), max_per_step))
+        return n_asked
 
 
 def entropy(candidates: Candidates) -> Tensor:
-    """Highest entropy of the probabilities served."""
+    """Entropy of the served probabilities."""
     probs = candidates.prediction.probs
     return -torch.xlogy(probs, probs).sum(-1)
 
 
 def confidence(candidates: Candidates) -> Tensor:
-    """Lowest probability of the label served."""
+    """One minus the probability of the served label."""
     return 1 - candidates.prediction.confidence
 
 
 def energy(candidates: Candidates) -> Tensor:
-    """Lowest negative energy, log Σ exp(logit): the input is far from what the model knows."""
+    """Energy, -log Σ exp(logit). It is high for inputs far from the training data."""
     return -candidates.logits().logsumexp(-1)
 
 
 def last(candidates: Candidates) -> Tensor:
-    """The last of the batch, as the published code asks for its baselines."""
+    """Row number: the last rows of the batch score highest.
+
+    The code published with the paper selects this way for its baselines.
+    """
     labels = candidates.prediction.labels
     return torch.arange(len(labels), device=labels.device, dtype=torch.float32)
 
@@ -114,13 +118,13 @@ def mc_confidence(candidates: Candidates) -> Tensor:
 
 
 def random(candidates: Candidates) -> Tensor:
-    """Uniform numbers: every prediction is as likely to be asked about."""
+    """Uniform random numbers: every row is chosen with the same probability."""
     labels = candidates.prediction.labels
-    random_key = generator(*candidates.key, device=labels.device)
-    return torch.rand(len(labels), generator=random_key, device=labels.device)
+    rng = generator(*candidates.key, device=labels.device)
+    return torch.rand(len(labels), generator=rng, device=labels.device)
 
 
-SELECTORS: Mapping[str, Selector] = {
+SCORE_FUNCTIONS: Mapping[str, ScoreFunction] = {
     "mc_confidence": mc_confidence,
     "entropy": entropy,
     "confidence": confidence,
@@ -128,84 +132,106 @@ SELECTORS: Mapping[str, Selector] = {
     "random": random,
     "last": last,
 }
+"""Score functions by the name that the setting `selection` takes."""
 
 
-def selector_named(name: str) -> Selector:
-    """Look a selector up; an unknown name gets the nearest known one."""
-    if name not in SELECTORS:
-        raise unknown("selection", name, SELECTORS)
-    return SELECTORS[name]
+def get_score_function(name: str) -> ScoreFunction:
+    """Return the score function of that name. An error suggests the nearest known name."""
+    if name not in SCORE_FUNCTIONS:
+        raise unknown_name_error("selection", name, SCORE_FUNCTIONS)
+    return SCORE_FUNCTIONS[name]
 
 
-class Chosen(NamedTuple):
-    """Questions, most doubtful first, then audits."""
+class ChosenQueries(NamedTuple):
+    """Questions about a batch: the most uncertain rows first, then the audits."""
 
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
-    """π, where the choice needed it."""
+    """π, if it was computed for the choice."""
 
 
-class Questioner:
-    """Chooses questions for a session, as far as its budget allows."""
+class _ScoredRow(NamedTuple):
+    """Row of a batch with its served label and its uncertainty."""
+
+    index: int
+    label: int
+    uncertainty: float
+
+
+class QuerySelector:
+    """Choose the questions of a session within its budget."""
 
     def __init__(self, adapter: Adapter[Any], budget: Budget) -> None:
         self._adapter, self._budget = adapter, budget
-        self._select = selector_named(adapter.config.selection)
+        self._score = get_score_function(adapter.config.selection)
 
-    def choose(
-        self, inputs: Tensor, judged: Prediction, *, step: int, asked: int, seen: int
-    ) -> Chosen:
-        """Ask about some of a batch, the last of `seen` samples; `asked` were asked before."""
-        allowed = min(self._budget.allowance(step=step, asked=asked), len(inputs))
+    def select(
+        self, inputs: Tensor, prediction: Prediction, *, step: int, n_asked: int, n_served: int
+    ) -> ChosenQueries:
+        """Choose questions about a batch.
+
+        `n_served` counts the samples of the stream up to the end of this batch, `n_asked` the
+        earlier questions.
+        """
+        allowed = min(self._budget.allowance(step=step, n_asked=n_asked), len(inputs))
         if allowed <= 0:
-            return Chosen()
+            return ChosenQueries()
         n_audits = min(self._budget.audits, allowed)
-        n_doubtful = allowed - n_audits
-        doubts, policy = self._doubts(inputs, judged, n_doubtful, step=step)
-        # Stable, so that equals go by place on every device.
-        rows = doubts.sort(descending=True, stable=True).indices
-        rows = rows if n_audits else rows[:n_doubtful]
-        # One transfer for all that the questions need to know.
-        known = torch.stack([rows.double(), judged.labels[rows].double(), doubts[rows].double()])
-        ordered = [(int(row), int(label), doubt) for row, label, doubt in known.T.tolist()]
-        # Of all, and before the doubtful: what is left when those are taken is easier than usual.
-        random_key = generator(self._adapter.seed, "audit", step)
-        drawn = torch.randperm(len(ordered), generator=random_key)[:n_audits].tolist()
-        audited = [ordered[place] for place in drawn]
-        others = [one for place, one in enumerate(ordered) if place not in drawn]
-        doubtful = [one for one in others[:n_doubtful] if one[2] > -inf]
+        n_uncertain = allowed - n_audits
+        scores, policy = self._score_rows(inputs, prediction, n_uncertain, step=step)
+        # A stable sort orders ties by row on every device.
+        order = scores.sort(descending=True, stable=True).indices
+        order = order if n_audits else order[:n_uncertain]
+        # One transfer from the device for everything that the questions need.
+        columns = [order, prediction.labels[order], scores[order]]
+        table = torch.stack([column.double() for column in columns])
+        rows = [_ScoredRow(int(row), int(label), score) for row, label, score in table.T.tolist()]
+        uncertain, audited = self._split_audits(rows, n_uncertain, n_audits, step=step)
         queries = tuple(
             Query(
-                id=asked + place,
-                index=row,
-                label=label,
-                uncertainty=doubt if doubt > -inf else 0.0,
-                input=inputs[row].detach().clone(),
+                id=n_asked + place,
+                index=row.index,
+                label=row.label,
+                uncertainty=row.uncertainty if row.uncertainty > -inf else 0.0,
+                input=inputs[row.index].detach().clone(),
                 step=step,
                 version=self._adapter.step,
-                position=seen - len(inputs) + row,
-                audit=place >= len(doubtful),
+                position=n_served - len(inputs) + row.index,
+                audit=place >= len(uncertain),
             )
-            for place, (row, label, doubt) in enumerate(doubtful + audited)
+            for place, row in enumerate(uncertain + audited)
         )
-        return Chosen(queries, policy)
+        return ChosenQueries(queries, policy)
 
-    def _doubts(
-        self, inputs: Tensor, judged: Prediction, n_queries: int, *, step: int
+    def _split_audits(
+        self, rows: list[_ScoredRow], n_uncertain: int, n_audits: int, *, step: int
+    ) -> tuple[list[_ScoredRow], list[_ScoredRow]]:
+        """Return the most uncertain rows and the audited ones; `rows` has the highest first."""
+        # Draw audits from the whole batch first. Drawing them from the remainder would
+        # overestimate accuracy.
+        rng = generator(self._adapter.seed, "audit", step)
+        drawn = torch.randperm(len(rows), generator=rng)[:n_audits].tolist()
+        others = [row for place, row in enumerate(rows) if place not in drawn]
+        # A method excludes a row by the score -inf.
+        uncertain = [row for row in others[:n_uncertain] if row.uncertainty > -inf]
+        return uncertain, [rows[place] for place in drawn]
+
+    def _score_rows(
+        self, inputs: Tensor, prediction: Prediction, n_queries: int, *, step: int
     ) -> tuple[Tensor, Tensor | None]:
-        """How doubtful each row is, (batch,), and π if that took it."""
+        """Return the uncertainty of each row, (batch,), and π if it was computed."""
         if n_queries <= 0:
             return torch.zeros(len(inputs), device=inputs.device), None
-        choose_rows = self._adapter.choose_rows(inputs, n_queries)
-        if choose_rows is not None:
-            return choose_rows, None
-        seen: list[Tensor] = []
+        scores = self._adapter.choose_rows(inputs, n_queries)
+        if scores is not None:
+            return scores, None
+        policies: list[Tensor] = []
 
         def policy() -> Tensor:
-            seen.append(self._adapter.policy(inputs))
-            return seen[-1]
+            policies.append(self._adapter.policy(inputs))
+            return policies[-1]
 
         key = (self._adapter.seed, "selection", step)
         logits = partial(self._adapter.logits, inputs)
-        doubts = self._select(Candidates(judged, policy, logits, key))
-        return doubts, seen[-1] if seen else None
+        scores = self._score(Candidates(prediction, policy, logits, key))
+        return scores, policies[-1] if policies else None

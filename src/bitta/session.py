@@ -1,4 +1,4 @@
-"""THE loop: predict, choose questions, ask, collect what has been answered, adapt."""
+"""The loop: observe, predict, choose queries, ask, collect answers, adapt."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -10,22 +10,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bitta.config import require, whole
+from bitta.config import check_integer, require
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
-from bitta.memory import Window
+from bitta.memory import CompleteWindow, SampleWindow
 from bitta.methods import METHODS, method_named
 from bitta.methods.base import Adapter, nothing
 from bitta.nn import Execution, LogitsOf, Precision, WrappedModel, explain_out_of_memory, give_back
-from bitta.selection import Budget, Chosen, Questioner
+from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.statefile import load_state, save_state
-from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, moved
+from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, move_to_device
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 class Session:
-    """A classifier that serves a stream, asks a few questions, and learns from the answers.
+    """A classifier that serves a stream, asks questions, and learns from the answers.
 
     >>> import bitta, torch
     >>> from bitta.testing import toy_classifier
@@ -36,16 +36,33 @@ class Session:
     >>> losses = session.learn()
     >>> session.close()
 
-    Weights are adapted in place; `copy=True` leaves the caller's model alone. Everything else about
-    the model is as it was once the session is closed, or a `with` block around it ends.
+    The session adapts the weights of the model in place. `close`, or the end of a `with` block,
+    restores everything else about the model.
 
-    On a GPU the fast path runs: CUDA graphs, and bfloat16 where it has it (`precision`);
-    `eager=True` forces the plain one. `execution` tells which.
-
-    With a `window`, requests may be as small as one sample: each is served at once, batch
-    statistics coming from the newest `window` samples, and questions and learning are due once per
-    `window` samples. With `amid=False` a method that serves by running statistics lets them move
-    once per window, which spares every request the samples around it.
+    Args:
+        model: The classifier to adapt.
+        method: Name of a method ("bitta methods" lists them), or a subclass of `Adapter`.
+        preset: Name of a set of values for the method's settings.
+        n_queries: Questions per batch, or per window. None takes the method's default.
+        every: Ask on every n-th batch only.
+        total: Maximum number of questions of the session. None means no limit.
+        price: Cost of one question in units of `n_queries`. A batch may pass without a question
+            until enough is saved up.
+        audits: Number of questions per batch about samples drawn at random. They measure accuracy.
+        window: Number of samples that are asked about and learned from at once. Requests may then
+            be as small as one sample; each is served at once, with batch statistics of the newest
+            `window` samples. 0 makes every request a batch of its own.
+        observe_every_request: With a window, observe the recent samples before each request. If
+            False, a method that serves with running statistics observes once per window, which
+            makes requests cheaper.
+        feedback: Source of the answers. None waits for calls of `answer`.
+        seed: Seed of all randomness of the session.
+        copy: Adapt a copy and leave the caller's model unchanged.
+        logits: Position of the logits in the model's output, or a function that extracts them.
+        eager: Use the plain path on a GPU too, without CUDA graphs and fused kernels.
+        precision: Arithmetic of the fast path on a GPU. "auto" takes bfloat16 where it is
+            supported.
+        settings: Settings of the method, by keyword.
     """
 
     def __init__(
@@ -60,7 +77,7 @@ class Session:
         price: float = 1.0,
         audits: int = 0,
         window: int = 0,
-        amid: bool = True,
+        observe_every_request: bool = True,
         feedback: FeedbackSource | None = None,
         seed: int = 0,
         copy: bool = False,
@@ -71,78 +88,76 @@ class Session:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"model is a {type(model).__name__}; an nn.Module is needed.")
-        kind = method_named(method) if isinstance(method, str) else method
-        if not (isinstance(kind, type) and issubclass(kind, Adapter)):
-            raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
-        self.method = method if isinstance(method, str) else kind.__name__
-        config = kind.configure(settings, preset, name=self.method)
+        adapter_class = _resolve_method(method)
+        self.method = method if isinstance(method, str) else adapter_class.__name__
+        config = adapter_class.configure(settings, preset, name=self.method)
         self.budget = Budget(
-            n_queries=kind.n_queries if n_queries is None else n_queries,
+            n_queries=adapter_class.n_queries if n_queries is None else n_queries,
             every=every,
             total=total,
             price=price,
             audits=audits,
         )
         self.feedback_source: FeedbackSource = (
-            Human() if feedback is None else _checked_source(feedback)
+            Human() if feedback is None else _check_feedback_source(feedback)
         )
-        self.step_number = 0
-        """How many batches, or windows, have been served."""
+        self.n_steps = 0
+        """Number of batches, or complete windows, served."""
         self.n_asked = 0
-        self.n_seen = 0
-        """How many samples have been served."""
-        window = whole("window", window)
+        """Number of questions asked."""
+        self.n_served = 0
+        """Number of samples served."""
+        window = check_integer("window", window)
         require(window >= 0, "window", window, "0 or more samples")
-        self._window = Window(window) if window else None
-        self._amid = amid
+        self._window = SampleWindow(window)
+        self._observe_every_request = observe_every_request
         self._unlabelled: Tensor | None = None
-        self._due = not window
-        """Whether `learn` has a batch or a window to learn from."""
+        """Samples of the last window without a question; None before the first request."""
+        self._window_is_complete = not window
+        """True if a window was completed since the last `learn`; always true without a window."""
         self._logits = logits
         model = deepcopy(model) if copy else model
         try:
             wrapped = WrappedModel(
                 model, logits=logits, sites=config.sites, eager=eager, precision=precision
             )
-            self.adapter: Adapter[Any] = kind(wrapped, config, seed=whole("seed", seed))
-            self._questioner = Questioner(self.adapter, self.budget)
+            self.adapter: Adapter[Any] = adapter_class(
+                wrapped, config, seed=check_integer("seed", seed)
+            )
+            self._query_selector = QuerySelector(self.adapter, self.budget)
         except BaseException:
             give_back(model)
             raise
 
     @property
     def model(self) -> nn.Module:
-        """The model as adapted so far."""
+        """The model with the weights learned so far."""
         return self.adapter.model
 
     @property
     def execution(self) -> Execution:
-        """The path this session runs on; a later one may go on from its state on another."""
+        """Execution path of this session. A saved session may continue on another path."""
         return self.adapter.wrapped.execution
 
     @torch.inference_mode(False)
     def predict(self, inputs: Tensor) -> Prediction:
-        """Answer first; put the most useful predictions to the feedback source."""
-        inputs = self._checked(inputs)
-        window = self._window
-        full = window is None or window.fills(inputs)
-        alone = not (full or self._amid or self.adapter.statistics == "batch")
-        around = inputs if window is None or alone else window.around(inputs)
+        """Serve predictions, then ask the feedback source about the most useful ones.
+
+        With a window, the request that completes the window returns the questions.
+        """
+        inputs = self._check_inputs(inputs)
         with explain_out_of_memory(f"serving {len(inputs)} samples", "send smaller batches."):
-            if alone:
-                served = self.adapter.predict(inputs)
-            else:
-                served = self._serve(inputs, around, full=full)
-        self.n_seen += len(inputs)
-        if window is None:
-            return self._with_questions(served, inputs, served)
-        window.add(inputs, served)
+            prediction = self._observe_and_predict(inputs)
+        self.n_served += len(inputs)
         if self._unlabelled is None:
             self._unlabelled = inputs[:0]
-        return self._with_questions(served, *window.take()) if full else served
+        window = self._window.add(inputs, prediction)
+        if window is None:
+            return prediction
+        return self._choose_and_ask(prediction, window)
 
     def answer(self, query_id: int, *, correct: bool) -> None:
-        """Take a person's verdict on a question: now, or after any number of later batches."""
+        """Answer a question by its id, now or after any number of later batches."""
         if not isinstance(self.feedback_source, Human):
             raise FeedbackError(
                 f"this session's answers come from {type(self.feedback_source).__name__}; "
@@ -151,42 +166,41 @@ class Session:
         self.feedback_source.answer(query_id, correct=correct)
 
     @torch.inference_mode(False)
-    def learn(self, *, between: Callable[[], None] | None = None) -> Losses:
-        """Adapt from the last batch and from whatever answers have come in since the last call.
+    def learn(self, *, between_updates: Callable[[], None] | None = None) -> Losses:
+        """Adapt to the last batch and to the answers that arrived since the last call.
 
-        With a window: once it is full; until then answers wait. `between` is called between two
-        steps of the optimiser, and may predict.
+        With a window, nothing is learned until the window is complete; answers wait until then.
+        `between_updates` is called between two updates of the optimiser. It may call `predict`.
         """
         self._require_open()
-        self.adapter.between_steps = between or nothing
+        self.adapter.between_steps = between_updates or nothing
         try:
             return self._adapt(self._collect())
         finally:
             self.adapter.between_steps = nothing
 
     @property
-    def due(self) -> bool:
-        """Whether there is a batch, or a full window, to learn from."""
-        return self._due and self._unlabelled is not None
+    def can_learn(self) -> bool:
+        """True if there is a batch, or a complete window, to learn from."""
+        return self._window_is_complete and self._unlabelled is not None
 
     @torch.inference_mode(False)
     def step(self, inputs: Tensor) -> tuple[Prediction, list[Answer], Losses]:
-        """Predict, collect and learn in one."""
+        """Predict, collect answers and learn."""
         prediction = self.predict(inputs)
         answers = self._collect()
         return prediction, answers, self._adapt(answers)
 
     def reset(self) -> None:
-        """Back to the source model, memories empty; open questions and counters stay."""
+        """Restore the source model and empty the memories. Open questions and counters stay."""
         self._require_open()
         if self._unlabelled is not None:
             self._unlabelled = self._unlabelled[:0]
-        if self._window is not None:
-            self._window.clear()
+        self._window.clear()
         self.adapter.reset()
 
     def close(self) -> None:
-        """Give the model back, with the weights it has learned."""
+        """Return the model to the caller, with the weights it has learned."""
         self.adapter.close()
 
     def __enter__(self) -> Self:
@@ -196,21 +210,16 @@ class Session:
         self.close()
 
     def save(self, path: str | Path) -> None:
-        """Write everything into one safetensors file, atomically."""
+        """Write the session to one safetensors file, atomically."""
         save_state(path, self.state_dict())
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        model: nn.Module,
-        **again: Any,
-    ) -> Self:
-        """Go on where `save` stopped, with a model of the same shape; its weights are replaced.
+    def load(cls, path: str | Path, model: nn.Module, **options: Any) -> Self:
+        """Continue a session written by `save`, with a model of the same architecture.
 
-        What cannot be saved is given again, as to `from_state`.
+        The saved weights replace those of `model`. `options` are those of `from_state`.
         """
-        return cls.from_state(load_state(path), model, **again)
+        return cls.from_state(load_state(path), model, **options)
 
     @classmethod
     def from_state(
@@ -225,11 +234,11 @@ class Session:
         eager: bool = False,
         precision: Precision = "auto",
     ) -> Self:
-        """Go on from a state tree.
+        """Continue a session from the tree returned by `state_dict`.
 
-        Given again: how the hardware is used (`eager`, `precision`), a `method` that is not in the
-        table, a `feedback` source other than the person behind `answer` (it holds the truth), and
-        `logits` if it is a function.
+        A state does not hold everything. Pass these again: the use of the hardware (`eager`,
+        `precision`), a `method` that is not in the table, a `feedback` source other than `Human`,
+        and `logits` if it is a function.
         """
         if state.get("format") != _FORMAT:
             raise InputError(
@@ -244,8 +253,8 @@ class Session:
             model,
             method or state["method"],
             **state["budget"],
-            window=state["window"]["size"] if state["window"] else 0,
-            amid=state["amid"],
+            window=state["window"]["size"],
+            observe_every_request=state["observe_every_request"],
             feedback=feedback,
             seed=state["seed"],
             copy=copy,
@@ -255,115 +264,128 @@ class Session:
             **state["settings"],
         )
         try:
-            session._load(state)
+            session._load_state(state)
         except BaseException:
             session.close()
             raise
         return session
 
     def state_dict(self) -> State:
-        """All that the following steps depend on, as a tree."""
+        """Return a tree of everything that later steps depend on."""
         return {
             "format": _FORMAT,
             "method": self.method,
             "settings": asdict(self.adapter.config),
             "budget": asdict(self.budget),
-            "window": self._window and {"size": self._window.size, **self._window.state_dict()},
-            "amid": self._amid,
+            "window": self._window.state_dict(),
+            "observe_every_request": self._observe_every_request,
             "seed": self.adapter.seed,
             "logits": None if callable(self._logits) else self._logits,
-            "step_number": self.step_number,
+            "n_steps": self.n_steps,
             "n_asked": self.n_asked,
-            "n_seen": self.n_seen,
+            "n_served": self.n_served,
             "unlabelled": self._unlabelled,
-            "due": self._due,
+            "window_is_complete": self._window_is_complete,
             "adapter": self.adapter.state_dict(),
-            "source": {
+            "feedback_source": {
                 "kind": type(self.feedback_source).__name__,
                 **self.feedback_source.state_dict(),
             },
         }
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        source = dict(state["source"])
-        kind = source.pop("kind")
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        feedback_state = dict(state["feedback_source"])
+        kind = feedback_state.pop("kind")
         if kind != type(self.feedback_source).__name__:
             raise InputError(
                 f"the session was saved with {kind} feedback, but this one has "
                 f"{type(self.feedback_source).__name__}; give feedback={kind}(...) as before."
             )
+        device = self.adapter.wrapped.device
         self.adapter.load_state_dict(state["adapter"])
-        self.feedback_source.load_state_dict(source)
-        if self._window is not None:
-            self._window.load_state_dict(state["window"], device=self.adapter.wrapped.device)
-        self._due = state["due"]
-        self.step_number = state["step_number"]
+        self.feedback_source.load_state_dict(feedback_state)
+        self._window.load_state_dict(state["window"], device=device)
+        self._window_is_complete = state["window_is_complete"]
+        self.n_steps = state["n_steps"]
         self.n_asked = state["n_asked"]
-        self.n_seen = state["n_seen"]
+        self.n_served = state["n_served"]
         unlabelled = state["unlabelled"]
-        self._unlabelled = (
-            None if unlabelled is None else unlabelled.to(self.adapter.wrapped.device)
+        self._unlabelled = None if unlabelled is None else unlabelled.to(device)
+
+    def _observe_and_predict(self, inputs: Tensor) -> Prediction:
+        """Observe a request together with the recent samples, then predict it.
+
+        Statistics observed for an incomplete window are restored afterwards, so that each sample
+        counts once.
+        """
+        adapter, window = self.adapter, self._window
+        completes_window = window.is_completed_by(len(inputs))
+        uses_batch_statistics = adapter.statistics == "batch"
+        observes = adapter.observes == "before_serving" and (
+            completes_window or self._observe_every_request or uses_batch_statistics
         )
+        needs_recent = observes or uses_batch_statistics
+        recent = window.with_recent(inputs) if needs_recent else inputs
+        batch = recent if uses_batch_statistics else inputs
+        if not observes:
+            return adapter.predict(batch).last_rows(len(inputs))
+        with nullcontext() if completes_window else adapter.wrapped.statistics_put_back():
+            adapter.observe(recent)
+            return adapter.predict(batch).last_rows(len(inputs))
 
-    def _serve(self, inputs: Tensor, around: Tensor, *, full: bool) -> Prediction:
-        """Predict amid the samples around these; statistics are taken in once per full window."""
-        adapter = self.adapter
-        among = around if adapter.statistics == "batch" else inputs
-        if adapter.observes != "before_serving":
-            return adapter.predict(among).last(len(inputs))
-        with nullcontext() if full else adapter.wrapped.statistics_put_back():
-            adapter.observe(around)
-            return adapter.predict(among).last(len(inputs))
-
-    def _with_questions(self, served: Prediction, recent: Tensor, around: Prediction) -> Prediction:
-        """What is served, with the questions that it and what is around it raise."""
-        queries, policy = self._ask(recent, around)
-        if policy is None:
-            return replace(served, queries=queries)
-        agreeing = policy.argmax(-1) == around.labels
+    def _choose_and_ask(self, served: Prediction, window: CompleteWindow) -> Prediction:
+        """Ask about samples of a window. Return what was served, with the questions."""
+        chosen = self._choose_queries(window)
+        self._ask(window.inputs, chosen.queries)
+        if chosen.policy is None:
+            return replace(served, queries=chosen.queries)
+        agrees = chosen.policy.argmax(-1) == window.prediction.labels
         return replace(
             served,
-            queries=queries,
-            policy=policy[-len(served.labels) :],
-            agreement=agreeing.float().mean(),
+            queries=chosen.queries,
+            policy=chosen.policy[-len(served.labels) :],
+            agreement=agrees.float().mean(),
         )
 
-    def _ask(self, recent: Tensor, served: Prediction) -> Chosen:
-        """Put the most useful of what was served to the feedback source."""
-        adapter, judged = self.adapter, served
+    def _choose_queries(self, window: CompleteWindow) -> ChosenQueries:
+        """Choose questions. A method may observe the window before or after the choice."""
+        adapter, prediction = self.adapter, window.prediction
         if adapter.observes == "before_asking":
-            adapter.observe(recent)
-            judged = adapter.predict(recent)
-        chosen = self._questioner.choose(
-            recent, judged, step=self.step_number, asked=self.n_asked, seen=self.n_seen
+            adapter.observe(window.inputs)
+            prediction = adapter.predict(window.inputs)
+        chosen = self._query_selector.select(
+            window.inputs,
+            prediction,
+            step=self.n_steps,
+            n_asked=self.n_asked,
+            n_served=self.n_served,
         )
         if adapter.observes == "after_asking":
-            adapter.observe(recent)
-        self._commit(recent, chosen.queries)
-        self._due = True
+            adapter.observe(window.inputs)
         return chosen
 
-    def _collect(self) -> list[Answer]:
-        return self.feedback_source.collect() if self._due else []
-
-    def _commit(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
-        """Ask; what was asked about stays out of the unlabelled samples of its batch."""
+    def _ask(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
+        """Pass questions to the feedback source. The other samples stay as unlabelled ones."""
         self.feedback_source.ask(queries)
-        asked = {query.index for query in queries}
-        others = torch.tensor([row for row in range(len(inputs)) if row not in asked])
-        self._unlabelled = inputs[moved(others.long(), inputs.device)]
-        self.step_number += 1
+        queried = {query.index for query in queries}
+        others = torch.tensor([row for row in range(len(inputs)) if row not in queried])
+        self._unlabelled = inputs[move_to_device(others.long(), inputs.device)]
+        self.n_steps += 1
         self.n_asked += len(queries)
+        self._window_is_complete = True
+
+    def _collect(self) -> list[Answer]:
+        return self.feedback_source.collect() if self._window_is_complete else []
 
     def _adapt(self, answers: list[Answer]) -> Losses:
-        self._due = self._window is None
+        self._window_is_complete = not self._window.size
         if self._unlabelled is None or not (answers or len(self._unlabelled)):
             return Losses()
-        feedback = Feedback.of(answers, like=self._unlabelled)
+        feedback = Feedback.from_answers(answers, like=self._unlabelled)
         unlabelled, self._unlabelled = self._unlabelled, self._unlabelled[:0]
         return self.adapter.adapt(unlabelled, feedback)
 
-    def _checked(self, inputs: Tensor) -> Tensor:
+    def _check_inputs(self, inputs: Tensor) -> Tensor:
         self._require_open()
         inputs = self.adapter.wrapped.accepted(inputs)
         if self._unlabelled is not None and inputs.shape[1:] != self._unlabelled.shape[1:]:
@@ -381,7 +403,14 @@ class Session:
             )
 
 
-def _checked_source(feedback: object) -> FeedbackSource:
+def _resolve_method(method: object) -> type[Adapter[Any]]:
+    adapter_class = method_named(method) if isinstance(method, str) else method
+    if not (isinstance(adapter_class, type) and issubclass(adapter_class, Adapter)):
+        raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
+    return adapter_class
+
+
+def _check_feedback_source(feedback: object) -> FeedbackSource:
     if isinstance(feedback, type) or not isinstance(feedback, FeedbackSource):
         raise SettingError(
             f"feedback is {feedback!r}; a source that answers is needed, such as "

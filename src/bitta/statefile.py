@@ -1,4 +1,4 @@
-"""A state tree in one safetensors file; a crash leaves the old file or the new one."""
+"""State trees in safetensors files, and atomic writes: a crash leaves the old or the new file."""
 
 import json
 import os
@@ -13,21 +13,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from bitta.errors import InputError, UnreadableError
+from bitta.errors import InputError, UnreadableFileError
 from bitta.types import State
 
 _TENSOR = "\0tensor"
 
 
 def save_state(path: str | Path, state: State) -> None:
-    """Write a tree: tensors as tensors, the rest as JSON in the header."""
+    """Write a tree: tensors as tensors, everything else as JSON in the header."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _fold(state, "", tensors)
-    write_atomically(path, save(tensors, metadata={"bitta": json.dumps(skeleton)}))
+    header = _extract_tensors(state, "", tensors)
+    write_atomically(path, save(tensors, metadata={"bitta": json.dumps(header)}))
 
 
 def load_state(path: str | Path) -> State:
-    """Read a tree back, on the CPU."""
+    """Read a tree. Its tensors are on the CPU."""
     try:
         with safe_open(str(path), framework="pt") as file:
             header = (file.metadata() or {}).get("bitta")
@@ -37,45 +37,45 @@ def load_state(path: str | Path) -> State:
             f"there is no file {str(path)!r}; give the path that was saved to."
         ) from None
     except (SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
     if header is None:
-        raise UnreadableError(
+        raise UnreadableFileError(
             f"{str(path)!r} holds tensors but no bitta state; was it saved by bitta?"
         )
     try:
-        state: State = _unfold(json.loads(header), tensors)
+        state: State = _insert_tensors(json.loads(header), tensors)
     except (ValueError, KeyError) as error:
-        raise _unreadable(path, error) from None
+        raise _unreadable_error(path, error) from None
     return state
 
 
-def _unreadable(path: str | Path, error: Exception) -> UnreadableError:
-    return UnreadableError(f"{str(path)!r} is not a readable safetensors file ({error}).")
+def _unreadable_error(path: str | Path, error: Exception) -> UnreadableFileError:
+    return UnreadableFileError(f"{str(path)!r} is not a readable safetensors file ({error}).")
 
 
 def write_atomically(path: str | Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write under a temporary name, flush to disk, then rename; a failure leaves nothing new.
+    """Write a temporary file, flush it to disk, then rename it. A failure changes nothing.
 
-    `mode` is who may read it, as far as the process's umask lets them.
+    `mode` holds the permission bits, which the umask of the process may reduce.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
+    temporary = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb", opener=partial(os.open, mode=mode)) as file:
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, path)
+        os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # what went wrong before is what is told
-            draft.unlink()
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink()
         raise
-    _flush_folder(path.parent)
+    _sync_folder(path.parent)
 
 
-def _flush_folder(folder: Path) -> None:
-    """A rename is on disk once its folder is; where folders cannot be opened it is soon."""
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder, so that a rename in it is on disk. Windows cannot open folders."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -86,7 +86,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Refuse a folder that results could not be written to, before the work rather than after."""
+    """Raise an error if results could not be written to a folder, before the work starts."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -95,27 +95,29 @@ def check_writable(folder: str | Path) -> None:
         raise InputError(f"{str(folder)!r} cannot be written to ({error.strerror}).") from None
 
 
-def _fold(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _extract_tensors(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         assert name not in tensors, f"two tensors would be called {name!r}"
-        # A private copy: safetensors refuses tensors that share memory.
+        # Copy: safetensors refuses tensors that share memory.
         tensors[name] = tree.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: name}
     if isinstance(tree, dict):
-        return {key: _fold(value, f"{name}.{key}" if name else key, tensors)
+        return {key: _extract_tensors(value, f"{name}.{key}" if name else key, tensors)
                 for key, value in tree.items()}  # fmt: skip
     if isinstance(tree, list | tuple):
-        return [_fold(value, f"{name}.{place}", tensors) for place, value in enumerate(tree)]
+        return [
+            _extract_tensors(value, f"{name}.{index}", tensors) for index, value in enumerate(tree)
+        ]
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     raise TypeError(f"a state tree cannot hold {type(tree).__name__} (at {name!r})")
 
 
-def _unfold(tree: Any, tensors: dict[str, Tensor]) -> Any:
+def _insert_tensors(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, dict):
         if tree.keys() == {_TENSOR}:
             return tensors[tree[_TENSOR]].clone(memory_format=torch.contiguous_format)
-        return {key: _unfold(value, tensors) for key, value in tree.items()}
+        return {key: _insert_tensors(value, tensors) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_unfold(value, tensors) for value in tree]
+        return [_insert_tensors(value, tensors) for value in tree]
     return tree

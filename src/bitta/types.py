@@ -1,4 +1,4 @@
-"""The vocabulary: what flows between a stream, a session, a feedback source and a method."""
+"""Data types shared by streams, sessions, feedback sources and methods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 State: TypeAlias = dict[str, Any]
-"""A tree of dicts, lists, tensors, numbers, strings and None: all that a part needs to go on."""
+"""Tree of dicts, lists, tensors, numbers, strings and None that an object can be restored from."""
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Probabilities over the last dimension, in single precision at least."""
+    """Return probabilities over the last dimension, at least in single precision."""
     return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host on a device, without waiting for the device.
+def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a small CPU tensor to a device without waiting for the device.
 
-    Pinned: an unpinned copy may still be under way when the host's memory holds something else.
+    The tensor is pinned first: memory that is not pinned could be overwritten during the copy.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -28,127 +28,129 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What a stream delivers; `truth` is for metrics and simulated annotators only."""
+    """Batch of a stream. Only metrics and simulated annotators may read `truth`."""
 
     inputs: Tensor  # (batch, ...)
     truth: Tensor  # (batch,)
     domain: str
     reset: bool = False
-    """Whether the model goes back to its source before this batch."""
+    """True if the model is reset to the source model before this batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """A question put to a person: is `label` right for this input?"""
+    """Question to an annotator: is `label` right for this input?"""
 
     id: int
     index: int
-    """Row in its batch, or in the window that was full when it was asked."""
+    """Row in the batch, or in the window, that the question is about."""
     label: int
-    """The label shown, which is the label judged."""
+    """Label that was served. The answer judges this label."""
     uncertainty: float
     input: Tensor = field(repr=False)
     step: int
-    """Which batch of the session it comes from."""
+    """Number of the batch in the session."""
     version: int
-    """How often the model had learned when it gave the label."""
+    """Version of the model that served the label: the number of times it had learned."""
     position: int
-    """Place in the stream, counted in samples."""
+    """Position in the stream, counted in samples."""
     audit: bool = False
-    """Whether it was drawn at random, so that its answer tells the accuracy of all."""
+    """True if the sample was drawn at random. Answers to audits estimate the accuracy."""
 
     def state_dict(self) -> State:
-        """Everything, as a tree."""
+        """Return all fields as a tree."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """One bit about one query; from an annotator who names classes, the class as well."""
+    """Verdict on one query; with the class if the annotator names classes."""
 
     query: Query
     correct: bool
     label: int | None = None
-    """The right class according to a full-label annotator."""
+    """Class named by an annotator who gives full labels."""
 
     @property
-    def settled(self) -> int | None:
-        """The label that is right, as far as the answer says which: named, or found correct."""
+    def known_label(self) -> int | None:
+        """The right label as far as the answer tells it: the class named, or a correct label."""
         return self.query.label if self.correct and self.label is None else self.label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What is served for a batch, and the questions it raises."""
+    """Predictions served for a batch, and the questions about it."""
 
     labels: Tensor  # (batch,)
     probs: Tensor  # (batch, classes)
     confidence: Tensor  # (batch,)
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
-    """π, where it was computed to choose the questions."""
+    """π, if it was computed to choose the questions."""
     agreement: Tensor | None = None  # ()
-    """Share of the samples chosen from for which π's first choice was served."""
+    """Share of the candidates for a question on which π agrees with the served label."""
 
     @classmethod
-    def of(cls, logits: Tensor) -> Self:
-        """Serve the most probable class."""
+    def from_logits(cls, logits: Tensor) -> Self:
+        """Predict the most probable class."""
         probs = softmax(logits.detach())
         confidence, labels = probs.max(-1)
         return cls(labels, probs, confidence)
 
-    def last(self, n: int) -> Self:
-        """The last n rows, without their questions."""
+    def last_rows(self, n: int) -> Self:
+        """Return the last n rows, without questions."""
         return type(self)(self.labels[-n:], self.probs[-n:], self.confidence[-n:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
-    """Samples on which the verdict was the same; may be none."""
+class JudgedSamples:
+    """Samples with the same verdict on their labels; possibly none."""
 
     inputs: Tensor  # (answers, ...)
     labels: Tensor  # (answers,) the labels that were judged
 
     @classmethod
-    def of(cls, queries: Sequence[Query], labels: Sequence[int], *, like: Tensor) -> Self:
-        """Stack what was asked about; `like` gives shape and device where there is nothing."""
+    def from_queries(cls, queries: Sequence[Query], labels: Sequence[int], *, like: Tensor) -> Self:
+        """Stack the inputs of queries. `like` gives the shape and the device."""
         rows = [query.input.to(like) for query in queries]
-        stacked = moved(torch.tensor(labels, dtype=torch.long), like.device)
+        stacked = move_to_device(torch.tensor(labels, dtype=torch.long), like.device)
         return cls(torch.stack(rows) if rows else like[:0], stacked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feedback:
-    """Answers, stacked by verdict; a full label is a label found correct."""
+    """Answers, stacked by verdict. A full label counts as a label judged correct."""
 
-    correct: Judged
-    incorrect: Judged
+    correct: JudgedSamples
+    incorrect: JudgedSamples
 
     def __len__(self) -> int:
         return len(self.correct.labels) + len(self.incorrect.labels)
 
     @classmethod
-    def of(cls, answers: Iterable[Answer], *, like: Tensor) -> Self:
-        """Stack answers for a method; `like` gives shape and device where there are none.
+    def from_answers(cls, answers: Iterable[Answer], *, like: Tensor) -> Self:
+        """Stack answers for a method. `like` gives the shape and the device.
 
-        Oldest batch first, descending row within a batch (the published code's order), so that
-        what is learned does not depend on the order in which somebody clicked.
+        The order is oldest batch first and descending row within a batch, as in the published
+        code. It does not depend on the order in which the answers were given.
         """
         ordered = sorted(answers, key=lambda answer: (answer.query.step, -answer.query.index))
-        right = [(answer.query, answer.settled) for answer in ordered if answer.settled is not None]
-        wrong = [answer.query for answer in ordered if answer.settled is None]
+        known = [(a.query, a.known_label) for a in ordered if a.known_label is not None]
+        wrong = [answer.query for answer in ordered if answer.known_label is None]
         return cls(
-            Judged.of([query for query, _ in right], [label for _, label in right], like=like),
-            Judged.of(wrong, [query.label for query in wrong], like=like),
+            JudgedSamples.from_queries(
+                [query for query, _ in known], [label for _, label in known], like=like
+            ),
+            JudgedSamples.from_queries(wrong, [query.label for query in wrong], like=like),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Each weighted term of the objective, once per epoch; empty where nothing was learned."""
+    """Weighted terms of the objective, one value per epoch; empty if nothing was learned."""
 
     terms: Mapping[str, Tensor] = field(default_factory=dict)  # each (epochs,)
 
     def mean(self) -> dict[str, float]:
-        """Each term averaged over the epochs in which it was there."""
+        """Return the mean of each term over the epochs that have it."""
         return {name: float(values.nanmean()) for name, values in self.terms.items()}

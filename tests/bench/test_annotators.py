@@ -12,9 +12,9 @@ from bitta.bench.enhanced import EnhancedConfig
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import Stopped, run
 from bitta.bench.toml import read_toml
-from bitta.config import settings_of
+from bitta.config import describe_settings
 from bitta.errors import BittaError
-from bitta.feedback import Labels, Panel, Recorded, Recording, Simulated
+from bitta.feedback import FeedbackRecorder, FeedbackReplay, Panel, Simulated, SimulatedLabels
 from small_experiment import without_times, write_experiment
 
 
@@ -34,13 +34,13 @@ def test_verdicts_labels_and_panels():
         "flip": 0.1, "delay": 2, "answer_every": 1, "seed": 3
     }  # fmt: skip
     full = source_of(labels="full", error=0.4, answer_every=2)
-    assert isinstance(full, Labels)
+    assert isinstance(full, SimulatedLabels)
     assert (full.error, full.n_classes, full.answer_every) == (0.4, 5, 2)
     panel = source_of(annotators="0, .1,0.3", delay=1)
     assert isinstance(panel, Panel)
     assert [(one.flip, one.delay) for one in panel.sources] == [(0, 1), (0.1, 1), (0.3, 1)]
     assert [one.error for one in source_of(labels="full", annotators="0,.3").sources] == [0, 0.3]
-    assert isinstance(source_of(record="x.jsonl"), Recording)
+    assert isinstance(source_of(record="x.jsonl"), FeedbackRecorder)
 
 
 def test_defaults_are_those_of_a_perfect_annotator():
@@ -186,7 +186,7 @@ def test_a_run_that_starts_over_writes_its_own_log_anew_but_no_other(tmp_path):
     with pytest.raises(Stopped):
         run(experiment, out=tmp_path, should_stop=lambda: True)
     run(experiment, out=tmp_path)
-    assert Recorded(log).path == log
+    assert FeedbackReplay(log).path == log
     other = changed(tmp_path, name="other", feedback={"record": str(log)})
     with pytest.raises(BittaError, match="already holds something else"):
         run(other, out=tmp_path)
@@ -195,6 +195,6 @@ def test_a_run_that_starts_over_writes_its_own_log_anew_but_no_other(tmp_path):
 @pytest.mark.parametrize("kind", [FeedbackConfig, EnhancedConfig, ForgettingConfig])
 def test_every_key_is_explained(kind):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "run-experiments.md").read_text()
-    for setting in settings_of(kind):
+    for setting in describe_settings(kind):
         default = '""' if setting.default == "" else setting.default
         assert f"| `{setting.name}` | {default} | {setting.meaning} |" in page

@@ -13,7 +13,7 @@ from bitta.bench.experiment import Experiment
 from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
 from bitta.errors import BittaError
-from bitta.feedback import Labels
+from bitta.feedback import SimulatedLabels
 from bitta.nn import WrappedModel
 from bitta.streams import Arrangement, Domain, Stream
 from small_experiment import write_experiment
@@ -67,7 +67,7 @@ def test_a_step_on_a_sample_found_incorrect_by_hand():
 
 def test_a_class_that_was_named_is_learned_as_such():
     """Class 2 is named where 0 was served: cross-entropy on 2."""
-    weight, told = tuned(Labels([2], 3), inputs=torch.tensor([[1.0, 0.0]]))
+    weight, told = tuned(SimulatedLabels([2], 3), inputs=torch.tensor([[1.0, 0.0]]))
     p, q = E / (E + 2), 1 / (E + 2)
     assert weight[:, 0].tolist() == pytest.approx([1 - p, -q, 1 - q], abs=1e-6)
     assert told["n_correct"] == 1

@@ -269,7 +269,7 @@ def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
     resets = []
     reset = Session.reset
     monkeypatch.setattr(
-        Session, "reset", lambda session: (resets.append(session.step_number), reset(session))
+        Session, "reset", lambda session: (resets.append(session.n_steps), reset(session))
     )
     result = run(changed(tmp_path, order="single"), out=tmp_path / "out")
     assert resets == [7]  # day has 50 samples in 7 batches

@@ -14,7 +14,7 @@ from bitta.bench.matmul import matmul_rate
 from bitta.bench.speed import Conditions, measure
 from bitta.bench.speed_result import SpeedResult
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.metrics import Measurement
+from bitta.metrics import SpeedMeasurement
 from bitta.nn import Execution
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
     conditions = Conditions(device=CPU, batches=3, warm_up=0)
     speed._serving_ms(asked, conditions, random_batches(asked, CPU))
     # Two fill the first window, then timed, filling, timed, filling, timed.
-    assert sessions[0].n_seen == 32 * 7
+    assert sessions[0].n_served == 32 * 7
     assert sessions[0].n_asked == 0
 
 
@@ -156,12 +156,12 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch):
 
 
 def test_a_result_is_read_back_as_it_was(tmp_path):
-    measured = Measurement(case=case(settings={"restore": 0.01}), ms=2.0, forwards=3)
+    measured = SpeedMeasurement(case=case(settings={"restore": 0.01}), ms=2.0, forwards=3)
     result = SpeedResult(
         environment={"device": "cpu"},
         settings=FEW.as_table(),
         matmul={"float32": 1e9},
-        measurements=[measured, Measurement(case=case("tent"), failure="does not fit")],
+        measurements=[measured, SpeedMeasurement(case=case("tent"), failure="does not fit")],
     )
     result.save(tmp_path / "speed.json")
     assert SpeedResult.load(tmp_path / "speed.json") == result

@@ -24,7 +24,7 @@ from bitta.bench.standing import Standing, check_origin
 from bitta.bench.sweep import check_standing
 from bitta.bench.worker import Manner, order
 from bitta.cli.main import main
-from bitta.errors import InputError, SettingError, UnreadableError
+from bitta.errors import InputError, SettingError, UnreadableFileError
 from bitta.results import RunResult, code_hash
 from bitta.statefile import load_state
 from small_experiment import without_times, write_experiment
@@ -288,7 +288,7 @@ def test_a_result_that_cannot_be_read_says_which_file_to_delete(tmp_path, conten
     path = tmp_path / "trial-seed0.json"
     path.write_text(content)
     for act in (lambda: run(experiment, out=tmp_path), lambda: standing(experiment, tmp_path)):
-        with pytest.raises(UnreadableError) as error:
+        with pytest.raises(UnreadableFileError) as error:
             act()
         assert str(error.value).startswith(f"{str(path)!r} is not a ")
         assert str(error.value).endswith(". Delete that file, and the run is made again.")
@@ -299,11 +299,11 @@ def test_a_checkpoint_that_cannot_be_read_says_which_file_to_delete(tmp_path, co
     experiment = Experiment.read(write_experiment(tmp_path))
     path = tmp_path / "trial-seed0.safetensors"
     path.write_bytes(content)
-    with pytest.raises(UnreadableError) as error:
+    with pytest.raises(UnreadableFileError) as error:
         standing(experiment, tmp_path)
     assert repr(str(path)) in str(error.value)
     assert str(error.value).endswith(" Delete that file, and the run starts over.")
-    with pytest.raises(UnreadableError, match="Delete that file"):
+    with pytest.raises(UnreadableFileError, match="Delete that file"):
         run(experiment, out=tmp_path, resume=True)
 
 

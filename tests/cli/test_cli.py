@@ -173,10 +173,10 @@ def test_the_list_of_methods_fits_a_terminal(capsys):
 
 
 def test_every_setting_of_every_method_is_explained(capsys):
-    from bitta.config import settings_of  # noqa: PLC0415
+    from bitta.config import describe_settings  # noqa: PLC0415
 
     for kind in METHODS.values():
-        assert all(setting.meaning for setting in settings_of(kind.Config))
+        assert all(setting.meaning for setting in describe_settings(kind.Config))
 
 
 def test_help_and_usage_errors(capsys):

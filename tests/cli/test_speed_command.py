@@ -10,14 +10,14 @@ import torch
 from bitta.bench.speed_result import SpeedResult
 from bitta.cli import speed
 from bitta.cli.main import main
-from bitta.metrics import Measurement
+from bitta.metrics import SpeedMeasurement
 
 SMALL = ["--model", "resnet8", "--size", "16", "--batch", "4", "--capacity", "4",
          "--batches", "2", "--warm-up", "1"]  # fmt: skip
 
 
 def measured(case, ms, *, failure=""):
-    return Measurement(case=case, ms=ms, ms_p25=ms, ms_p75=ms, failure=failure)
+    return SpeedMeasurement(case=case, ms=ms, ms_p25=ms, ms_p75=ms, failure=failure)
 
 
 def test_it_shows_a_table_and_writes_everything(tmp_path, capsys):

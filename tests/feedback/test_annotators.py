@@ -6,7 +6,7 @@ import torch
 
 from bitta import Human, Simulated
 from bitta.errors import FeedbackError, InputError, SettingError
-from bitta.feedback import Judge, Labels, Panel, Recording
+from bitta.feedback import FeedbackRecorder, Judge, Panel, SimulatedLabels
 from bitta.types import Query
 
 HASTY = Simulated([0])
@@ -24,14 +24,14 @@ def answered(source):
 
 
 def test_labels_name_the_class_and_judge_the_one_shown():
-    source = Labels([1, 0, 2], 3)
+    source = SimulatedLabels([1, 0, 2], 3)
     source.ask([query(0, label=1), query(1, label=2), query(2, label=2)])
     assert answered(source) == {0: (True, 1), 1: (False, 0), 2: (True, 2)}
 
 
 def test_a_wrong_label_is_any_other_class_as_often():
     """4,000 answers at .4: 1,600 wrong, a third of them each of the other three classes."""
-    source = Labels([2] * 4000, 4, error=0.4, seed=5)
+    source = SimulatedLabels([2] * 4000, 4, error=0.4, seed=5)
     source.ask([query(id_, label=2) for id_ in range(4000)])
     answers = answered(source)
     counts = np.bincount([named for _, named in answers.values()], minlength=4)
@@ -41,7 +41,7 @@ def test_a_wrong_label_is_any_other_class_as_often():
 
 
 def test_labels_come_late_and_not_always_as_verdicts_do():
-    source = Labels([0] * 9, 2, delay=1, answer_every=2)
+    source = SimulatedLabels([0] * 9, 2, delay=1, answer_every=2)
     arrived = []
     for batch in range(5):
         source.ask([query(batch)])
@@ -51,7 +51,7 @@ def test_labels_come_late_and_not_always_as_verdicts_do():
 
 def test_a_source_goes_on_where_it_was_saved():
     def fresh():
-        return Labels([0, 1] * 5, 3, error=0.5, delay=1, seed=2)
+        return SimulatedLabels([0, 1] * 5, 3, error=0.5, delay=1, seed=2)
 
     whole, first, second = fresh(), fresh(), fresh()
     for source in (whole, first):
@@ -64,9 +64,12 @@ def test_a_source_goes_on_where_it_was_saved():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Labels([0, 5], 3), r"truth goes from 0 to 5, but there are 3 classes \(0 to 2\)"),
-        (lambda: Labels([0], 1), "n_classes is 1; allowed: 2 or more"),
-        (lambda: Labels([0], 2, error=1.2), r"error is 1\.2; allowed: 0 to 1"),
+        (
+            lambda: SimulatedLabels([0, 5], 3),
+            r"truth goes from 0 to 5, but there are 3 classes \(0 to 2\)",
+        ),
+        (lambda: SimulatedLabels([0], 1), "n_classes is 1; allowed: 2 or more"),
+        (lambda: SimulatedLabels([0], 2, error=1.2), r"error is 1\.2; allowed: 0 to 1"),
         (lambda: Panel([]), "a panel of 0 sources"),
         (lambda: Panel([Simulated([0])], ["a", "b"]), "a panel of 1 sources with 2 names"),
         (lambda: Panel([HASTY, HASTY]), "the same source twice"),
@@ -74,7 +77,7 @@ def test_a_source_goes_on_where_it_was_saved():
         (lambda: Simulated([0], seed="x"), "seed is 'x'; allowed: a whole number"),
         (lambda: Human(capacity=0), "capacity is 0; allowed: 1 or more"),
         (lambda: Panel([Simulated([0]), Human()]), "a panel cannot hold Human"),
-        (lambda: Panel([Recording(Human(), "x.jsonl")]), "a panel cannot hold Human"),
+        (lambda: Panel([FeedbackRecorder(Human(), "x.jsonl")]), "a panel cannot hold Human"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, message):
@@ -101,7 +104,7 @@ def test_members_of_a_panel_keep_their_own_time():
 
 def test_a_panel_goes_on_with_the_same_members_only():
     def fresh():
-        return Panel([Simulated([0] * 9, flip=0.5, delay=1), Labels([0] * 9, 3, delay=1)])
+        return Panel([Simulated([0] * 9, flip=0.5, delay=1), SimulatedLabels([0] * 9, 3, delay=1)])
 
     first, second = fresh(), fresh()
     first.ask([query(id_) for id_ in range(4)])
@@ -109,7 +112,9 @@ def test_a_panel_goes_on_with_the_same_members_only():
     second.load_state_dict(first.state_dict())
     assert answered(second) == answered(first) != {}
     other = Panel([Simulated([0]), Simulated([0])])
-    with pytest.raises(InputError, match="saved with Simulated, Labels, but is now Simulated, Sim"):
+    with pytest.raises(
+        InputError, match="saved with Simulated, SimulatedLabels, but is now Simulated, Sim"
+    ):
         other.load_state_dict(first.state_dict())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bitta.feedback import Recorded
+from bitta.feedback import FeedbackReplay
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 
@@ -55,7 +55,7 @@ def test_a_judge_is_measured(capsys):
 def test_a_person_is_written_down(tmp_path):
     run(EXAMPLES[3])
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1 + 9 + 1
-    Recorded(tmp_path / "answers.jsonl")
+    FeedbackReplay(tmp_path / "answers.jsonl")
 
 
 def test_a_log_gives_the_same_again():

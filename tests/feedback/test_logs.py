@@ -7,7 +7,7 @@ import torch
 
 from bitta import Session, Simulated
 from bitta.errors import FeedbackError, InputError
-from bitta.feedback import Labels, Recorded, Recording
+from bitta.feedback import FeedbackRecorder, FeedbackReplay, SimulatedLabels
 from bitta.testing import toy_classifier
 from bitta.types import Query
 
@@ -30,13 +30,13 @@ def play(source, batches, start=0):
 
 
 def labels(**settings):
-    return Labels([0, 1, 2] * 40, 3, error=0.5, delay=2, answer_every=2, **settings)
+    return SimulatedLabels([0, 1, 2] * 40, 3, error=0.5, delay=2, answer_every=2, **settings)
 
 
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "log.jsonl"
-    with Recording(labels(), path) as source:
+    with FeedbackRecorder(labels(), path) as source:
         play(source, 6)
     return path
 
@@ -44,7 +44,7 @@ def log(tmp_path):
 def test_a_log_holds_what_was_asked_and_answered_and_when(tmp_path):
     """Delay 1: question 0 is answered in the second call."""
     path = tmp_path / "log.jsonl"
-    with Recording(Simulated([1] * 9, delay=1), path) as source:
+    with FeedbackRecorder(Simulated([1] * 9, delay=1), path) as source:
         source.ask([query(0, index=5, position=7)])
         source.collect()
         assert path.read_text().count("\n") == 1
@@ -61,19 +61,19 @@ def test_a_log_holds_what_was_asked_and_answered_and_when(tmp_path):
 
 
 def test_a_replay_gives_the_same_answers_in_the_same_calls(log):
-    with Recorded(log) as replay:
+    with FeedbackReplay(log) as replay:
         assert play(replay, 6) == play(labels(), 6)
 
 
 def test_a_replay_goes_on_where_it_was_saved(log):
-    first, second = Recorded(log), Recorded(log)
+    first, second = FeedbackReplay(log), FeedbackReplay(log)
     arrived = play(first, 3)
     second.load_state_dict(first.state_dict())
     assert arrived + play(second, 6, start=3) == play(labels(), 6)
     second.end()
     log.write_text(log.read_text().replace('"correct": true', '"correct": false', 1))
     with pytest.raises(InputError, match="is not the log that was being replayed"):
-        Recorded(log).load_state_dict(first.state_dict())
+        FeedbackReplay(log).load_state_dict(first.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_a_replay_goes_on_where_it_was_saved(log):
     ],
 )
 def test_another_question_is_an_error_that_says_where(log, changes, message):
-    replay = Recorded(log)
+    replay = FeedbackReplay(log)
     with pytest.raises(InputError, match=message):
         replay.ask([query(4, **changes)])
 
 
 def test_a_longer_stream_than_the_log_is_told(log):
     with pytest.raises(InputError, match=r"batch 6 asks question 12, but .* ends after 12 quest"):
-        play(Recorded(log), 7)
+        play(FeedbackReplay(log), 7)
 
 
 def test_a_shorter_stream_than_the_log_is_told(log):
-    replay = Recorded(log)
+    replay = FeedbackReplay(log)
     play(replay, 3)
     with pytest.raises(InputError, match=r"the stream is over, but .* holds 2 further answers"):
         replay.end()
 
 
 def test_an_answer_to_what_nobody_asked_is_told(log):
-    replay = Recorded(log)
+    replay = FeedbackReplay(log)
     for _ in range(2):
         replay.collect()
     with pytest.raises(InputError, match="answers question 0 in batch 2, where it has not been"):
@@ -114,8 +114,8 @@ def test_a_cut_log_is_refused_unless_it_will_do(log):
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:3], lines[3][:20]]))
     with pytest.raises(InputError, match="has no end: it was cut after 2 answers; let its run"):
-        Recorded(log)
-    replay = Recorded(log, partial=True)
+        FeedbackReplay(log)
+    replay = FeedbackReplay(log, partial=True)
     with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on nobody answers"):
         arrived = play(replay, 6)
     assert arrived == [[], [], play(labels(), 3)[2], [], [], []]
@@ -124,14 +124,14 @@ def test_a_cut_log_is_refused_unless_it_will_do(log):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is no log of answers"),
-        ('{"format": 2}\n', "is no log of answers"),
+        ("", "is not a log of answers"),
+        ('{"format": 2}\n', "is not a log of answers"),
         ("hello\n", "line 1 of .* is not a line of a log"),
-        ('{"bitta": "answers", "format": 1}\n{"id": 3}\n', "holds a line that is no answer"),
+        ('{"bitta": "answers", "format": 1}\n{"id": 3}\n', "holds a line that is not an answer"),
         (
             '{"bitta": "answers", "format": 1}\n'
             '{"end": true, "collects": 1, "asked": 3, "answered": 3}\n',
-            "holds 0 answers, but its end tells of 3",
+            "holds 0 answers, but its last line counts 3",
         ),
     ],
 )
@@ -139,18 +139,18 @@ def test_what_is_no_log_is_refused(tmp_path, content, message):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
-        Recorded(path)
+        FeedbackReplay(path)
     with pytest.raises(InputError, match="cannot be read"):
-        Recorded(tmp_path / "none.jsonl")
+        FeedbackReplay(tmp_path / "none.jsonl")
 
 
 def test_a_recording_goes_on_from_a_saved_state_and_forgets_what_came_after(log, tmp_path):
     path = tmp_path / "parts.jsonl"
-    first = Recording(labels(), path)
+    first = FeedbackRecorder(labels(), path)
     arrived = play(first, 3)
     state = first.state_dict()
     play(first, 5, start=3)
-    second = Recording(labels(), path)
+    second = FeedbackRecorder(labels(), path)
     second.load_state_dict(state)
     arrived += play(second, 6, start=3)
     second.end()
@@ -160,27 +160,27 @@ def test_a_recording_goes_on_from_a_saved_state_and_forgets_what_came_after(log,
 
 def test_a_recording_does_not_go_on_with_another_log_or_source(tmp_path):
     path = tmp_path / "log.jsonl"
-    source = Recording(labels(), path, settings={"seed": 1})
+    source = FeedbackRecorder(labels(), path, settings={"seed": 1})
     play(source, 3)
     state = source.state_dict()
-    with pytest.raises(InputError, match="begun with Labels and other settings than Labels has"):
-        Recording(labels(), path, settings={"seed": 2}).load_state_dict(state)
+    with pytest.raises(InputError, match="SimulatedLabels and other settings than SimulatedLabels"):
+        FeedbackRecorder(labels(), path, settings={"seed": 2}).load_state_dict(state)
     path.write_text(path.read_text().replace("true", "false"))
     with pytest.raises(InputError, match="is not the log that was being written"):
-        Recording(labels(), path, settings={"seed": 1}).load_state_dict(state)
+        FeedbackRecorder(labels(), path, settings={"seed": 1}).load_state_dict(state)
     path.unlink()
     with pytest.raises(InputError, match="is not the log that was being written"):
-        Recording(labels(), path, settings={"seed": 1}).load_state_dict(state)
+        FeedbackRecorder(labels(), path, settings={"seed": 1}).load_state_dict(state)
 
 
 def test_a_log_that_is_there_is_not_written_over(log):
     before = log.read_bytes()
-    with pytest.raises(InputError, match="already holds a log of these very settings"):
-        play(Recording(labels(), log), 1)
+    with pytest.raises(InputError, match="already holds a log of the same settings"):
+        play(FeedbackRecorder(labels(), log), 1)
     with pytest.raises(InputError, match="already holds something else"):
-        play(Recording(Simulated([0] * 9), log, overwrite=True), 1)
+        play(FeedbackRecorder(Simulated([0] * 9), log, overwrite=True), 1)
     assert log.read_bytes() == before
-    with Recording(labels(), log, overwrite=True) as again:
+    with FeedbackRecorder(labels(), log, overwrite=True) as again:
         play(again, 6)
     assert log.read_bytes() == before
 
@@ -189,22 +189,22 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "log.jsonl"):
         with pytest.raises(InputError, match=r"the log .* cannot be written \("):
-            play(Recording(labels(), path), 1)
+            play(FeedbackRecorder(labels(), path), 1)
 
 
 def test_nothing_is_asked_after_the_end_and_an_error_leaves_none(tmp_path):
     path = tmp_path / "log.jsonl"
-    source = Recording(Simulated([0] * 9), path)
+    source = FeedbackRecorder(Simulated([0] * 9), path)
     play(source, 1)
     with pytest.raises(KeyError), source:
         raise KeyError
     with pytest.raises(InputError, match="has no end"):
-        Recorded(path)
+        FeedbackReplay(path)
     source.end()
     source.end()
     with pytest.raises(FeedbackError, match="has been ended"):
         source.ask([query(2)])
-    assert len(Recorded(path).state_dict()["digest"]) == 64
+    assert len(FeedbackReplay(path).state_dict()["digest"]) == 64
 
 
 def test_a_session_is_saved_with_its_log(tmp_path):
@@ -213,7 +213,7 @@ def test_a_session_is_saved_with_its_log(tmp_path):
     stream = torch.rand(4, 8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
     def recording(name):
-        return Recording(Simulated(truth, flip=0.3, delay=1), tmp_path / name)
+        return FeedbackRecorder(Simulated(truth, flip=0.3, delay=1), tmp_path / name)
 
     with recording("whole") as log, Session(toy_classifier(), feedback=log) as session:
         for inputs in stream:

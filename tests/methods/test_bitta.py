@@ -7,7 +7,7 @@ import torch
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.bitta import augmented_passes, perturbed_passes
 from bitta.nn import Sampling, WrappedModel
 from bitta.seeding import RandomKey, generator
@@ -126,7 +126,7 @@ def test_a_threshold_counts_rows_by_the_deterministic_confidence_alone(settings,
     sampled = torch.tensor([[0.4, 0.6], [0.7, 0.3], [0.2, 0.8]])
     none = torch.tensor([], dtype=torch.long)
     adapter = Session(toy_classifier(), **settings).adapter
-    term = adapter._agreement_term(Mixed(plain, none, none), sampled, plain)["agreement"]
+    term = adapter._agreement_term(MixedBatch(plain, none, none), sampled, plain)["agreement"]
     each = [math.log(1 + math.exp(-gap)) for gap in (-0.2, 0.4, 0.6)]
     wanted = sum(each[row] for row in rows) / max(1, len(rows))
     assert term.item() == pytest.approx(wanted)

@@ -14,7 +14,7 @@ from bitta.methods.rotta import TimelyMemory
 from bitta.nn import RobustNorm, WrappedModel
 from bitta.seeding import generator
 from bitta.testing import NORMS, toy_classifier
-from bitta.types import Feedback, Judged
+from bitta.types import Feedback, JudgedSamples
 
 SURE, UNSURE = 6.0, 0.1
 """Logits of two classes, which are that far apart: doubts H / ln 2 of .025 and .998."""
@@ -232,8 +232,10 @@ def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
     session = Session(toy_classifier(), "rotta", n_queries=2)
     adapter = session.adapter
     before = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
-    judged = Judged(images(3, 2), torch.tensor([0, 1]))
-    losses = adapter.adapt(images()[:0], Feedback(judged, Judged(images()[:0], judged.labels[:0])))
+    judged = JudgedSamples(images(3, 2), torch.tensor([0, 1]))
+    losses = adapter.adapt(
+        images()[:0], Feedback(judged, JudgedSamples(images()[:0], judged.labels[:0]))
+    )
     assert losses.terms.keys() == {"correct"}
     after = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
     for place, same in ((0, True), (1, True), (2, False)):

@@ -9,15 +9,15 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.feedback import Judge, Labels
+from bitta.feedback import Judge, SimulatedLabels
 from bitta.losses import complementary_loss
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.balance import Patience, anchor_share, row_weights
 from bitta.methods.simatta import Anchors, Clusters, first_centres
 from bitta.seeding import RandomKey, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary
-from bitta.types import Feedback, Judged
+from bitta.types import Feedback, JudgedSamples
 
 POINTS = torch.tensor(
     [[0.0, 0.0], [0.1, 0.0], [5.0, 5.0], [5.0, 5.2], [5.0, 5.1], [9.0, 0.0], [0.0, 0.1]]
@@ -48,7 +48,7 @@ def clusters_of(n_clusters=3, weight=4.0):
 
 def answers(correct, incorrect, *, label=0):
     def judged(rows):
-        return Judged(rows, torch.full((len(rows),), label))
+        return JudgedSamples(rows, torch.full((len(rows),), label))
 
     return Feedback(judged(correct), judged(incorrect))
 
@@ -195,7 +195,7 @@ def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_ancho
     adapter = session.adapter
     rows = torch.tensor([[1.0, 0.5], [0.2, 1.0], [3.0, 0.0], [0.0, 4.0]])
     adapter.anchors.add(answers(rows[:1], rows[1:2]), torch.ones(2))
-    adapter.source_like.add(Judged(rows[2:], torch.tensor([0, 1])))
+    adapter.source_like.add(JudgedSamples(rows[2:], torch.tensor([0, 1])))
     losses = adapter.adapt(rows[:0], answers(rows[:0], rows[:0])).terms
     label = torch.tensor([0])
     expected = {
@@ -244,9 +244,9 @@ def test_a_step_is_that_of_the_plain_means_over_the_rows_drawn(n_right, n_wrong,
     labels = torch.arange(len(rows)) % 5
     right, wrong, like = rows.split([n_right, n_wrong, n_like])
     ours, theirs, source = labels.split([n_right, n_wrong, n_like])
-    adapter.source_like.add(Judged(like, source))
+    adapter.source_like.add(JudgedSamples(like, source))
     random_key = RandomKey((7,))
-    terms = adapter.objective(Mixed(rows, ours, theirs), random_key)
+    terms = adapter.objective(MixedBatch(rows, ours, theirs), random_key)
     given = torch.autograd.grad(sum(terms.values()), adapter.parameters)
 
     drawn = torch.randperm(n_right + n_wrong, generator=random_key.at("anchors"))[:3]
@@ -291,9 +291,11 @@ def test_each_batch_begins_with_a_fresh_optimiser(momentum):
     settings = {"lr": 0.05, "momentum": momentum, "steps": 2, "cold_start": 0}
     adapter = Session(toy_classifier(), "simatta", **settings).adapter
     rows, labels = images(n=6), torch.tensor([0, 1, 2, 3, 4, 0])
-    adapter.anchors.add(Feedback(Judged(rows[:2], labels[:2]), Judged(rows[2:3], labels[2:3])),
-                        torch.ones(3))  # fmt: skip
-    adapter.source_like.add(Judged(rows[3:], labels[3:]))
+    correct, incorrect = (
+        JudgedSamples(rows[part], labels[part]) for part in (slice(2), slice(2, 3))
+    )
+    adapter.anchors.add(Feedback(correct, incorrect), torch.ones(3))
+    adapter.source_like.add(JudgedSamples(rows[3:], labels[3:]))
     first = adapter.optimiser
     reference = toy_classifier().eval()
     for _ in range(3):
@@ -355,7 +357,7 @@ def test_the_oldest_anchors_go():
 
 def test_it_learns_full_labels():
     truth = torch.tensor([2] * 64)
-    session = Session(toy_classifier(), "simatta", lr=0.01, feedback=Labels(truth, 5))
+    session = Session(toy_classifier(), "simatta", lr=0.01, feedback=SimulatedLabels(truth, 5))
     before = session.predict(images(0, 32)).probs[:, 2].mean()
     session.learn()
     assert session.adapter.anchors.labels.tolist() == [2, 2, 2]

@@ -24,7 +24,7 @@ def offer(memory, *labels, confidence=1.0, value=0.0):
 
 
 def memory_of(*labels, capacity=4, seed=0):
-    memory = ConfidentMemory(capacity, confident=0.9, key=(seed, "test"))
+    memory = ConfidentMemory(capacity, min_confidence=0.9, key=(seed, "test"))
     offer(memory, *labels)
     return memory
 
@@ -66,7 +66,7 @@ def test_a_new_class_takes_a_place_of_either_largest_class():
 
 def test_a_saved_memory_goes_on_alike():
     memory = memory_of(0, 1, 2, 3)
-    other = ConfidentMemory(4, confident=0.9, key=(0, "test"))
+    other = ConfidentMemory(4, min_confidence=0.9, key=(0, "test"))
     other.load_state_dict(memory.state_dict(), device=torch.device("cpu"))
     for number in range(10):
         for each in (memory, other):

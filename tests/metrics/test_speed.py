@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitta.metrics import Case, Measurement, curves_of, growth
+from bitta.metrics import SpeedCase, SpeedMeasurement, find_scaling_curves, fit_growth_exponent
 
 
 def measurement(*, ms=1.0, failure="", **changes):
@@ -10,21 +10,21 @@ def measurement(*, ms=1.0, failure="", **changes):
         "method": "bitta", "model": "resnet8", "n_classes": 10, "size": 32, "batch": 64,
         "n_queries": 3, "memory": 64, "passes": 4, "epochs": 3,
     }  # fmt: skip
-    return Measurement(case=Case(**{**values, **changes}), ms=ms, failure=failure)
+    return SpeedMeasurement(case=SpeedCase(**{**values, **changes}), ms=ms, failure=failure)
 
 
 def test_the_exponent_of_a_power_law_is_found():
-    assert growth([(x, 3 * x**0.8) for x in (1, 16, 64, 256)]) == pytest.approx(0.8)
-    assert growth([(1, 5), (2, 5)]) == pytest.approx(0)
+    assert fit_growth_exponent([(x, 3 * x**0.8) for x in (1, 16, 64, 256)]) == pytest.approx(0.8)
+    assert fit_growth_exponent([(1, 5), (2, 5)]) == pytest.approx(0)
 
 
 def test_the_exponent_of_a_fit_by_hand():
     """log2: (0, 0), (1, 0), (2, 3); means 1 and 1; slope (1 x 1 + 0 + 1 x 2) / 2 = 1.5."""
-    assert growth([(1, 1), (2, 1), (4, 8)]) == pytest.approx(1.5)
+    assert fit_growth_exponent([(1, 1), (2, 1), (4, 8)]) == pytest.approx(1.5)
 
 
 def test_fixed_costs_are_seen_by_comparing_the_last_two():
-    curve = curves_of([measurement(batch=b, ms=b + 16) for b in (64, 1, 16)])[0]
+    curve = find_scaling_curves([measurement(batch=b, ms=b + 16) for b in (64, 1, 16)])[0]
     assert curve.points == [(1, 17), (16, 32), (64, 80)]
     assert curve.exponent < curve.last_exponent == pytest.approx(0.661, abs=1e-3)
 
@@ -33,7 +33,7 @@ def test_only_cases_that_differ_along_one_axis_make_a_curve():
     batches = [measurement(batch=b) for b in (1, 16, 64)]
     others = [measurement(method="tent", batch=b) for b in (1, 16, 64)]
     stray = [measurement(batch=256, model="resnet20"), measurement(passes=8)]
-    curves = curves_of([*batches, *stray, *others])
+    curves = find_scaling_curves([*batches, *stray, *others])
     assert [(curve.axis, curve.method, len(curve.points)) for curve in curves] == [
         ("batch", "bitta", 3),
         ("batch", "tent", 3),
@@ -42,6 +42,9 @@ def test_only_cases_that_differ_along_one_axis_make_a_curve():
 
 def test_what_does_not_fit_is_left_out_of_its_curve():
     large = measurement(batch=256, failure="does not fit")
-    curve = curves_of([measurement(batch=1, ms=2), measurement(batch=16, ms=8), large])[0]
+    curve = find_scaling_curves([measurement(batch=1, ms=2), measurement(batch=16, ms=8), large])[0]
     assert curve.points == [(1, 2), (16, 8)]
-    assert curves_of([measurement(batch=1), large, measurement(batch=512, failure="x")]) == []
+    assert (
+        find_scaling_curves([measurement(batch=1), large, measurement(batch=512, failure="x")])
+        == []
+    )

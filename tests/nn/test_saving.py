@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bitta import Session
-from bitta.errors import SpaceError
+from bitta.errors import DeviceMemoryError
 from bitta.nn import Sampling, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
@@ -105,5 +105,7 @@ def test_a_step_that_does_not_fit_names_the_settings():
 
     session = Session(Greedy(), n_queries=0, sites=["stage1"])
     session.predict(torch.rand(5, 4))
-    with pytest.raises(SpaceError, match=r"5 samples with 4 passes .*memory='low'.*micro_batch"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"5 samples with 4 passes .*memory='low'.*micro_batch"
+    ):
         session.learn()

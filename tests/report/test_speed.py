@@ -2,7 +2,7 @@
 
 from PIL import Image
 
-from bitta.metrics import Case, Measurement
+from bitta.metrics import SpeedCase, SpeedMeasurement
 from bitta.report import failure_lines, growth_lines, heading_lines, plot_speed, speed_rows
 from bitta.report.speed import speed_page
 
@@ -14,7 +14,7 @@ COMMON = {
 
 def measurement(method="bitta", *, batch=64, **measured):
     values = {"execution": "eager, float32", "ms": 8.0, "ms_p25": 7.5, "ms_p75": 9.0, **measured}
-    return Measurement(case=Case(method=method, batch=batch, **COMMON), **values)
+    return SpeedMeasurement(case=SpeedCase(method=method, batch=batch, **COMMON), **values)
 
 
 MEASURED = measurement(

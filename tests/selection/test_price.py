@@ -14,7 +14,7 @@ from bitta.testing import toy_classifier
 def allowances(steps, **settings):
     budget, asked, given = Budget(**settings), 0, []
     for step in range(steps):
-        given.append(budget.allowance(step=step, asked=asked))
+        given.append(budget.allowance(step=step, n_asked=asked))
         asked += given[-1]
     return given
 
@@ -28,11 +28,11 @@ def test_a_label_of_ten_classes_is_saved_up_for():
 def test_a_price_of_one_is_no_price():
     for settings in ({"n_queries": 2}, {"n_queries": 2, "every": 3}, {"n_queries": 2, "total": 5}):
         assert allowances(9, **settings) == allowances(9, **settings, price=1.0)
-    assert Budget(n_queries=2).allowance(step=5, asked=3) == 2  # nothing is saved up
+    assert Budget(n_queries=2).allowance(step=5, n_asked=3) == 2  # nothing is saved up
 
 
 def test_what_could_not_be_asked_is_asked_later():
-    assert Budget(n_queries=3, price=2.0).allowance(step=3, asked=2) == 4  # 12 / 2 - 2
+    assert Budget(n_queries=3, price=2.0).allowance(step=3, n_asked=2) == 4  # 12 / 2 - 2
 
 
 def test_a_price_goes_with_every_and_total():
@@ -47,10 +47,10 @@ def test_whole_prices_are_not_missed_by_a_rounding():
 
 
 def test_questions_in_all():
-    assert Budget(n_queries=3).questions(steps=10, most=64) == 30
-    assert Budget(n_queries=3).questions(steps=10, most=2) == 20
-    assert Budget(n_queries=3, total=7).questions(steps=10, most=64) == 7
-    assert Budget(n_queries=3, price=log2(10)).questions(steps=1000, most=64) == 903
+    assert Budget(n_queries=3).count_questions(n_steps=10, max_per_step=64) == 30
+    assert Budget(n_queries=3).count_questions(n_steps=10, max_per_step=2) == 20
+    assert Budget(n_queries=3, total=7).count_questions(n_steps=10, max_per_step=64) == 7
+    assert Budget(n_queries=3, price=log2(10)).count_questions(n_steps=1000, max_per_step=64) == 903
 
 
 @pytest.mark.parametrize("price", [0, -1.0, float("nan"), float("inf"), "2"])

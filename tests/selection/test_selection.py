@@ -7,7 +7,7 @@ import torch
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.selection import Budget, Candidates, selector_named
+from bitta.selection import Budget, Candidates, get_score_function
 from bitta.testing import toy_classifier
 from bitta.types import Prediction
 
@@ -15,17 +15,17 @@ from bitta.types import Prediction
 def candidates(key=(0, "selection", 0)):
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     policy = torch.tensor([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]])
-    return Candidates(Prediction.of(logits), lambda: policy, lambda: logits, key)
+    return Candidates(Prediction.from_logits(logits), lambda: policy, lambda: logits, key)
 
 
 def test_mc_confidence_doubts_the_label_that_was_served():
     """Labels 0, 1, 0 have policy .9, .3, .4."""
-    uncertainty = selector_named("mc_confidence")(candidates())
+    uncertainty = get_score_function("mc_confidence")(candidates())
     assert uncertainty.tolist() == pytest.approx([0.1, 0.7, 0.6])
 
 
 def test_random_follows_its_key_and_needs_no_policy():
-    random = selector_named("random")
+    random = get_score_function("random")
     lazy = replace(candidates((1,)), policy=lambda: pytest.fail("policy was computed"))
     assert torch.equal(random(lazy), random(lazy))
     assert not torch.equal(random(lazy), random(candidates((2,))))
@@ -34,7 +34,7 @@ def test_random_follows_its_key_and_needs_no_policy():
 def test_selectors_without_stochastic_passes_rank_what_was_served():
     """Logit gaps 2, 1, 3: p = .881, .731, .953; log-sum-exp 2.127, 1.313, 3.049."""
     confidence, entropy, energy, last = (
-        selector_named(name)(candidates()).tolist()
+        get_score_function(name)(candidates()).tolist()
         for name in ("confidence", "entropy", "energy", "last")
     )
     assert confidence == pytest.approx([0.1192, 0.2689, 0.0474], abs=1e-4)

@@ -8,9 +8,17 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from bitta.bench.streams import listed
-from bitta.config import Config, build, require
+from bitta.config import Config, build_config, require
 from bitta.errors import SettingError
-from bitta.feedback import Annotator, FeedbackSource, Labels, Panel, Recorded, Recording, Simulated
+from bitta.feedback import (
+    FeedbackRecorder,
+    FeedbackReplay,
+    FeedbackSource,
+    GroundTruthAnnotator,
+    Panel,
+    Simulated,
+    SimulatedLabels,
+)
 
 # Joshi et al., CVPR Workshops 2010, as the paper cites them: naming one of 50 classes takes
 # 11.7 s and is wrong in 12.7 % of cases, a comparison takes 1.6 s and is wrong in .8 %.
@@ -56,7 +64,7 @@ class FeedbackConfig(Config):
         if given.get("equal") == "seconds" and not (given.get("annotators") or given.get("replay")):
             labels = given.get("labels", "verdict")
             noise = {_NOISE[kind]: MISTAKES[kind] for kind in MISTAKES if kind == labels}
-        return build(cls, {**noise, **given}, preset=None, of="[feedback]")
+        return build_config(cls, {**noise, **given}, preset=None, of="[feedback]")
 
     def __post_init__(self) -> None:
         require(self.n_queries >= -1, "n_queries", self.n_queries, "0 or more, or -1")
@@ -136,25 +144,25 @@ def build_annotators(
     ('1', '2')
     """
     if config.replay:
-        return Recorded(config.replay)
+        return FeedbackReplay(config.replay)
     everyone = [_one(config, rate, truth, n_classes, seed) for rate in config.mistakes]
     source: FeedbackSource = Panel(everyone) if config.annotators else everyone[0]
     if not config.record:
         return source
-    return Recording(source, config.record, settings=identity, overwrite=True)
+    return FeedbackRecorder(source, config.record, settings=identity, overwrite=True)
 
 
 def end_log(source: FeedbackSource) -> None:
     """A run is over: its log is complete, or the log that it replayed has to be."""
-    if isinstance(source, Recording | Recorded):
+    if isinstance(source, FeedbackRecorder | FeedbackReplay):
         source.end()
 
 
 def _one(
     config: FeedbackConfig, rate: float, truth: Tensor, n_classes: int, seed: int
-) -> Annotator:
+) -> GroundTruthAnnotator:
     if config.labels == "full":
-        return Labels(
+        return SimulatedLabels(
             truth,
             n_classes,
             error=rate,

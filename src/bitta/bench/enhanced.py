@@ -166,11 +166,11 @@ def _judged(
         ]
     )
     answers = source.collect()
-    labels = [a.query.label if a.settled is None else a.settled for a in answers]
+    labels = [a.query.label if a.known_label is None else a.known_label for a in answers]
     return _Samples(
         stacked[[answer.query.index for answer in answers]],
         torch.tensor(labels, dtype=torch.long),
-        torch.tensor([answer.settled is not None for answer in answers], dtype=torch.bool),
+        torch.tensor([answer.known_label is not None for answer in answers], dtype=torch.bool),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from bitta.bench.experiment import Experiment
 from bitta.bench.places import result_path
 from bitta.bench.toml import override, read_toml, section
-from bitta.config import whole
-from bitta.errors import InputError, SettingError, unknown
+from bitta.config import check_integer
+from bitta.errors import InputError, SettingError, unknown_name_error
 
 _SECTIONS = ("stream", "model", "method", "feedback", "enhanced", "forgetting")
 _PLAIN = ("method.name", "method.preset", "stream.kind")
@@ -105,12 +105,14 @@ def _varied(table: Mapping[str, Any]) -> dict[str, list[Any]]:
             raise SettingError(f"[sweep] has {key} twice; leave one of them out.")
         if key != "seeds" and (key.count(".") != 1 or key.partition(".")[0] not in _SECTIONS):
             known = ("seeds", *(f"{name}." for name in _SECTIONS))
-            raise unknown("key", key, known, of="[sweep]", hint='Write "method.lr" = [...].')
+            raise unknown_name_error(
+                "key", key, known, of="[sweep]", hint='Write "method.lr" = [...].'
+            )
         if not isinstance(values, list) or not values:
             raise SettingError(f"[sweep] {key} is {values!r}; allowed: a list of one or more.")
         for value in values:
             if key == "seeds":
-                whole("[sweep] seeds", value)
+                check_integer("[sweep] seeds", value)
             elif not isinstance(value, bool | int | float | str):
                 raise SettingError(
                     f"[sweep] {key} has {value!r}; allowed: numbers, text, booleans."

@@ -10,11 +10,11 @@ from bitta.bench.clean import ForgettingConfig
 from bitta.bench.enhanced import EnhancedConfig
 from bitta.bench.streams import StreamConfig
 from bitta.bench.toml import read_toml, section
-from bitta.config import Config, build, whole
-from bitta.errors import SettingError, unknown
+from bitta.config import Config, build_config, check_integer
+from bitta.errors import SettingError, unknown_name_error
 from bitta.methods import method_named
 from bitta.methods.base import AdapterConfig
-from bitta.selection import selector_named
+from bitta.selection import get_score_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Experiment:
             raise SettingError('[sweep] makes many runs of one file; use "bitta sweep" for it.')
         for key in table:
             if key not in _KEYS:
-                raise unknown("key", key, _KEYS)
+                raise unknown_name_error("key", key, _KEYS)
         given = dict(section(table, "method"))
         method = given.pop("name", None)
         if not isinstance(method, str):
@@ -86,22 +86,22 @@ class Experiment:
         if "kind" not in stream:
             raise SettingError('stream.kind is missing; "bitta streams" lists what there is.')
         settings = method_named(method).configure(given, preset, name=method)
-        selector_named(settings.selection)
+        get_score_function(settings.selection)
         name = table.get("name", name)
         if not isinstance(name, str) or not name or set(name) & set("/\\"):
             raise SettingError(f"name is {name!r}; allowed: text that can name a file.")
         return cls(
             name=name,
-            stream=build(StreamConfig, stream, preset=None, of="[stream]"),
-            model=build(ModelConfig, section(table, "model"), preset=None, of="[model]"),
+            stream=build_config(StreamConfig, stream, preset=None, of="[stream]"),
+            model=build_config(ModelConfig, section(table, "model"), preset=None, of="[model]"),
             method=method,
             settings=settings,
             feedback=FeedbackConfig.of(section(table, "feedback")),
             enhanced=_enhanced(table),
-            forgetting=build(
+            forgetting=build_config(
                 ForgettingConfig, section(table, "forgetting"), preset=None, of="[forgetting]"
             ),
-            seed=whole("seed", table.get("seed", 0)),
+            seed=check_integer("seed", table.get("seed", 0)),
         )
 
     def as_table(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _enhanced(table: Mapping[str, Any]) -> EnhancedConfig:
     """A section that does not say how many samples wants as many as would be asked about."""
     implied = {"n_samples": -1} if "enhanced" in table else {}
     given = {**implied, **section(table, "enhanced")}
-    return build(EnhancedConfig, given, preset=None, of="[enhanced]")
+    return build_config(EnhancedConfig, given, preset=None, of="[enhanced]")
 
 
 _KEYS = ("name", "seed", "stream", "model", "method", "feedback", "enhanced", "forgetting")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bitta.methods.base import GradientAdapter
-from bitta.metrics import Case
+from bitta.metrics import SpeedCase
 from bitta.models import ARCHITECTURES, build_model, initialise
 from bitta.seeding import generator
 from bitta.session import Session
@@ -40,7 +40,7 @@ class Alternating:
         """Nothing to take over."""
 
 
-def filled_session(case: Case, device: torch.device, **changes: Any) -> Session:
+def filled_session(case: SpeedCase, device: torch.device, **changes: Any) -> Session:
     """A session on a model with random weights; `changes` are to what the case says."""
     sized = {"image_size": case.size} if "image_size" in ARCHITECTURES[case.model].arguments else {}
     model = build_model(case.model, n_classes=case.n_classes, **_PIXELS, **sized)
@@ -69,10 +69,12 @@ def fill_memories(session: Session, inputs: Tensor, n_classes: int) -> None:
     if isinstance(adapter, GradientAdapter):
         inputs = adapter.wrapped.accepted(inputs)
         capacity = max(adapter.memory.correct.capacity, adapter.memory.incorrect.capacity)
-        adapter.memory.add(Feedback.of(_answers(inputs, capacity, n_classes), like=inputs))
+        adapter.memory.add(
+            Feedback.from_answers(_answers(inputs, capacity, n_classes), like=inputs)
+        )
 
 
-def random_batches(case: Case, device: torch.device) -> list[Tensor]:
+def random_batches(case: SpeedCase, device: torch.device) -> list[Tensor]:
     """Two, for every batch to differ from the one before."""
     shape = (case.batch, 3, case.size, case.size)
     chance = generator(0, "speed", device=device)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bitta.metrics import Case
+from bitta.metrics import SpeedCase
 
 _FEW = 4
 
 
-def flops_per_batch(case: Case, step: Callable[[Case], Callable[[], object]]) -> int:
+def flops_per_batch(case: SpeedCase, step: Callable[[SpeedCase], Callable[[], object]]) -> int:
     """Operations of convolutions and matrix products in one batch.
 
     `step` makes a case ready on the plain path, memories full, and returns what runs a batch. Cost

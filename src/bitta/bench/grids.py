@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from bitta.config import require, whole
-from bitta.errors import SettingError, unknown
+from bitta.config import check_integer, require
+from bitta.errors import SettingError, unknown_name_error
 from bitta.methods import method_named
 from bitta.methods.base import GradientConfig
-from bitta.metrics import Case
+from bitta.metrics import SpeedCase
 from bitta.models import ARCHITECTURES
 
 _DEFAULT: Mapping[str, Any] = {
@@ -61,16 +61,16 @@ GRIDS: Mapping[str, Grid] = {
 def grid_named(name: str) -> Grid:
     """Look a grid up."""
     if name not in GRIDS:
-        raise unknown("grid", name, [*GRIDS, "all"])
+        raise unknown_name_error("grid", name, [*GRIDS, "all"])
     return GRIDS[name]
 
 
 def cases_of(
     names: Sequence[str], *, methods: Sequence[str] = (), changes: Mapping[str, Any]
-) -> list[Case]:
+) -> list[SpeedCase]:
     """The cases of some grids, each once; `changes` are to fields that a grid leaves fixed."""
     wanted = list(GRIDS) if "all" in names else names
-    cases: list[Case] = []
+    cases: list[SpeedCase] = []
     for name in wanted:
         grid = grid_named(name)
         if grid.axis in changes:
@@ -82,19 +82,19 @@ def cases_of(
     return cases
 
 
-def _cases(grid: Grid, method: str, changes: Mapping[str, Any]) -> Iterator[Case]:
+def _cases(grid: Grid, method: str, changes: Mapping[str, Any]) -> Iterator[SpeedCase]:
     fixed = {**_DEFAULT, **grid.common, **grid.of_method.get(method, {}), **changes}
     places = [{grid.axis: value} for value in grid.values] if grid.axis else [{}]
     for place in places:
         yield _case(method, {**fixed, **place})
 
 
-def _case(method: str, values: Mapping[str, Any]) -> Case:
+def _case(method: str, values: Mapping[str, Any]) -> SpeedCase:
     """Fill in what follows from the method and the model, and check the rest."""
     kind = method_named(method)
     model = values["model"]
     if model not in ARCHITECTURES:
-        raise unknown("architecture", model, ARCHITECTURES)
+        raise unknown_name_error("architecture", model, ARCHITECTURES)
     filled = {"method": method, "size": ARCHITECTURES[model].size, **values}
     config = kind.Config()
     if isinstance(config, GradientConfig):
@@ -103,14 +103,14 @@ def _case(method: str, values: Mapping[str, Any]) -> Case:
         filled |= {"epochs": 0, "memory": 0}
     if not kind.learns_from_feedback:
         filled["n_queries"] = 0
-    case = Case(**filled)
+    case = SpeedCase(**filled)
     _check(case, trains=isinstance(config, GradientConfig))
     return case
 
 
-def _check(case: Case, *, trains: bool) -> None:
+def _check(case: SpeedCase, *, trains: bool) -> None:
     for name in (item.name for item in fields(case) if item.type is int):
         least = 0 if name == "n_queries" or (not trains and name in ("epochs", "memory")) else 1
-        value = whole(name, getattr(case, name))
+        value = check_integer(name, getattr(case, name))
         require(value >= least, name, value, f"{least} or more")
     require(case.n_classes >= 2, "n_classes", case.n_classes, "2 or more")

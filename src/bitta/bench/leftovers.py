@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bitta.errors import UnreadableError
+from bitta.errors import UnreadableFileError
 from bitta.results import RunResult
 from bitta.statefile import load_state
 from bitta.types import State
@@ -32,5 +32,5 @@ def read_tuning(path: Path) -> State:
 def _remedy(then: str) -> Iterator[None]:
     try:
         yield
-    except UnreadableError as error:
-        raise UnreadableError(f"{error} Delete that file, and {then}.") from None
+    except UnreadableFileError as error:
+        raise UnreadableFileError(f"{error} Delete that file, and {then}.") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bitta.bench.prefetch import Prefetch
 from bitta.bench.seconds import Clock, Seconds
-from bitta.metrics import Histograms, Reliability, peak_memory
+from bitta.metrics import LabelHistograms, Reliability, peak_memory
 from bitta.results import StepRecord, as_columns, from_columns
 from bitta.session import Session
 from bitta.statefile import save_state
@@ -26,7 +26,7 @@ class Progress:
     steps: list[StepRecord] = field(default_factory=list)
     reliability: Reliability = field(default_factory=Reliability)
     policy_reliability: Reliability = field(default_factory=Reliability)
-    histograms: Histograms = field(default_factory=Histograms)
+    histograms: LabelHistograms = field(default_factory=LabelHistograms)
     before: Mapping[str, Any] = field(default_factory=dict)
     """What was done and measured before the first batch, for the result."""
     peak_memory: int = 0
@@ -96,7 +96,7 @@ def saved_progress(state: Mapping[str, Any]) -> Progress:
         steps=from_columns(json.loads(bytes(state["steps"].tolist()))),
         reliability=Reliability(**state["reliability"]),
         policy_reliability=Reliability(**state["policy_reliability"]),
-        histograms=Histograms.of(state["histograms"]),
+        histograms=LabelHistograms.from_state_dict(state["histograms"]),
         before=state["before"],
         peak_memory=state["peak_memory"],
         seconds=Seconds(**state.get("seconds", {})),

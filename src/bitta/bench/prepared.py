@@ -21,7 +21,7 @@ from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, method_named
 from bitta.nn import Precision, WrappedModel
 from bitta.results import environment
-from bitta.seeding import derive
+from bitta.seeding import derive_seed
 from bitta.selection import Budget
 from bitta.session import Session
 from bitta.streams import Stream
@@ -91,7 +91,7 @@ class Prepared:
         on_batch: OnBatch,
     ) -> dict[str, Any]:
         """Whatever method follows: all that begin with the same model share it."""
-        seed = derive(self.experiment.seed, "enhanced")
+        seed = derive_seed(self.experiment.seed, "enhanced")
         asked = self.experiment.enhanced.n_samples
         wanted = self._questions() if asked < 0 else asked
         if not wanted:
@@ -137,7 +137,7 @@ class Prepared:
         window = stream.window_size
         windowed = window > stream.batch_size
         steps = len(self.stream.truth) // window if windowed else len(self.stream)
-        return budget.questions(steps=steps, most=max(window, stream.batch_size))
+        return budget.count_questions(n_steps=steps, max_per_step=max(window, stream.batch_size))
 
 
 def prepare(experiment: Experiment, clock: Clock) -> Prepared:
@@ -195,7 +195,7 @@ def labels_served(session: Session) -> Callable[[Tensor], Tensor]:
 @torch.no_grad()
 def _source_labels(wrapped: WrappedModel, inputs: Tensor) -> Tensor:
     logits = wrapped(wrapped.accepted(inputs), statistics="running")
-    return _finite_labels(Prediction.of(logits))
+    return _finite_labels(Prediction.from_logits(logits))
 
 
 def _finite_labels(served: Prediction) -> Tensor:

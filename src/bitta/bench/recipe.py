@@ -6,8 +6,8 @@ from typing import Literal
 
 from bitta.bench.toml import read_toml, section
 from bitta.bench.training_sets import LOADERS
-from bitta.config import Config, build, require
-from bitta.errors import SettingError, unknown
+from bitta.config import Config, build_config, require
+from bitta.errors import SettingError, unknown_name_error
 from bitta.models import ARCHITECTURES
 
 
@@ -52,9 +52,9 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         if self.data not in LOADERS:
-            raise unknown("data", self.data, LOADERS)
+            raise unknown_name_error("data", self.data, LOADERS)
         if self.architecture not in ARCHITECTURES:
-            raise unknown("architecture", self.architecture, ARCHITECTURES)
+            raise unknown_name_error("architecture", self.architecture, ARCHITECTURES)
         require(self.epochs >= 0, "epochs", self.epochs, "0 or more")
         require(self.iterations >= 0, "iterations", self.iterations, "0 or more")
         if (self.epochs > 0) == (self.iterations > 0):
@@ -78,5 +78,5 @@ def read_recipe(path: str | Path) -> Recipe:
     table = read_toml(path)
     for key in table:
         if key != "pretrain":
-            raise unknown("key", key, ["pretrain"])
-    return build(Recipe, section(table, "pretrain"), preset=None, of="[pretrain]")
+            raise unknown_name_error("key", key, ["pretrain"])
+    return build_config(Recipe, section(table, "pretrain"), preset=None, of="[pretrain]")

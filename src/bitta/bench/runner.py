@@ -174,7 +174,7 @@ def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) ->
             "price": session.budget.price,
             **_around(prepared, life),
         },
-        spreads=progress.histograms.spreads,
+        spreads=progress.histograms.entropies,
         policy_reliability=progress.policy_reliability,
     )
 
@@ -207,7 +207,7 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) 
         batch.domain, prediction.labels, batch.truth, n_classes=prediction.probs.shape[-1]
     )
     policy = prediction.policy
-    agreement = Agreement.of(prediction.labels, correct, policy)
+    agreement = Agreement.from_batch(prediction.labels, correct, policy)
     progress.steps.append(
         StepRecord(
             domain=batch.domain,

@@ -13,7 +13,7 @@ from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import build_source, check_fit
 from bitta.bench.training_sets import FOLDER_NAMES, LOADERS
 from bitta.config import Config, require
-from bitta.errors import InputError, SettingError, unknown
+from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.models import ModelCard
 from bitta.nn import WrappedModel
 from bitta.seeding import generator
@@ -44,7 +44,7 @@ class ImagesConfig(Config):
 
     def __post_init__(self) -> None:
         if self.data and self.data not in SETS:
-            raise unknown("set", self.data, SETS)
+            raise unknown_name_error("set", self.data, SETS)
         require(self.n >= 1, "n", self.n, "1 or more")
         require(self.fisher_samples >= 0, "fisher_samples", self.fisher_samples, "0 or more")
         require(self.side == 0 or self.side >= 8, "side", self.side, "8 or more")

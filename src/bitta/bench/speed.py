@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.flops import flops_per_batch
-from bitta.config import require, whole
-from bitta.errors import BittaError, SettingError, SpaceError
+from bitta.config import check_integer, require
+from bitta.errors import BittaError, DeviceMemoryError, SettingError
 from bitta.metrics import (
     DOES_NOT_FIT,
-    Case,
-    Measurement,
+    SpeedCase,
+    SpeedMeasurement,
     Stopwatch,
     peak_memory,
     reset_peak_memory,
@@ -44,14 +44,14 @@ class Conditions:
     """How many go before; a graph is captured once shapes have repeated."""
 
     def __post_init__(self) -> None:
-        require(whole("batches", self.batches) >= 1, "batches", self.batches, "1 or more")
-        require(whole("warm_up", self.warm_up) >= 0, "warm_up", self.warm_up, "0 or more")
+        require(check_integer("batches", self.batches) >= 1, "batches", self.batches, "1 or more")
+        require(check_integer("warm_up", self.warm_up) >= 0, "warm_up", self.warm_up, "0 or more")
 
     def as_table(self) -> dict[str, Any]:
         """Plain values."""
         return {**asdict(self), "device": str(self.device)}
 
-    def session(self, case: Case, **changes: Any) -> Session:
+    def session(self, case: SpeedCase, **changes: Any) -> Session:
         """A session for a case, its memories full."""
         # Only a method that trains has the setting, and "full" is its default.
         saving = {"memory": self.memory} if case.epochs and self.memory != "full" else {}
@@ -61,8 +61,8 @@ class Conditions:
 
 
 def measure(
-    case: Case, conditions: Conditions, *, rate: Callable[[Execution], float]
-) -> Measurement:
+    case: SpeedCase, conditions: Conditions, *, rate: Callable[[Execution], float]
+) -> SpeedMeasurement:
     """Time a case; one that does not fit, or that its model cannot do, is reported as such.
 
     `rate` gives the machine's own matmul rate in the arithmetic of a path.
@@ -70,7 +70,7 @@ def measure(
     try:
         return _measured(case, conditions, rate)
     except (RuntimeError, BittaError) as error:
-        if isinstance(error, SpaceError) or ran_out_of_memory(error):
+        if isinstance(error, DeviceMemoryError) or ran_out_of_memory(error):
             failure = DOES_NOT_FIT
         elif isinstance(error, BittaError) and not isinstance(error, SettingError):
             failure = str(error)
@@ -78,12 +78,12 @@ def measure(
             raise
     # Out of the handler, whose traceback holds on to tensors.
     _forget(conditions.device)
-    return Measurement(case=case, failure=failure)
+    return SpeedMeasurement(case=case, failure=failure)
 
 
 def _measured(
-    case: Case, conditions: Conditions, rate: Callable[[Execution], float]
-) -> Measurement:
+    case: SpeedCase, conditions: Conditions, rate: Callable[[Execution], float]
+) -> SpeedMeasurement:
     plain = replace(conditions, eager=True, memory="full")
     flops = flops_per_batch(case, lambda few: _plain_step(few, plain))
     inputs = random_batches(case, conditions.device)
@@ -98,8 +98,8 @@ def _measured(
 
 
 def _batches(
-    case: Case, conditions: Conditions, inputs: Sequence[Tensor]
-) -> tuple[Measurement, Execution]:
+    case: SpeedCase, conditions: Conditions, inputs: Sequence[Tensor]
+) -> tuple[SpeedMeasurement, Execution]:
     """Time and memory of whole batches: serve, select, learn."""
     device, low = conditions.device, conditions.memory == "low"
     _forget(device)
@@ -118,7 +118,7 @@ def _batches(
             ms.append(1000 * watch.stop())
         peak = peak_memory(device)
         first, middle, third = quantiles(ms, n=4, method="inclusive") if len(ms) > 1 else 3 * ms
-        measured = Measurement(
+        measured = SpeedMeasurement(
             case=case,
             execution=str(session.execution) + (", low memory" if case.epochs and low else ""),
             n_timed=len(ms),
@@ -134,7 +134,7 @@ def _batches(
         return measured, session.execution
 
 
-def _serving_ms(case: Case, conditions: Conditions, inputs: Sequence[Tensor]) -> float:
+def _serving_ms(case: SpeedCase, conditions: Conditions, inputs: Sequence[Tensor]) -> float:
     """Median time of a request while no question and no learning is due.
 
     Batches smaller than the window count as long as they leave it unfilled; larger ones come
@@ -147,17 +147,17 @@ def _serving_ms(case: Case, conditions: Conditions, inputs: Sequence[Tensor]) ->
     ms: list[float] = []
     with conditions.session(case, n_queries=0, window=window) as session:
         while len(ms) < conditions.batches:
-            windows = session.step_number
+            windows = session.n_steps
             watch.start()
             session.predict(inputs[served % 2])
             took = 1000 * watch.stop()
             served += 1
-            if served > warm_up and not (window and session.step_number > windows):
+            if served > warm_up and not (window and session.n_steps > windows):
                 ms.append(took)
     return median(ms)
 
 
-def _plain_step(case: Case, conditions: Conditions) -> Callable[[], object]:
+def _plain_step(case: SpeedCase, conditions: Conditions) -> Callable[[], object]:
     """A batch that is not the first: that one also probes the model."""
     inputs = random_batches(case, conditions.device)
     session = conditions.session(case)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bitta.metrics import Measurement
+from bitta.metrics import SpeedMeasurement
 from bitta.results import read_table, write_table
 
 _FORMAT = 1
@@ -20,7 +20,7 @@ class SpeedResult:
     """Everything the command was given."""
     matmul: Mapping[str, float]
     """Operations per second of one large matrix product, by precision."""
-    measurements: Sequence[Measurement]
+    measurements: Sequence[SpeedMeasurement]
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, atomically."""
@@ -37,5 +37,7 @@ class SpeedResult:
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
         table = read_table(path, form=_FORMAT, what="speed result")
-        table["measurements"] = [Measurement.of(each) for each in table["measurements"]]
+        table["measurements"] = [
+            SpeedMeasurement.from_table(each) for each in table["measurements"]
+        ]
         return cls(**table)

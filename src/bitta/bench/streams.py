@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from bitta.bench.sets import KINDS, SPECIAL, Request
 from bitta.config import Config, require
 from bitta.corruptions import CORRUPTIONS
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 from bitta.streams import CHANCES, Arrangement, Geometry, Stream
 
 
@@ -49,7 +49,9 @@ class StreamConfig(Config):
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise unknown("kind", self.kind, KINDS, of="stream", hint='"bitta streams" lists them.')
+            raise unknown_name_error(
+                "kind", self.kind, KINDS, of="stream", hint='"bitta streams" lists them.'
+            )
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
         require(self.window >= -1, "window", self.window, "0 or more, or -1")
         require(self.n_samples >= 0, "n_samples", self.n_samples, "0 or more")
@@ -59,7 +61,7 @@ class StreamConfig(Config):
         _ = self.arrangement
         for name in listed(self.corruptions):
             if name not in CORRUPTIONS:
-                raise unknown("corruption", name, CORRUPTIONS)
+                raise unknown_name_error("corruption", name, CORRUPTIONS)
         if KINDS[self.kind].needs_path and not self.path:
             raise SettingError(f"stream.path is missing; kind {self.kind!r} needs one.")
         self._refuse_what_means_nothing()

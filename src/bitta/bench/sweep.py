@@ -19,7 +19,7 @@ from bitta.bench.board import Board, Row
 from bitta.bench.expand import Job
 from bitta.bench.standing import Standing, refuse_stale
 from bitta.bench.worker import Manner, log_path, order
-from bitta.errors import UnreadableError
+from bitta.errors import UnreadableFileError
 from bitta.results import code_hash
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -61,7 +61,7 @@ def check_standing(chosen: Sequence[Job], manner: Manner) -> None:
     stale = []
     for job in chosen:
         # What cannot be read is the failure of one run, which its worker will tell.
-        with suppress(UnreadableError):
+        with suppress(UnreadableFileError):
             if Standing.of(job.experiment, out, code=code).stale:
                 stale.append(job.label)
     if manner.stale == "refuse":

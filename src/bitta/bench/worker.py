@@ -25,7 +25,7 @@ from bitta.bench.locks import alone
 from bitta.bench.places import result_path
 from bitta.bench.runner import Stopped, run
 from bitta.bench.standing import Origins, Stale, Standing, check_origin, refuse_stale
-from bitta.errors import BittaError, InputError, SpaceError
+from bitta.errors import BittaError, DeviceMemoryError, InputError
 from bitta.nn import Precision
 from bitta.results import StepRecord, code_hash
 
@@ -126,7 +126,7 @@ def _carried_out(
     except Stopped as stopped:
         print(stopped, flush=True)
         return "stopped", ""
-    except SpaceError:
+    except DeviceMemoryError:
         raise  # there may be room once this process is gone
     except BittaError as error:
         print(error, flush=True)

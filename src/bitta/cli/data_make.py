@@ -12,7 +12,7 @@ from bitta.bench.corrupted import SEVERITIES, contact_sheet, make_corrupted
 from bitta.bench.streams import listed
 from bitta.cli.display import progress
 from bitta.corruptions import CORRUPTIONS
-from bitta.errors import InputError, SettingError, unknown
+from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.streams import Domain, read_cifar10, read_cifar100, read_tiny_imagenet, set_folder
 
 _READERS: Mapping[str, Callable[[Path], Domain]] = {
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Arrays, a sheet, or both."""
     if arguments.name not in _READERS:
-        raise unknown("set", arguments.name, _READERS)
+        raise unknown_name_error("set", arguments.name, _READERS)
     if not arguments.out and not arguments.sheet:
         raise SettingError("nothing to make; give --out DIR, --sheet FILE.png or both.")
     severities, names = _severities(arguments.severity), _names(arguments.corruptions)
@@ -104,5 +104,5 @@ def _names(text: str) -> tuple[str, ...]:
     names = listed(text)
     for name in names:
         if name not in CORRUPTIONS:
-            raise unknown("corruption", name, CORRUPTIONS)
+            raise unknown_name_error("corruption", name, CORRUPTIONS)
     return names or tuple(CORRUPTIONS)

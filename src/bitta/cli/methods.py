@@ -5,7 +5,7 @@ import json
 from importlib.resources import files
 from textwrap import fill
 
-from bitta.config import settings_of
+from bitta.config import describe_settings
 from bitta.methods import METHODS, method_named
 from bitta.report import text_table
 
@@ -48,7 +48,7 @@ def _list() -> None:
 def _show(name: str) -> None:
     kind = method_named(name)
     print(f"{name}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
-    for setting in settings_of(kind.Config):
+    for setting in describe_settings(kind.Config):
         start = f"  {setting.name:<17} {setting.default!s:<15} "
         print(fill(setting.meaning, _WIDTH, initial_indent=start, subsequent_indent=" " * 36))
     for preset, values in kind.Config.presets.items():

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bitta.errors import InputError, unknown
+from bitta.errors import InputError, unknown_name_error
 from bitta.report.comparison import Comparison, check_rows, compare
 from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
 from bitta.report.figures import plots_of
@@ -96,7 +96,7 @@ def _measures(given: str | None, default: Sequence[str]) -> tuple[str, ...]:
     names = default if given is None else _split(given)
     for name in names:
         if name not in (*ALL, "all"):
-            raise unknown("measure", name, (*ALL, "all"))
+            raise unknown_name_error("measure", name, (*ALL, "all"))
     return ALL if "all" in names else tuple(name for name in ALL if name in names)
 
 

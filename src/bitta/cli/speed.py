@@ -17,7 +17,7 @@ from bitta.bench.speed_result import SpeedResult
 from bitta.cli.display import progress
 from bitta.config import require
 from bitta.errors import InputError
-from bitta.metrics import Case, Measurement
+from bitta.metrics import SpeedCase, SpeedMeasurement
 from bitta.nn import Execution, Precision
 from bitta.report import (
     failure_lines,
@@ -114,7 +114,7 @@ class _Work:
     path: Path
     settings: dict[str, Any]
     matmul: dict[str, float] = field(default_factory=dict)
-    measured: list[Measurement] = field(default_factory=list)
+    measured: list[SpeedMeasurement] = field(default_factory=list)
 
     @property
     def result(self) -> SpeedResult:
@@ -132,7 +132,7 @@ class _Work:
         return self.matmul[execution.precision]
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[list[Case], Conditions]:
+def _asked(arguments: argparse.Namespace) -> tuple[list[SpeedCase], Conditions]:
     changes = {name: getattr(arguments, option) for option, (name, _) in _CHANGES.items()}
     changes["model"] = arguments.model
     cases = cases_of(
@@ -157,7 +157,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, "")}
 
 
-def _time(cases: Sequence[Case], work: _Work) -> None:
+def _time(cases: Sequence[SpeedCase], work: _Work) -> None:
     with progress(unit="case") as shown:
         for done, case in enumerate(cases, start=1):
             measurement = measure(case, work.conditions, rate=work.rate)
@@ -190,7 +190,7 @@ def _show(result: SpeedResult, out: Path) -> None:
     print(f"result: {out / 'speed.json'}")
 
 
-def _name(case: Case) -> str:
+def _name(case: SpeedCase) -> str:
     return f"{case.method} {case.model} batch {case.batch}"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.source_statistics import SETS, ImagesConfig, make_statistics
 from bitta.cli.display import progress
-from bitta.config import build
+from bitta.config import build_config
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Look at the images, write the file, say what is in it."""
-    model = build(ModelConfig, _given(arguments, _MODEL), preset=None, of="the model")
-    images = build(ImagesConfig, _given(arguments, _IMAGES), preset=None, of="the images")
+    model = build_config(ModelConfig, _given(arguments, _MODEL), preset=None, of="the model")
+    images = build_config(ImagesConfig, _given(arguments, _IMAGES), preset=None, of="the images")
     out = Path(arguments.out)
     with progress() as shown:
         found = make_statistics(

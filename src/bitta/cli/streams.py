@@ -4,7 +4,7 @@ import argparse
 
 from bitta.bench.sets import KINDS
 from bitta.bench.streams import StreamConfig
-from bitta.config import settings_of
+from bitta.config import describe_settings
 from bitta.streams import ORDERS, data_folder
 
 
@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """A line per kind, or a line per setting."""
     if arguments.settings:
-        for setting in settings_of(StreamConfig):
+        for setting in describe_settings(StreamConfig):
             default = "" if setting.default is None else str(setting.default)
             print(f"{setting.name:<12} {default:<10} {setting.meaning}".rstrip())
         return 0

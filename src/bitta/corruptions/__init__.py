@@ -11,7 +11,7 @@ from torch import Tensor
 from bitta.config import require
 from bitta.corruptions import blur, digital, noise, weather
 from bitta.corruptions.image_ops import SIDES
-from bitta.errors import InputError, unknown
+from bitta.errors import InputError, unknown_name_error
 from bitta.seeding import generator
 
 Corruption = Callable[[Tensor, int, torch.Generator], Tensor]
@@ -42,7 +42,7 @@ _CHUNK_PIXELS = 2**18
 def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> Tensor:
     """Corrupt uint8 images (n, 3, side, side); the same seed gives the same bytes."""
     if name not in CORRUPTIONS:
-        raise unknown("corruption", name, CORRUPTIONS)
+        raise unknown_name_error("corruption", name, CORRUPTIONS)
     require(1 <= severity <= 5, "severity", severity, "1 to 5")
     side = images.shape[-1] if images.dim() == 4 else 0
     if images.dtype != torch.uint8 or side not in SIDES or images.shape[1:] != (3, side, side):

@@ -1,19 +1,19 @@
-"""Who answers: a person, the truth playing one, a function, several of them, or a log."""
+"""Feedback sources: a person, simulated annotators, a function, a panel, or a recorded log."""
 
 from bitta.feedback.base import FeedbackSource
 from bitta.feedback.function import Judge
 from bitta.feedback.human import Human
-from bitta.feedback.log import Recorded, Recording
-from bitta.feedback.simulated import Annotator, Labels, Panel, Simulated
+from bitta.feedback.log import FeedbackRecorder, FeedbackReplay
+from bitta.feedback.simulated import GroundTruthAnnotator, Panel, Simulated, SimulatedLabels
 
 __all__ = [
-    "Annotator",
+    "FeedbackRecorder",
+    "FeedbackReplay",
     "FeedbackSource",
+    "GroundTruthAnnotator",
     "Human",
     "Judge",
-    "Labels",
     "Panel",
-    "Recorded",
-    "Recording",
     "Simulated",
+    "SimulatedLabels",
 ]

@@ -1,4 +1,4 @@
-"""The contract of whoever answers questions."""
+"""Contract of a feedback source."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -8,16 +8,16 @@ from bitta.types import Answer, Query, State
 
 @runtime_checkable
 class FeedbackSource(Protocol):
-    """Is asked, and hands over what has been answered: now, later, or never."""
+    """Takes questions and returns answers: at once, later, or never."""
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Take questions."""
+        """Take the questions of a batch; possibly none."""
 
     def collect(self) -> list[Answer]:
-        """Hand over, once, the answers that have come since the last call; ends a batch."""
+        """Return the answers that arrived since the last call, each once. Called once per batch."""
 
     def state_dict(self) -> State:
-        """Open questions and counters."""
+        """Return the open questions and the counters."""
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""

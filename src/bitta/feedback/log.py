@@ -1,4 +1,4 @@
-"""Answers in a file: write them while they come, and replay them."""
+"""Log of answers in a file: record answers while they arrive, and replay them."""
 
 import json
 import os
@@ -15,43 +15,43 @@ from bitta.feedback.base import FeedbackSource
 from bitta.types import Answer, Query, State
 
 _FORMAT = 1
-_ASKED = ("id", "step", "index", "position", "label")
+_QUERY_FIELDS = ("id", "step", "index", "position", "label")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One answer."""
+class LogEntry:
+    """One answer in a log."""
 
     collect: int
-    """The number of the `collect` call that handed it over."""
+    """Number of the `collect` call that returned the answer."""
     id: int
     step: int
     index: int
     position: int
     label: int
-    """The label shown."""
+    """Label that was judged."""
     correct: bool
     named: int | None
-    """The class named, where the annotator names classes."""
+    """Class named by an annotator who gives full labels."""
 
     @classmethod
-    def of(cls, answer: Answer, collect: int) -> Self:
-        """An answer as it came."""
-        asked = {name: getattr(answer.query, name) for name in _ASKED}
-        return cls(collect=collect, correct=answer.correct, named=answer.label, **asked)
+    def from_answer(cls, answer: Answer, collect: int) -> Self:
+        """Make the entry of an answer."""
+        query = {name: getattr(answer.query, name) for name in _QUERY_FIELDS}
+        return cls(collect=collect, correct=answer.correct, named=answer.label, **query)
 
-    def difference(self, query: Query) -> str:
-        """What a question is that this one was not; empty if it is the same."""
-        other = [name for name in _ASKED if getattr(query, name) != getattr(self, name)]
+    def describe_difference(self, query: Query) -> str:
+        """Return the fields in which a question differs from this one; empty if in none."""
+        differing = [name for name in _QUERY_FIELDS if getattr(query, name) != getattr(self, name)]
         return ", ".join(
             f"{name} {getattr(query, name)} where the log has {getattr(self, name)}"
-            for name in other
+            for name in differing
         )
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """What there was in all."""
+class LogEnd:
+    """Totals in the last line of a complete log."""
 
     collects: int
     asked: int
@@ -59,61 +59,68 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """A log as it was read."""
+class AnswerLog:
+    """Content of a log. `end` is None if the log is incomplete."""
 
-    entries: tuple[Entry, ...]
-    end: End | None
+    entries: tuple[LogEntry, ...]
+    end: LogEnd | None
     digest: str
 
 
-def header(source: str, settings: Mapping[str, Any]) -> bytes:
-    """The first line: which kind of source answered, and a fingerprint of its settings."""
-    told = sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-    return line({"bitta": "answers", "format": _FORMAT, "source": source, "settings": told})
+def header_line(source: str, settings: Mapping[str, Any]) -> bytes:
+    """Return the first line of a log: the class of the feedback source and a hash of settings."""
+    canonical = json.dumps(settings, sort_keys=True, default=str)
+    return encode_line(
+        {
+            "bitta": "answers",
+            "format": _FORMAT,
+            "source": source,
+            "settings": sha256(canonical.encode()).hexdigest(),
+        }
+    )
 
 
-def line(content: Entry | End | Mapping[str, Any]) -> bytes:
-    """One line of a log."""
-    if isinstance(content, Entry):
+def encode_line(content: LogEntry | LogEnd | Mapping[str, Any]) -> bytes:
+    """Return the bytes of one line of a log."""
+    if isinstance(content, LogEntry):
         table: Mapping[str, Any] = asdict(content)
-    elif isinstance(content, End):
+    elif isinstance(content, LogEnd):
         table = {"end": True} | asdict(content)
     else:
         table = content
     return json.dumps(table).encode() + b"\n"
 
 
-def read_log(path: Path) -> Log:
-    """Read and check; a last line that was cut counts as not written."""
+def read_log(path: Path) -> AnswerLog:
+    """Read and check a log. A last line without a line break is ignored: it was cut."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
     *lines, _ = content.split(b"\n")
-    tables = [_parsed(text, path, number) for number, text in enumerate(lines, 1)]
+    tables = [_parse_line(text, path, number) for number, text in enumerate(lines, 1)]
     if not tables or (tables[0].get("bitta"), tables[0].get("format")) != ("answers", _FORMAT):
-        raise InputError(f"{str(path)!r} is no log of answers that this version of bitta reads.")
+        raise InputError(f"{str(path)!r} is not a log of answers that this version of bitta reads.")
     last = tables[-1] if tables[-1].get("end") is True else None
     body = tables[1:-1] if last else tables[1:]
     try:
-        entries = tuple(Entry(**table) for table in body)
+        entries = tuple(LogEntry(**table) for table in body)
         end = (
-            End(**{name: last[name] for name in ("collects", "asked", "answered")})
+            LogEnd(**{name: last[name] for name in ("collects", "asked", "answered")})
             if last
             else None
         )
     except (TypeError, KeyError) as error:
-        raise InputError(f"{str(path)!r} holds a line that is no answer ({error}).") from None
+        raise InputError(f"{str(path)!r} holds a line that is not an answer ({error}).") from None
     if end is not None and end.answered != len(entries):
         raise InputError(
-            f"{str(path)!r} holds {len(entries)} answers, but its end tells of {end.answered}; "
+            f"{str(path)!r} holds {len(entries)} answers, but its last line counts {end.answered}; "
             "lines have been lost or added."
         )
-    return Log(entries, end, sha256(content).hexdigest())
+    return AnswerLog(entries, end, sha256(content).hexdigest())
 
 
-def _parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse_line(text: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except ValueError:
@@ -123,53 +130,54 @@ def _parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
     return table
 
 
-class Recording:
-    """Hands questions on to `source`, and writes every answer into a log at `path`.
+class FeedbackRecorder:
+    """Passes questions on to another feedback source and writes every answer to a log.
 
-    `end`, or the end of a `with` block without an error, marks the log as complete. A log that is
-    there is not written over, unless `overwrite` says so and it is one of the same source and
-    `settings` (whatever decides the answers, if the caller wants that checked).
+    `end`, or the end of a `with` block without an error, marks the log as complete. An existing
+    log is overwritten only with `overwrite`, and only if it has the same source class and
+    `settings`. Pass as `settings` what determines the answers, if that should be checked.
     """
 
     def __init__(
         self,
-        source: FeedbackSource,
+        feedback_source: FeedbackSource,
         path: str | Path,
         *,
         settings: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.source = source
+        self.feedback_source = feedback_source
         self.path = Path(path)
-        self._header = header(type(source).__name__, settings or {})
+        self._header = header_line(type(feedback_source).__name__, settings or {})
         self._overwrite = overwrite
-        self._begun = self._ended = False
+        self._is_started = self._is_ended = False
         self._n_bytes = 0
         self._digest = sha256()
         self._n_collects = self._n_asked = self._n_answered = 0
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Hand questions on."""
-        self._begin()
+        """Pass questions on."""
+        self._start()
         self._n_asked += len(queries)
-        self.source.ask(queries)
+        self.feedback_source.ask(queries)
 
     def collect(self) -> list[Answer]:
-        """Hand answers over once they are written."""
-        self._begin()
-        answers = self.source.collect()
-        self._append([line(Entry.of(answer, self._n_collects)) for answer in answers])
+        """Write the answers to the log, then return them."""
+        self._start()
+        answers = self.feedback_source.collect()
+        entries = [LogEntry.from_answer(answer, self._n_collects) for answer in answers]
+        self._append([encode_line(entry) for entry in entries])
         self._n_collects += 1
         self._n_answered += len(answers)
         return answers
 
     def end(self) -> None:
-        """Mark the log as complete; nothing can be asked afterwards."""
-        if self._ended:
+        """Mark the log as complete. No question can be asked afterwards."""
+        if self._is_ended:
             return
-        self._begin()
-        self._append([line(End(self._n_collects, self._n_asked, self._n_answered))])
-        self._ended = True
+        self._start()
+        self._append([encode_line(LogEnd(self._n_collects, self._n_asked, self._n_answered))])
+        self._is_ended = True
 
     def __enter__(self) -> Self:
         return self
@@ -179,10 +187,10 @@ class Recording:
             self.end()
 
     def state_dict(self) -> State:
-        """The source's, and how far the log had come."""
+        """Return the state of the feedback source and the position in the log."""
         return {
-            "source_kind": type(self.source).__name__,
-            "source": self.source.state_dict(),
+            "source_kind": type(self.feedback_source).__name__,
+            "feedback_source": self.feedback_source.state_dict(),
             "header": self._header.decode(),
             "n_bytes": self._n_bytes,
             "digest": self._digest.hexdigest(),
@@ -192,49 +200,49 @@ class Recording:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state; what the log holds beyond it is cut off."""
+        """Continue from a saved state. Later lines of the log are cut off."""
         if state["header"] != self._header.decode():
             raise InputError(
-                f"the log was begun with {state['source_kind']} and other settings than "
-                f"{type(self.source).__name__} has now; give the same source and settings."
+                f"the log was started with {state['source_kind']} and other settings than "
+                f"{type(self.feedback_source).__name__} has now; give the same source and settings."
             )
-        self.source.load_state_dict(state["source"])
+        self.feedback_source.load_state_dict(state["feedback_source"])
         self._n_bytes = state["n_bytes"]
         self._digest = sha256()
         self._n_collects, self._n_asked = state["n_collects"], state["n_asked"]
         self._n_answered = state["n_answered"]
-        self._begun, self._ended = self._n_bytes > 0, False
-        if self._begun:
-            self._cut_back(state["digest"])
+        self._is_started, self._is_ended = self._n_bytes > 0, False
+        if self._is_started:
+            self._truncate(state["digest"])
 
-    def _cut_back(self, digest: str) -> None:
+    def _truncate(self, digest: str) -> None:
         content = self.path.read_bytes()[: self._n_bytes] if self.path.is_file() else b""
         self._digest.update(content)
         if self._digest.hexdigest() != digest:
             raise InputError(
-                f"{str(self.path)!r} is not the log that was being written; bring it back, or "
+                f"{str(self.path)!r} is not the log that was being written; restore it, or "
                 "start over."
             )
         os.truncate(self.path, self._n_bytes)
 
-    def _begin(self) -> None:
-        if self._ended:
+    def _start(self) -> None:
+        if self._is_ended:
             raise FeedbackError(f"the log {str(self.path)!r} has been ended; start another.")
-        if self._begun:
+        if self._is_started:
             return
-        with self._writing():
+        with self._explain_write_errors():
             if self.path.exists():
                 self._check_replaceable()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_bytes(b"")
-        self._begun = True
+        self._is_started = True
         self._append([self._header])
 
     def _check_replaceable(self) -> None:
         with self.path.open("rb") as file:
-            same = file.readline() == self._header
-        if not (same and self._overwrite) and self.path.stat().st_size:
-            what = "a log of these very settings" if same else "something else"
+            has_same_header = file.readline() == self._header
+        if not (has_same_header and self._overwrite) and self.path.stat().st_size:
+            what = "a log of the same settings" if has_same_header else "something else"
             raise InputError(
                 f"{str(self.path)!r} already holds {what}; give another path, or move it away."
             )
@@ -243,13 +251,13 @@ class Recording:
         content = b"".join(lines)
         if not content:
             return
-        with self._writing(), self.path.open("ab") as file:
+        with self._explain_write_errors(), self.path.open("ab") as file:
             file.write(content)
         self._n_bytes += len(content)
         self._digest.update(content)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _explain_write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -259,13 +267,13 @@ class Recording:
             ) from None
 
 
-class Recorded:
-    """Replays a log of `Recording`: the same answers, in the same call of `collect`.
+class FeedbackReplay:
+    """Replays a log of `FeedbackRecorder`: the same answers in the same call of `collect`.
 
-    The questions must be those of then; one that differs is an error that says where. A log
-    without its end was cut, and is refused unless `partial` is set: then answers stop where the log
-    does, which is said in a warning. `end`, or the end of a `with` block without an error, makes
-    sure that nothing of the log is left.
+    The questions must be those of the recorded run; a different question raises an error. An
+    incomplete log raises an error too, unless `partial` is set: then a warning tells where the
+    answers stop. `end`, or the end of a `with` block without an error, checks that all answers
+    were replayed.
     """
 
     def __init__(self, path: str | Path, *, partial: bool = False) -> None:
@@ -278,17 +286,17 @@ class Recorded:
                 "as much as there is."
             )
         self._entries = {entry.id: entry for entry in log.entries}
-        self._due: dict[int, list[Entry]] = {}
+        self._entries_by_collect: dict[int, list[LogEntry]] = {}
         for entry in log.entries:
-            self._due.setdefault(entry.collect, []).append(entry)
+            self._entries_by_collect.setdefault(entry.collect, []).append(entry)
         self._end, self._digest = log.end, log.digest
-        self._last = max(self._due, default=-1)
+        self._last_collect = max(self._entries_by_collect, default=-1)
         self._n_collects = self._n_asked = self._n_answered = 0
-        self._warned = False
+        self._has_warned = False
         self._open: dict[int, Query] = {}
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Take questions, each of which must be the one of then."""
+        """Take questions. Each must equal the recorded one."""
         for query in queries:
             if self._end is not None and query.id >= self._end.asked:
                 raise InputError(
@@ -297,21 +305,21 @@ class Recorded:
                     "that it was recorded in."
                 )
             if (entry := self._entries.get(query.id)) is not None:
-                self._check(query, entry)
+                self._check_question(query, entry)
                 self._open[query.id] = query
         self._n_asked += len(queries)
 
     def collect(self) -> list[Answer]:
-        """The answers that came in this call."""
+        """Return the answers of the same call in the recorded run."""
         number = self._n_collects
-        if self._end is None and number > self._last and not self._warned:
-            self._warned = True
+        if self._end is None and number > self._last_collect and not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"the log {str(self.path)!r} was cut after {len(self._entries)} answers; from "
                 f"batch {number} on nobody answers.",
                 stacklevel=2,
             )
-        due = self._due.get(number, [])
+        due = self._entries_by_collect.get(number, [])
         for entry in due:
             if entry.id not in self._open:
                 raise InputError(
@@ -323,12 +331,12 @@ class Recorded:
         return [Answer(self._open.pop(entry.id), entry.correct, entry.named) for entry in due]
 
     def end(self) -> None:
-        """Make sure that all of the log has been given."""
-        left = len(self._entries) - self._n_answered
-        if left:
+        """Raise an error if the log holds answers that were not replayed."""
+        n_left = len(self._entries) - self._n_answered
+        if n_left:
             raise InputError(
-                f"the stream is over, but the log {str(self.path)!r} holds {left} further answers; "
-                "replay the run that it was recorded in."
+                f"the stream is over, but the log {str(self.path)!r} holds {n_left} further "
+                "answers; replay the run that it was recorded in."
             )
 
     def __enter__(self) -> Self:
@@ -339,7 +347,7 @@ class Recorded:
             self.end()
 
     def state_dict(self) -> State:
-        """How far the replay is; the log is brought again."""
+        """Return the position in the log, without the log."""
         return {
             "digest": self._digest,
             "n_collects": self._n_collects,
@@ -349,17 +357,17 @@ class Recorded:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         if state["digest"] != self._digest:
             raise InputError(
-                f"{str(self.path)!r} is not the log that was being replayed; bring it back."
+                f"{str(self.path)!r} is not the log that was being replayed; restore it."
             )
         self._n_collects, self._n_asked = state["n_collects"], state["n_asked"]
         self._n_answered = state["n_answered"]
         self._open = {query["id"]: Query(**query) for query in state["open"]}
 
-    def _check(self, query: Query, entry: Entry) -> None:
-        if difference := entry.difference(query):
+    def _check_question(self, query: Query, entry: LogEntry) -> None:
+        if difference := entry.describe_difference(query):
             raise InputError(
                 f"question {query.id} in batch {query.step} is not the one in the log "
                 f"{str(self.path)!r}: {difference}; replay the run that it was recorded in."

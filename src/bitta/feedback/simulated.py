@@ -1,4 +1,4 @@
-"""Simulated annotators: verdicts or full labels, with errors, delays and absences."""
+"""Simulated annotators: verdicts or full labels, with errors, delays and skipped batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,82 +8,89 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitta.config import require, whole
+from bitta.config import check_integer, require
 from bitta.errors import FeedbackError, InputError, SettingError
 from bitta.feedback.base import FeedbackSource
 from bitta.feedback.human import Human
-from bitta.feedback.log import Recording
+from bitta.feedback.log import FeedbackRecorder
 from bitta.seeding import generator
 from bitta.types import Answer, Query, State
 
 
-class Annotator(ABC):
-    """Answers each question from the label at its place in the stream.
+class GroundTruthAnnotator(ABC):
+    """Base class of annotators that answer from the true label at the position of a question.
 
-    `delay` is how many batches late an answer comes; with `answer_every` n only the questions of
-    every n-th batch are answered at all.
+    An answer comes `delay` batches late. Only questions of every `answer_every`-th batch are
+    answered at all.
     """
 
     def __init__(self, truth: Any, *, delay: int, answer_every: int, seed: int) -> None:
-        delay, answer_every = whole("delay", delay), whole("answer_every", answer_every)
+        delay, answer_every = (
+            check_integer("delay", delay),
+            check_integer("answer_every", answer_every),
+        )
         require(delay >= 0, "delay", delay, "0 or more batches")
         require(answer_every >= 1, "answer_every", answer_every, "1 or more")
-        self.truth = labels_of(truth)
+        self.truth = parse_truth(truth)
         self.delay, self.answer_every = delay, answer_every
-        self.seed = whole("seed", seed)
-        self._batches = 0
+        self.seed = check_integer("seed", seed)
+        self._n_batches = 0
         self._next_id = 0
         self._waiting: list[tuple[int, Query]] = []
+        """Questions with the number of the batch in which they are answered."""
 
     @abstractmethod
     def respond(self, query: Query, truth: int) -> Answer:
-        """The answer to one question, by the label that is right; slips are drawn by its id."""
+        """Return the answer to a question, given the true label. The query id keys errors."""
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, float]:
-        """Whatever decides the answers, besides the truth."""
+        """Settings that determine the answers, besides the truth."""
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Queue questions for the batch in which they will be answered."""
+        """Queue questions until the batch in which they are answered."""
         if any(query.id < self._next_id for query in queries):
             raise FeedbackError(
                 "this annotator has answered another session's questions; make one per session."
             )
         self._next_id = max((query.id + 1 for query in queries), default=self._next_id)
-        if self._batches % self.answer_every == 0:
-            self._waiting += [(self._batches + self.delay, query) for query in queries]
+        if self._n_batches % self.answer_every == 0:
+            self._waiting += [(self._n_batches + self.delay, query) for query in queries]
 
     def collect(self) -> list[Answer]:
-        """Answer what is due."""
-        due = [query for when, query in self._waiting if when <= self._batches]
-        self._waiting = [(when, query) for when, query in self._waiting if when > self._batches]
-        self._batches += 1
-        return [self.respond(query, true_label(self.truth, query)) for query in due]
+        """Answer the questions that are due in this batch."""
+        due = [query for due_batch, query in self._waiting if due_batch <= self._n_batches]
+        self._waiting = [item for item in self._waiting if item[0] > self._n_batches]
+        self._n_batches += 1
+        return [self.respond(query, get_true_label(self.truth, query)) for query in due]
 
     def state_dict(self) -> State:
-        """What waits, without the truth: whoever resumes brings it again."""
+        """Return the queued questions and the counters, without the truth."""
         return {
             "settings": self.settings,
-            "batches": self._batches,
+            "batches": self._n_batches,
             "next_id": self._next_id,
-            "waiting": [{"when": when, "query": q.state_dict()} for when, q in self._waiting],
+            "waiting": [
+                {"due_batch": due_batch, "query": query.state_dict()}
+                for due_batch, query in self._waiting
+            ],
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         if state["settings"] != self.settings:
             raise InputError(
                 f"the annotator was saved with {state['settings']}, but is now {self.settings}; "
                 "give the same settings."
             )
-        self._batches = state["batches"]
+        self._n_batches = state["batches"]
         self._next_id = state["next_id"]
-        self._waiting = [(item["when"], Query(**item["query"])) for item in state["waiting"]]
+        self._waiting = [(item["due_batch"], Query(**item["query"])) for item in state["waiting"]]
 
 
-def labels_of(truth: Any) -> Tensor:
-    """One label per sample of the stream, on the CPU."""
+def parse_truth(truth: Any) -> Tensor:
+    """Return the labels as a tensor on the CPU, one per sample of the stream."""
     try:
         labels = torch.as_tensor(truth).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -98,8 +105,8 @@ def labels_of(truth: Any) -> Tensor:
     return labels
 
 
-def true_label(truth: Tensor, query: Query) -> int:
-    """The label at the place of a question."""
+def get_true_label(truth: Tensor, query: Query) -> int:
+    """Return the true label at the position of a question."""
     if query.position >= len(truth):
         raise InputError(
             f"the stream has reached sample {query.position}, but truth holds "
@@ -108,11 +115,11 @@ def true_label(truth: Tensor, query: Query) -> int:
     return int(truth[query.position])
 
 
-class Simulated(Annotator):
-    """Judge each question against the label at its place in the stream.
+class Simulated(GroundTruthAnnotator):
+    """Annotator who judges the served label against the true label.
 
-    `flip` is the probability of a wrong verdict, `delay` how many batches late an answer comes,
-    `answer_every` n that only the questions of every n-th batch are answered at all.
+    A verdict is wrong with probability `flip`. It comes `delay` batches late, and only questions of
+    every `answer_every`-th batch are answered at all.
     """
 
     def __init__(
@@ -130,23 +137,24 @@ class Simulated(Annotator):
         self.flip = float(flip)
 
     def respond(self, query: Query, truth: int) -> Answer:
-        """One bit, the wrong one now and then."""
-        slips = torch.rand((), generator=generator(self.seed, "flip", query.id)).item() < self.flip
-        return Answer(query, (query.label == truth) != slips)
+        """Return the verdict, inverted with probability `flip`."""
+        rng = generator(self.seed, "flip", query.id)
+        is_flipped = torch.rand((), generator=rng).item() < self.flip
+        return Answer(query, (query.label == truth) != is_flipped)
 
     @property
     def settings(self) -> dict[str, float]:
-        """Whatever decides the answers, besides the truth."""
+        """Settings that determine the answers, besides the truth."""
         names = ("flip", "delay", "answer_every", "seed")
         return {name: getattr(self, name) for name in names}
 
 
-class Labels(Annotator):
-    """Name the class of each sample asked about; a verdict on the label shown comes with it.
+class SimulatedLabels(GroundTruthAnnotator):
+    """Annotator who names the class of a sample, and so judges the served label too.
 
-    With probability `error` the class named is a wrong one, each as likely as the others: a model
-    as the annotator, as in the paper's comparison with GPT-4o, is `error=0.4`. `delay` and
-    `answer_every` are those of `Simulated`.
+    With probability `error` a wrong class is named; all wrong classes are equally likely.
+    `error=0.4` stands for a model as annotator, as in the paper's comparison with GPT-4o. `delay`
+    and `answer_every` are those of `Simulated`.
     """
 
     def __init__(
@@ -159,7 +167,7 @@ class Labels(Annotator):
         answer_every: int = 1,
         seed: int = 0,
     ) -> None:
-        n_classes = whole("n_classes", n_classes)
+        n_classes = check_integer("n_classes", n_classes)
         require(n_classes >= 2, "n_classes", n_classes, "2 or more")
         require(isinstance(error, Real), "error", error, "0 to 1")
         require(0 <= error <= 1, "error", error, "0 to 1")
@@ -172,84 +180,84 @@ class Labels(Annotator):
         self.n_classes, self.error = n_classes, float(error)
 
     def respond(self, query: Query, truth: int) -> Answer:
-        """The class, and whether it is the one shown."""
-        named = self._named(query, truth)
+        """Return the named class, and the verdict that follows from it."""
+        named = self._name_class(query, truth)
         return Answer(query, query.label == named, named)
 
-    def _named(self, query: Query, truth: int) -> int:
-        chance = generator(self.seed, "label", query.id)
-        if torch.rand((), generator=chance).item() >= self.error:
+    def _name_class(self, query: Query, truth: int) -> int:
+        rng = generator(self.seed, "label", query.id)
+        if torch.rand((), generator=rng).item() >= self.error:
             return truth
-        # One to all but one places further on: every other class, each as likely.
-        away = 1 + int(torch.randint(self.n_classes - 1, (), generator=chance))
-        return (truth + away) % self.n_classes
+        # An offset of 1 to n_classes - 1 reaches every wrong class with equal probability.
+        offset = 1 + int(torch.randint(self.n_classes - 1, (), generator=rng))
+        return (truth + offset) % self.n_classes
 
     @property
     def settings(self) -> dict[str, float]:
-        """Whatever decides the answers, besides the truth."""
+        """Settings that determine the answers, besides the truth."""
         names = ("n_classes", "error", "delay", "answer_every", "seed")
         return {name: getattr(self, name) for name in names}
 
 
 class Panel:
-    """Each question goes to one of the sources, in turn; who answered is not told."""
+    """Several feedback sources that answer the questions in turn."""
 
-    def __init__(self, sources: Sequence[FeedbackSource], names: Sequence[str] = ()) -> None:
-        self.sources = tuple(sources)
-        self.names = tuple(names) or tuple(str(place + 1) for place in range(len(self.sources)))
-        if not self.sources or len(self.names) != len(self.sources):
+    def __init__(self, members: Sequence[FeedbackSource], names: Sequence[str] = ()) -> None:
+        self.members = tuple(members)
+        self.names = tuple(names) or tuple(str(index + 1) for index in range(len(self.members)))
+        if not self.members or len(self.names) != len(self.members):
             raise SettingError(
-                f"a panel of {len(self.sources)} sources with {len(self.names)} names was given; "
+                f"a panel of {len(self.members)} sources with {len(self.names)} names was given; "
                 "at least one source, and one name for each, are needed."
             )
-        if len({id(source) for source in self.sources}) < len(self.sources):
+        if len({id(member) for member in self.members}) < len(self.members):
             raise SettingError(
                 "a panel holds the same source twice, which would count each batch twice; make one "
-                "for each place."
+                "for each member."
             )
-        if any(_waits_for_a_person(source) for source in self.sources):
+        if any(_is_human(member) for member in self.members):
             raise SettingError(
-                "a panel cannot hold Human, whose questions nobody could tell from those of the "
-                "others; give a person a session's whole attention, or use simulated sources."
+                "a panel cannot hold Human, because nobody could tell which questions are theirs; "
+                "use Human as the only source of a session, or use simulated sources."
             )
 
     def name_for(self, query: Query) -> str:
-        """Who is asked this question."""
+        """Return the name of the source that is asked this question."""
         return self.names[query.id % len(self.names)]
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Deal questions out by their ids."""
-        n = len(self.sources)
-        for place, source in enumerate(self.sources):
-            source.ask([query for query in queries if query.id % n == place])
+        """Distribute questions by their ids."""
+        n_members = len(self.members)
+        for index, member in enumerate(self.members):
+            member.ask([query for query in queries if query.id % n_members == index])
 
     def collect(self) -> list[Answer]:
-        """Whatever any of them has answered."""
-        return [answer for source in self.sources for answer in source.collect()]
+        """Return the answers of all sources."""
+        return [answer for member in self.members for answer in member.collect()]
 
     def state_dict(self) -> State:
-        """That of each."""
+        """Return the state of each source."""
         return {
-            "sources": [
-                {"kind": type(source).__name__, "state": source.state_dict()}
-                for source in self.sources
+            "members": [
+                {"kind": type(member).__name__, "state": member.state_dict()}
+                for member in self.members
             ]
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
-        kinds = [type(source).__name__ for source in self.sources]
-        saved = [item["kind"] for item in state["sources"]]
+        """Continue from a saved state."""
+        kinds = [type(member).__name__ for member in self.members]
+        saved = [item["kind"] for item in state["members"]]
         if saved != kinds:
             raise InputError(
                 f"the panel was saved with {', '.join(saved)}, but is now {', '.join(kinds)}; "
                 "give the same sources."
             )
-        for source, item in zip(self.sources, state["sources"], strict=True):
-            source.load_state_dict(item["state"])
+        for member, item in zip(self.members, state["members"], strict=True):
+            member.load_state_dict(item["state"])
 
 
-def _waits_for_a_person(source: FeedbackSource) -> bool:
+def _is_human(source: FeedbackSource) -> bool:
     return isinstance(source, Human) or (
-        isinstance(source, Recording) and _waits_for_a_person(source.source)
+        isinstance(source, FeedbackRecorder) and _is_human(source.feedback_source)
     )

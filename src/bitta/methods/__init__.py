@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bitta.errors import unknown
+from bitta.errors import unknown_name_error
 from bitta.methods.base import Adapter
 from bitta.methods.bitta import Bitta
 from bitta.methods.cotta import Cotta
@@ -39,5 +39,5 @@ METHODS: Mapping[str, type[Adapter[Any]]] = {
 def method_named(name: str) -> type[Adapter[Any]]:
     """Look a method up; an unknown name gets the nearest known one."""
     if name not in METHODS:
-        raise unknown("method", name, METHODS, hint='Run "bitta methods" for the list.')
+        raise unknown_name_error("method", name, METHODS, hint='Run "bitta methods" for the list.')
     return METHODS[name]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import Config, build, require
+from bitta.config import Config, build_config, require
 from bitta.errors import ModelError
 from bitta.losses import complementary_loss
-from bitta.memory import FeedbackMemory, Mixed
+from bitta.memory import FeedbackMemory, MixedBatch
 from bitta.nn import Sampling, Sites, Snapshot, Statistics, WrappedModel, explain_out_of_memory
 from bitta.nn.weights import tensors_of
 from bitta.seeding import RandomKey
@@ -96,7 +96,7 @@ class Adapter(ABC, Generic[A]):
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
         """Settings from keywords, checked."""
-        return build(cls.Config, settings, preset=preset, of=f"method {name!r}")
+        return build_config(cls.Config, settings, preset=preset, of=f"method {name!r}")
 
     @property
     def model(self) -> nn.Module:
@@ -109,7 +109,7 @@ class Adapter(ABC, Generic[A]):
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
         """What would be served now; changes nothing."""
-        return Prediction.of(self.logits(inputs))
+        return Prediction.from_logits(self.logits(inputs))
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class GradientAdapter(Adapter[G]):
         )
 
     @abstractmethod
-    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """The terms of the loss, weighted; a term without rows is left out.
 
         A function of its arguments and of the weights alone, without a look at any value: once the
@@ -275,7 +275,7 @@ class GradientAdapter(Adapter[G]):
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Remember the answers, then take `epochs` steps; nothing to learn from, no step."""
         self.memory.add(feedback)
-        mixed = self.memory.mixed_with(unlabelled)
+        mixed = self.memory.mix_with(unlabelled)
         self._align_optimiser()
         samples = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
         with explain_out_of_memory(samples, _LESS_MEMORY):
@@ -336,7 +336,7 @@ class GradientAdapter(Adapter[G]):
             )
         return chosen
 
-    def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
+    def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
         if not len(mixed.inputs):
             return {}
         random_key = RandomKey((self.seed, "adapt", self.step, epoch))
@@ -345,12 +345,12 @@ class GradientAdapter(Adapter[G]):
         return self.learner.repeat("descend", self._step, mixed, random_key, turn=self.step)
 
     def _step(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        terms = self.gradients(Mixed(*mixed), random_key)
+        terms = self.gradients(MixedBatch(*mixed), random_key)
         if terms:
             self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
 
-    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Leave the gradient of the objective in the parameters; no terms, no step."""
         return self.backward(lambda: self.objective(mixed, random_key))
 
@@ -430,13 +430,13 @@ class UnsupervisedAdapter(GradientAdapter[U]):
     def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """The terms of the method's own loss."""
 
-    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Both losses, as far as there are samples for them."""
         *_, unlabelled = mixed.split(mixed.inputs)
         own = self.unsupervised(unlabelled, random_key) if len(unlabelled) else {}
         return own | self.answered(mixed)
 
-    def answered(self, mixed: Mixed) -> dict[str, Tensor]:
+    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """Cross-entropy on correct and complementary loss on incorrect samples."""
         if not (mixed.n_judged and self.config.feedback_weight):
             return {}
@@ -450,7 +450,7 @@ class UnsupervisedAdapter(GradientAdapter[U]):
             terms["incorrect"] = complementary_loss(incorrect, mixed.incorrect)
         return {name: self.config.feedback_weight * term for name, term in terms.items()}
 
-    def judged_logits(self, mixed: Mixed) -> tuple[Tensor, Tensor]:
+    def judged_logits(self, mixed: MixedBatch) -> tuple[Tensor, Tensor]:
         """Of the samples judged correct and incorrect, by the network that is trained."""
         if self.config.judged_among == "alike":
             correct, incorrect, _ = mixed.split(mixed.inputs)

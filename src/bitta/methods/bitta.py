@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from bitta.augment import augmented
 from bitta.config import require
 from bitta.losses import policy_loss
-from bitta.memory import Balanced, Mixed
+from bitta.memory import BalancedMemory, MixedBatch
 from bitta.methods.base import Order
 from bitta.methods.mecta import MectaAdapter, MectaConfig
 from bitta.nn import Sampling, Statistics, WrappedModel, perturbed, restore_stochastically
 from bitta.seeding import RandomKey
-from bitta.types import Feedback, Judged, Losses, State, softmax
+from bitta.types import Feedback, JudgedSamples, Losses, State, softmax
 
 
 def augmented_passes(
@@ -149,7 +149,7 @@ class Bitta(MectaAdapter[BittaConfig]):
             _ = self.wrapped.sites  # a model without any is refused now, not in mid-stream
         # By the statistics of a run of one class it would doubt what is right.
         self.policy_statistics = "running" if config.stream_memory else config.adapt_statistics
-        self.stream = Balanced(config.stream_memory) if config.stream_memory else None
+        self.stream = BalancedMemory(config.stream_memory) if config.stream_memory else None
         """What is learned from in place of the batch, by the label it was served with."""
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
@@ -190,7 +190,7 @@ class Bitta(MectaAdapter[BittaConfig]):
             )
         return super().sampled_probs(inputs, how, random_key)
 
-    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Eq. 11: α (correct - incorrect) + β agreement."""
         if self.config.beta:
             # Over the whole mixed batch, whose statistics the deterministic label shares.
@@ -232,9 +232,9 @@ class Bitta(MectaAdapter[BittaConfig]):
         if self.stream is not None:
             self.stream.load_state_dict(state["stream"], device=self.wrapped.device)
 
-    def _remembered(self, stream: Balanced, unlabelled: Tensor) -> Tensor:
+    def _remembered(self, stream: BalancedMemory, unlabelled: Tensor) -> Tensor:
         """What stands for the stream, with the new samples; running statistics follow it."""
-        stream.add(Judged(unlabelled, self.predict(unlabelled).labels))
+        stream.add(JudgedSamples(unlabelled, self.predict(unlabelled).labels))
         if len(stream):
             self.wrapped.observe(stream.inputs, momentum=self.config.bn_momentum)
         return stream.inputs
@@ -252,7 +252,7 @@ class Bitta(MectaAdapter[BittaConfig]):
             plain = softmax(self.wrapped(inputs, statistics=how.statistics))
         return self.sampled_probs(inputs, how, random_key), plain
 
-    def _feedback_term(self, mixed: Mixed, probs: Tensor) -> dict[str, Tensor]:
+    def _feedback_term(self, mixed: MixedBatch, probs: Tensor) -> dict[str, Tensor]:
         correct, incorrect, _ = mixed.split(probs)
         double = self.config.second_softmax
         terms = []
@@ -264,7 +264,7 @@ class Bitta(MectaAdapter[BittaConfig]):
             return {}
         return {"feedback": self.config.alpha * torch.stack(terms).sum()}
 
-    def _agreement_term(self, mixed: Mixed, probs: Tensor, plain: Tensor) -> dict[str, Tensor]:
+    def _agreement_term(self, mixed: MixedBatch, probs: Tensor, plain: Tensor) -> dict[str, Tensor]:
         *_, probs = mixed.split(probs)
         *_, plain = mixed.split(plain)
         if not len(probs):

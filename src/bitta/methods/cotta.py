@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bitta.augment import augmented
 from bitta.config import require
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, WrappedModel, follow, restore_stochastically
 from bitta.seeding import RandomKey
@@ -132,7 +132,7 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
             loss = (loss + F.cross_entropy(teacher, student.softmax(-1))) / 2
         return {"consistency": loss}
 
-    def answered(self, mixed: Mixed) -> dict[str, Tensor]:
+    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """The usual loss on the student; none on the teacher, which has no gradient."""
         return super().answered(mixed) if self.config.feedback_on == "student" else {}
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.losses import entropy
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.methods.mecta import MectaAdapter, MectaConfig
 from bitta.nn import Statistics, WrappedModel, scale_and_shift
@@ -185,7 +185,7 @@ class Eata(Eta):
                 self._stop_collecting()
         return super().adapt(unlabelled, feedback)
 
-    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """The penalty beside any other term; by itself it is no reason for a step."""
         terms = super().objective(mixed, random_key)
         if not terms or not self.fisher or not self.config.fisher_weight:

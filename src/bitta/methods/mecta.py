@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 from bitta.config import require
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.base import GradientAdapter, GradientConfig
 from bitta.nn import MectaNorm, WrappedModel
 from bitta.seeding import RandomKey
@@ -56,7 +56,7 @@ class MectaAdapter(GradientAdapter[M]):
         with self.mecta.following():
             return self.wrapped.observe(inputs, momentum=1.0)  # MECTA knows the rate itself
 
-    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """With the channels of this step."""
         if self.mecta is None:
             return super().gradients(mixed, random_key)

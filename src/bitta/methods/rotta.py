@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from bitta.augment import augmented
 from bitta.config import require
 from bitta.losses import entropy
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import RobustNorm, Statistics, WrappedModel, batch_norms, follow, scale_and_shift
 from bitta.seeding import RandomKey
-from bitta.types import Feedback, Losses, State, moved
+from bitta.types import Feedback, Losses, State, move_to_device
 
 Insertion: TypeAlias = Literal["quota", "until_full"]
 """Whether a class has its share of the room from the start, or only once the memory is full."""
@@ -123,7 +123,7 @@ class TimelyMemory:
 
     def _index(self, places: list[int]) -> Tensor:
         assert self._room is not None
-        return moved(torch.tensor(places, dtype=torch.long), self._room.device)
+        return move_to_device(torch.tensor(places, dtype=torch.long), self._room.device)
 
     def _slot_for(self, label: int, doubt: float, n_classes: int) -> int | None:
         """Where a new sample goes, if anywhere; it is remembered as being there."""
@@ -255,7 +255,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         """exp(-age / N) / (1 + exp(-age / N)) of each sample remembered."""
         return torch.sigmoid(-like.new_tensor(self.timely.ages) / self.config.capacity)
 
-    def answered(self, mixed: Mixed) -> dict[str, Tensor]:
+    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """The usual loss on the student; none on the teacher, which has no gradient."""
         return super().answered(mixed) if self.config.feedback_on == "student" else {}
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bitta.config import require
 from bitta.losses import entropy
-from bitta.memory import Mixed
+from bitta.memory import MixedBatch
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, WrappedModel, below_the_top, uphill
 from bitta.seeding import RandomKey
@@ -83,7 +83,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         """SGD with momentum."""
         return self.sgd(momentum=self.config.momentum)
 
-    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
         self._reliable = None
         super().gradients(mixed, random_key)

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.errors import SettingError
 from bitta.losses import complementary_loss, entropy
-from bitta.memory import Fifo, Mixed
+from bitta.memory import FifoMemory, MixedBatch
 from bitta.methods.balance import Patience, anchor_share, drawn_rows, row_weights
 from bitta.methods.base import GradientAdapter, GradientConfig
 from bitta.nn import WrappedModel, explain_out_of_memory
-from bitta.seeding import RandomKey, derive
-from bitta.types import Feedback, Judged, Losses, State, moved
+from bitta.seeding import RandomKey, derive_seed
+from bitta.types import Feedback, JudgedSamples, Losses, State, move_to_device
 
 
 class Anchors:
@@ -295,7 +295,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         k_means()  # refused now if it is not there, not in mid-stream
         super().__init__(wrapped, config, seed=seed)
         self.anchors = Anchors(config.max_anchors)
-        self.source_like = Fifo(config.max_source_like)
+        self.source_like = FifoMemory(config.max_source_like)
         self.teacher = wrapped.twin()
         """The source model; it never changes."""
         self._parted = Parted()
@@ -337,11 +337,11 @@ class Simatta(GradientAdapter[SimattaConfig]):
         wrong, wrong_labels = self.anchors.with_verdict(correct=False)
         inputs = torch.cat([right, wrong, self.source_like.inputs])
         self._drop_momentum()
-        losses = self._train(Mixed(inputs, right_labels, wrong_labels))
+        losses = self._train(MixedBatch(inputs, right_labels, wrong_labels))
         self.step += 1
         return losses
 
-    def objective(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
         counts, drawn = self._mini_batch(mixed, random_key)
         return _with_rows(self._terms(*drawn), counts)
@@ -403,9 +403,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
             order = entropies.argsort(stable=True)[:_PER_BATCH]
             rows = order[entropies[order] < self.config.low_entropy]
         rows = rows.to(unlabelled.device)
-        self.source_like.add(Judged(unlabelled[rows], labels.to(rows.device)[rows]))
+        self.source_like.add(JudgedSamples(unlabelled[rows], labels.to(rows.device)[rows]))
 
-    def _train(self, mixed: Mixed) -> Losses:
+    def _train(self, mixed: MixedBatch) -> Losses:
         """`steps` times per epoch, unless the anchors stop gaining."""
         taken: list[dict[str, Tensor]] = []
         patience = Patience()
@@ -425,7 +425,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         absent = mixed.inputs.new_full((), torch.nan, dtype=torch.float32)
         return Losses({n: torch.stack([terms.get(n, absent) for terms in taken]) for n in names})
 
-    def _descend(self, mixed: Mixed, epoch: int) -> dict[str, Tensor]:
+    def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
         """Draw first: a GPU repeats the step on other rows, not the drawing of them."""
         random_key = RandomKey((self.seed, "adapt", self.step, epoch))
         counts, drawn = self._mini_batch(mixed, random_key)
@@ -447,7 +447,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
         terms = torch.where(weights > 0, weights * each, 0).sum(-1)
         return dict(zip(_TERMS, terms, strict=True))
 
-    def _mini_batch(self, mixed: Mixed, random_key: RandomKey) -> tuple[list[int], list[Tensor]]:
+    def _mini_batch(
+        self, mixed: MixedBatch, random_key: RandomKey
+    ) -> tuple[list[int], list[Tensor]]:
         """How many rows each term has; and of [correct; incorrect; source-like] rows the inputs,
         labels and weights, of shapes that stay once there are enough of both kinds."""
         n_anchors, n_like = mixed.n_judged, len(self.source_like)
@@ -458,9 +460,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
         counts = [n_right, len(judged) - n_right, len(like)]
         share = anchor_share(n_anchors, n_like, cold_start=self.config.cold_start)
         device = mixed.inputs.device
-        rows = moved(torch.cat([judged, n_anchors + like]), device)
+        rows = move_to_device(torch.cat([judged, n_anchors + like]), device)
         labels = torch.cat([mixed.correct, mixed.incorrect, self.source_like.labels])
-        weights = moved(row_weights(*counts, share=share), device)
+        weights = move_to_device(row_weights(*counts, share=share), device)
         return counts, [mixed.inputs[rows], labels[rows], weights]
 
     def _drop_momentum(self) -> None:
@@ -486,7 +488,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
             self.anchors.weights,
             n_clusters=self._n_clusters(),
             starts=self.config.starts,
-            seed=derive(self.seed, "clusters", self.step),
+            seed=derive_seed(self.seed, "clusters", self.step),
         )
 
     def _n_clusters(self) -> int:

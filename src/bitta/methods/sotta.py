@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.errors import SettingError
 from bitta.losses import entropy
-from bitta.memory import ConfidentMemory, Mixed
+from bitta.memory import ConfidentMemory, MixedBatch
 from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import WrappedModel, batch_norms, below_the_top, uphill
 from bitta.seeding import RandomKey
@@ -73,7 +73,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
             )
         super().__init__(wrapped, config, seed=seed)
         self.confident = ConfidentMemory(
-            config.capacity, confident=config.confident, key=(seed, "sotta")
+            config.capacity, min_confidence=config.confident, key=(seed, "sotta")
         )
 
     def trained(self, model: nn.Module) -> list[nn.Parameter]:
@@ -92,7 +92,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         remembered = self.confident.inputs if len(self.confident) else unlabelled[:0]
         return super().adapt(remembered, feedback)
 
-    def gradients(self, mixed: Mixed, random_key: RandomKey) -> dict[str, Tensor]:
+    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
         super().gradients(mixed, random_key)
         with uphill(self.parameters, rho=self.config.rho):

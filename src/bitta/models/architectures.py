@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 from bitta.models.resnet import ResNet
 from bitta.models.vit import Attention, Encoder, VisionTransformer
 from bitta.seeding import generator
@@ -113,7 +113,7 @@ def build_model(architecture: str, **arguments: Any) -> nn.Module:
     `n_classes`, `mean` and `std` are always needed; what the name stands for can be changed too.
     """
     if architecture not in ARCHITECTURES:
-        raise unknown("architecture", architecture, ARCHITECTURES)
+        raise unknown_name_error("architecture", architecture, ARCHITECTURES)
     chosen = ARCHITECTURES[architecture]
     settings = {**chosen.arguments, **arguments}
     try:

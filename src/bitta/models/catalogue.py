@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from bitta.errors import InputError, unknown
+from bitta.errors import InputError, unknown_name_error
 from bitta.models.tensor_files import locate, parts_of, plain_path
 from bitta.models.weights import ModelCard, read_card
 
@@ -42,7 +42,7 @@ def weights_at(name: str) -> Iterator[Path]:
         return
     short = name.removeprefix(EMBEDDED)
     if short not in embedded_names():
-        raise unknown("embedded weights", short, embedded_names())
+        raise unknown_name_error("embedded weights", short, embedded_names())
     with as_file(files("bitta") / "assets" / f"{short}{_SUFFIX}") as path:
         yield path
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitta.errors import InputError, ModelError, unknown
+from bitta.errors import InputError, ModelError, unknown_name_error
 from bitta.models.architectures import ARCHITECTURES, build_model
 from bitta.models.tensor_files import read_tensors
 from bitta.models.weights import ModelCard, load_weights
@@ -126,7 +126,7 @@ def import_checkpoint(
     `size` is the side of the images, by default that of the crop or of the architecture.
     """
     if architecture not in ARCHITECTURES:
-        raise unknown("architecture", architecture, ARCHITECTURES)
+        raise unknown_name_error("architecture", architecture, ARCHITECTURES)
     known = ARCHITECTURES[architecture]
     side = size or (preprocessing or {}).get("crop") or known.size
     card = ModelCard(

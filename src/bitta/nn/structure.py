@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from bitta.errors import ModelError, unknown
+from bitta.errors import ModelError, unknown_name_error
 from bitta.nn.batchnorm import scale_and_shift
 
 Sites: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -45,7 +45,7 @@ def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
     sites = [sites] if isinstance(sites, str) else sites
     for name in sites:
         if name not in named or not name:
-            raise unknown("dropout site", name, filter(None, named))
+            raise unknown_name_error("dropout site", name, filter(None, named))
     return tuple(sites)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from bitta.metrics import fallen_behind
+from bitta.metrics import find_low_accuracy_domains
 from bitta.report.names import between
 from bitta.report.row import Row
 
@@ -20,7 +20,7 @@ def marked(rows: Sequence[Row], source: Row | None) -> tuple[Row, ...]:
     usual = _medians(rows)
     found = [
         {
-            seed: [*fallen_behind(run.accuracy_by_domain, usual), *run.looks_collapsed]
+            seed: [*find_low_accuracy_domains(run.accuracy_by_domain, usual), *run.looks_collapsed]
             for seed, run in row.runs.items()
         }
         for row in rows

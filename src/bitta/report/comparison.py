@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
 from bitta.report.names import between, listed_seeds
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
@@ -120,7 +120,7 @@ def check_rows(sections: Sequence[Section], names: Sequence[str]) -> None:
     rows = [row for section in sections for row in section.rows]
     for name in names:
         if not any(row.is_called(name) for row in rows):
-            raise unknown("row", name, dict.fromkeys(row.name for row in rows))
+            raise unknown_name_error("row", name, dict.fromkeys(row.name for row in rows))
 
 
 def _rows(n: int) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bitta.metrics import DOES_NOT_FIT, Case, Measurement, curves_of
+from bitta.metrics import DOES_NOT_FIT, SpeedCase, SpeedMeasurement, find_scaling_curves
 
 _COLUMNS = {
     "method": "method", "model": "model", "n_classes": "classes", "size": "px", "batch": "batch",
@@ -16,14 +16,14 @@ _MEASURED = (
 )  # fmt: skip
 
 
-def speed_rows(measurements: Sequence[Measurement]) -> list[list[str]]:
+def speed_rows(measurements: Sequence[SpeedMeasurement]) -> list[list[str]]:
     """A header and a row per case; what all cases share is left to `heading_lines`."""
     varying = _varying(measurements)
     header = [*(_COLUMNS[name] for name in varying), *_MEASURED]
     return [header, *([*_case_cells(m.case, varying), *_cells(m)] for m in measurements)]
 
 
-def heading_lines(measurements: Sequence[Measurement]) -> list[str]:
+def heading_lines(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     """The path that ran, and what all cases have in common."""
     paths = dict.fromkeys(m.execution for m in measurements if m.execution)
     varying = _varying(measurements)
@@ -32,10 +32,10 @@ def heading_lines(measurements: Sequence[Measurement]) -> list[str]:
     return [line for line in ("; ".join(paths), ", ".join(common)) if line]
 
 
-def growth_lines(measurements: Sequence[Measurement]) -> list[str]:
+def growth_lines(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     """How time grows along each axis that was measured at three places or more."""
     lines = []
-    for curve in curves_of(measurements):
+    for curve in find_scaling_curves(measurements):
         title, points = _COLUMNS[curve.axis], curve.points
         lines.append(
             f"{curve.method} grows like {title}^{curve.exponent:.2f} from {points[0][0]} to "
@@ -44,14 +44,14 @@ def growth_lines(measurements: Sequence[Measurement]) -> list[str]:
     return lines
 
 
-def failure_lines(measurements: Sequence[Measurement]) -> list[str]:
+def failure_lines(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     """Why a case was not measured, where it takes more words than a table has room for."""
     failed = [m for m in measurements if m.failure not in ("", DOES_NOT_FIT)]
     return [f"{m.case.method} on {m.case.model}: {m.failure}" for m in failed]
 
 
 def speed_page(
-    measurements: Sequence[Measurement],
+    measurements: Sequence[SpeedMeasurement],
     *,
     environment: Mapping[str, Any],
     matmul: Mapping[str, float],
@@ -74,7 +74,7 @@ def machine_line(environment: Mapping[str, Any], matmul: Mapping[str, float]) ->
     return f"{where}, torch {environment['torch']}, bitta {environment['bitta']}{''.join(rates)}"
 
 
-def _varying(measurements: Sequence[Measurement]) -> list[str]:
+def _varying(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     """The fields to show: the method, and whatever is not the same in all cases."""
     cases = [measurement.case for measurement in measurements]
     first = cases[0]
@@ -85,11 +85,11 @@ def _varying(measurements: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def _case_cells(case: Case, names: Sequence[str]) -> list[str]:
+def _case_cells(case: SpeedCase, names: Sequence[str]) -> list[str]:
     return [str(getattr(case, name)) for name in names]
 
 
-def _cells(m: Measurement) -> list[str]:
+def _cells(m: SpeedMeasurement) -> list[str]:
     if m.failure:
         said = DOES_NOT_FIT if m.failure == DOES_NOT_FIT else "not measured"
         return [said, *["-"] * (len(_MEASURED) - 1)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitta.metrics import AXES, Curve, Measurement, curves_of
+from bitta.metrics import SCALING_AXES, ScalingCurve, SpeedMeasurement, find_scaling_curves
 from bitta.report.style import look_of, new_figure
 
 _TITLES = {
@@ -16,9 +16,9 @@ _TITLES = {
 _MOST_COLUMNS = 3
 
 
-def plot_speed(measurements: Sequence[Measurement], path: str | Path, *, title: str) -> None:
+def plot_speed(measurements: Sequence[SpeedMeasurement], path: str | Path, *, title: str) -> None:
     """Median time per batch with its quartiles."""
-    curves = curves_of(measurements)
+    curves = find_scaling_curves(measurements)
     rest = _outside(measurements, curves)
     axes_measured = list(dict.fromkeys(curve.axis for curve in curves))
     n_panels = max(1, len(axes_measured) + bool(rest))
@@ -34,18 +34,20 @@ def plot_speed(measurements: Sequence[Measurement], path: str | Path, *, title: 
     figure.savefig(path, dpi=130)
 
 
-def _outside(measurements: Sequence[Measurement], curves: Sequence[Curve]) -> list[Measurement]:
+def _outside(
+    measurements: Sequence[SpeedMeasurement], curves: Sequence[ScalingCurve]
+) -> list[SpeedMeasurement]:
     """What no curve shows, and what of the curves it is to be compared with."""
 
-    def shape(m: Measurement) -> tuple[object, ...]:
-        return tuple(getattr(m.case, name) for name in ("model", "size", *AXES))
+    def shape(m: SpeedMeasurement) -> tuple[object, ...]:
+        return tuple(getattr(m.case, name) for name in ("model", "size", *SCALING_AXES))
 
     drawn = [measurement for curve in curves for measurement in curve.measurements]
     shapes = {shape(m) for m in measurements if m not in drawn}
     return [m for m in measurements if not m.failure and shape(m) in shapes]
 
 
-def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
+def _draw_curves(panel: Any, curves: Sequence[ScalingCurve]) -> None:
     places = sorted({place for curve in curves for place, _ in curve.points})
     for curve in curves:
         look = look_of(curve.method)
@@ -69,7 +71,7 @@ def _draw_curves(panel: Any, curves: Sequence[Curve]) -> None:
     panel.legend(frameon=False)
 
 
-def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
+def _draw_bars(panel: Any, measurements: Sequence[SpeedMeasurement]) -> None:
     colours = [look_of(m.case.method).colour for m in measurements]
     heights = [measurement.ms for measurement in measurements]
     places = range(len(measurements))
@@ -88,13 +90,13 @@ def _draw_bars(panel: Any, measurements: Sequence[Measurement]) -> None:
     panel.set_axisbelow(True)
 
 
-def _names(measurements: Sequence[Measurement]) -> list[str]:
+def _names(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     """The method, and the model with its classes where there are several."""
     if len({(m.case.model, m.case.n_classes) for m in measurements}) == 1:
         return [m.case.method for m in measurements]
     return [f"{m.case.method}, {m.case.model} ({m.case.n_classes})" for m in measurements]
 
 
-def _spread(measurements: Sequence[Measurement]) -> list[list[float]]:
+def _spread(measurements: Sequence[SpeedMeasurement]) -> list[list[float]]:
     """From the median down to the first quartile and up to the third."""
     return [[m.ms - m.ms_p25 for m in measurements], [m.ms_p75 - m.ms for m in measurements]]

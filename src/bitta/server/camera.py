@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bitta.corruptions import corrupt
-from bitta.seeding import derive, generator
+from bitta.seeding import derive_seed, generator
 from bitta.streams import CHANCES, coloured_digits, embedded_pack
 
 Picture: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
@@ -51,7 +51,7 @@ class ColouredDigits:
             self._pack.images[row : row + 1],
             self._pack.labels[row : row + 1],
             colour_flip=CHANCES["source_2" if place < self.FAITHFUL else "target"],
-            seed=derive(self._seed, "camera", place),
+            seed=derive_seed(self._seed, "camera", place),
         )
         return _floats(images[0]), int(clean)
 
@@ -82,7 +82,7 @@ class Weather:
         if self.spell(place) != self.SPELLS[0]:
             images = corrupt(
                 images, self.spell(place), severity=self.SEVERITY,
-                seed=derive(self._seed, "camera", place) % 2**31,
+                seed=derive_seed(self._seed, "camera", place) % 2**31,
             )  # fmt: skip
         return _floats(images[0]), int(self._pack.labels[row])
 

@@ -17,7 +17,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 from bitta.server.guard import GuardConfig
 from bitta.server.v2.limits import Limits as InferenceLimits
 
@@ -246,7 +246,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if name.startswith(PREFIX.lower()):
             setting = name.removeprefix(PREFIX.lower()).partition("__")[0]
             if setting not in ServeSettings.model_fields:
-                raise unknown(
+                raise unknown_name_error(
                     "environment variable",
                     name.upper(),
                     [PREFIX + known.upper() for known in ServeSettings.model_fields],
@@ -299,7 +299,7 @@ def _sentence(error: ValidationError) -> SettingError:
             "guard": [f.name for f in fields(GuardConfig)],
         }
         known = groups.get(path[0], list(ServeSettings.model_fields))
-        return unknown("setting", path[-1], known, of=".".join(path[:-1]))
+        return unknown_name_error("setting", path[-1], known, of=".".join(path[:-1]))
     if first["type"] == "value_error":
         place = "".join(f"{part}." for part in path)
         return SettingError(f"{place}{first['ctx']['error']}".rstrip(".") + ".")

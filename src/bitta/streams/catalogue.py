@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bitta.errors import InputError, unknown
+from bitta.errors import InputError, unknown_name_error
 from bitta.streams.download import file_digest
 
 _NPM_WARNING = re.compile(r"\s*$|npm warn", re.IGNORECASE)
@@ -106,7 +106,9 @@ def data_folder() -> Path:
 def find_set(name: str) -> DataSet:
     """The entry of a set."""
     if name not in CATALOGUE:
-        raise unknown("set", name, CATALOGUE, hint='Run "bitta data get --help" for the list.')
+        raise unknown_name_error(
+            "set", name, CATALOGUE, hint='Run "bitta data get --help" for the list.'
+        )
     return CATALOGUE[name]
 
 

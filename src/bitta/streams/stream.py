@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bitta.config import require
-from bitta.errors import InputError, SettingError, unknown
-from bitta.seeding import Key, derive, generator
+from bitta.errors import InputError, SettingError, unknown_name_error
+from bitta.seeding import Key, derive_seed, generator
 from bitta.streams.images import Domain, hashed
 from bitta.types import Batch
 
@@ -45,7 +45,7 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
-            raise unknown("order", self.order, ORDERS)
+            raise unknown_name_error("order", self.order, ORDERS)
         require(self.labels in ("iid", "dirichlet"), "labels", self.labels, "iid, dirichlet")
         require(self.beta > 0, "beta", self.beta, "above 0")
         require(self.rounds >= 1, "rounds", self.rounds, "1 or more")
@@ -62,7 +62,7 @@ def _places(domains: Sequence[Domain], sequence: Sequence[str]) -> list[int]:
     named = {domain.name: place for place, domain in enumerate(domains)}
     for name in sequence:
         if name not in named:
-            raise unknown("domain", name, named, of="the stream")
+            raise unknown_name_error("domain", name, named, of="the stream")
     return [named[name] for name in sequence] or list(range(len(domains)))
 
 
@@ -125,7 +125,7 @@ def _mixed(
     else:
         labels = [domains[place].labels for place in places]
         truth = torch.cat([part[visit.rows] for part, visit in zip(labels, each, strict=True)])
-        order = correlated(truth, beta=how.beta, seed=derive(seed, "mixed"))
+        order = correlated(truth, beta=how.beta, seed=derive_seed(seed, "mixed"))
     return [Visit("mixed", origin[order], rows[order])]
 
 
@@ -144,7 +144,7 @@ def _visit(
     domain = domains[place]
     key: Key = (seed, "order", domain.name, *([turn] if turn else []))
     if how.labels == "dirichlet":
-        rows = correlated(domain.labels, beta=how.beta, seed=derive(*key))
+        rows = correlated(domain.labels, beta=how.beta, seed=derive_seed(*key))
     else:
         rows = torch.randperm(len(domain.labels), generator=generator(*key))
     return Visit(domain.name, torch.full_like(rows, place), rows)

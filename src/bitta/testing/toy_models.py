@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bitta.errors import unknown
+from bitta.errors import unknown_name_error
 from bitta.methods import method_named
 from bitta.methods.base import Adapter
 from bitta.nn import WrappedModel
@@ -56,7 +56,7 @@ class _Toy(nn.Module):
 def toy_classifier(norm: Norm = "batch", *, width: int = 8, seed: int = 0) -> nn.Module:
     """Five classes from (n, 3, 8, 8) images; the same seed gives the same weights."""
     if norm not in NORMS:
-        raise unknown("norm", norm, NORMS)
+        raise unknown_name_error("norm", norm, NORMS)
     with torch.random.fork_rng(devices=[]):
         model = _Toy(norm, width)
     chance = generator(seed, "toy")

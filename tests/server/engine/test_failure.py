@@ -147,7 +147,7 @@ def test_questions_that_fail_after_the_answer_was_given_are_such_a_failure_too(t
         def fail(*_, **__):
             raise RuntimeError("no policy")
 
-        engine._worker.learner._session._questioner.choose = fail
+        engine._worker.learner._session._query_selector.select = fail
         assert serve(engine, 0).model_version == "1.0"
         went_back(engine)
         assert store.events(kinds=["rollback"])[0].body["reason"].endswith("no policy")

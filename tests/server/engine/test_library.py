@@ -7,7 +7,7 @@ import bitta
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, config, images, running, serve, until
 
-PARTS = (3, WINDOW - 3)  # requests smaller than a window, where `amid` changes what is served
+PARTS = (3, WINDOW - 3)  # requests smaller than a window, where `observe_every_request` matters
 ANSWERS = (
     [(0, 0, True), (0, 2, False)],
     [],
@@ -23,8 +23,8 @@ def library():
     made = config().learner
     return bitta.Session(
         toy_classifier(), made.method, preset=made.preset, n_queries=made.n_queries,
-        audits=made.audits, window=made.window, amid=False, seed=made.seed, eager=made.eager,
-        precision=made.precision, **dict(made.settings),
+        audits=made.audits, window=made.window, observe_every_request=False, seed=made.seed,
+        eager=made.eager, precision=made.precision, **dict(made.settings),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import torch
 
 from bitta.config import require
-from bitta.errors import SpaceError
+from bitta.errors import DeviceMemoryError
 from bitta.nn.fast.fused import works
 
 
@@ -20,7 +20,9 @@ def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
     except RuntimeError as error:
         if not ran_out_of_memory(error):
             raise
-        raise SpaceError(f"{work} does not fit into the device's memory; {remedy}") from error
+        raise DeviceMemoryError(
+            f"{work} does not fit into the device's memory; {remedy}"
+        ) from error
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:

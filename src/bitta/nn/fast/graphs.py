@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitta.errors import FallbackWarning
 from bitta.nn.fast.execution import ran_out_of_memory
-from bitta.seeding import Key, RandomKey, derive
+from bitta.seeding import Key, RandomKey, derive_seed
 
 Tensors: TypeAlias = dict[str, Tensor]
 Work: TypeAlias = Callable[..., Tensors]
@@ -203,7 +203,7 @@ class _Graph:
         for held, given in zip(self._inputs, inputs, strict=True):
             held.copy_(given)
         for place, generator in self._draws:
-            generator.manual_seed(derive(*key, *place))
+            generator.manual_seed(derive_seed(*key, *place))
         self._graph.replay()
         # The next replay, of this or another graph, writes where these lie.
         return {name: output.clone() for name, output in self._outputs.items()}

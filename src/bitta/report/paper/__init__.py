@@ -11,7 +11,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
-from bitta.errors import SettingError, unknown
+from bitta.errors import SettingError, unknown_name_error
 
 Answers = Literal["none", "verdict", "full"]
 
@@ -87,7 +87,7 @@ class PaperTable:
 
     def _place(self, column: str) -> int:
         if column not in self.columns:
-            raise unknown("column", column, self.columns, of=self.id)
+            raise unknown_name_error("column", column, self.columns, of=self.id)
         return self.columns.index(column)
 
 
@@ -120,7 +120,7 @@ def paper_table(table_id: str) -> PaperTable:
     """One table, by its label in the LaTeX source."""
     file = _folder() / f"{table_id.removeprefix('tab:').replace('/', '-')}.toml"
     if table_id not in (ids := paper_tables()):
-        raise unknown("table of the paper", table_id, ids)
+        raise unknown_name_error("table of the paper", table_id, ids)
     given = _read(file)
     rows = tuple(PaperRow(**_tuples(row)) for row in given.pop("rows"))
     return PaperTable(**_tuples(given), rows=rows)

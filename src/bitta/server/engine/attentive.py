@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from bitta.memory import CompleteWindow
 from bitta.methods.base import Adapter
 from bitta.nn import WrappedModel
 from bitta.nn.batchnorm import batch_norms
 from bitta.nn.prepared_model import Loan
-from bitta.selection import Budget, Chosen, Questioner
+from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.session import Session
 from bitta.types import Losses, Prediction
 
@@ -54,58 +55,57 @@ class AttentiveSession(Session):
 
     def fills(self, n_samples: int) -> bool:
         """Whether so many more make the window full."""
-        return self._window is not None and self._window.fresh + n_samples >= self._window.size
+        return self._window.size > 0 and self._window.is_completed_by(n_samples)
 
     @property
     def room(self) -> int:
         """Samples that can be served by `predict_within` now: the window must not be full."""
-        if self._window is None or self._twin is None or not self._twin.unchanged:
+        if not self._window.size or self._twin is None or not self._twin.unchanged:
             return 0
-        return self._window.size - self._window.fresh - 1
+        return self._window.size - self._window.n_new - 1
 
     def predict_within(self, inputs: Tensor) -> Prediction:
         """Serve inside a step or a question, at most `room` samples."""
         assert self._twin is not None
-        assert self._window is not None
-        inputs = self._checked(inputs)
+        inputs = self._check_inputs(inputs)
         prediction = self._twin.predict(inputs)
-        self.n_seen += len(inputs)
+        self.n_served += len(inputs)
         self._window.add(inputs, prediction)
         return prediction
 
-    def learn(self, *, between: Turn | None = None) -> Losses:
-        """Adapt; others have turns between layers, and `between` its own between two steps."""
+    def learn(self, *, between_updates: Turn | None = None) -> Losses:
+        """Adapt; others have turns between layers, `between_updates` between two updates."""
 
         def closed() -> None:
             self._open = False
-            if between is not None:
-                between()
+            if between_updates is not None:
+                between_updates()
             self._reopen()
 
         with self._interruptible():
-            return super().learn(between=closed)
+            return super().learn(between_updates=closed)
 
     def close(self) -> None:
         """Give the model back."""
         self._twin = None
         super().close()
 
-    def _with_questions(self, served: Prediction, recent: Tensor, around: Prediction) -> Prediction:
+    def _choose_and_ask(self, served: Prediction, window: CompleteWindow) -> Prediction:
         self.answered(served)
         if self.adapter.observes != "before_serving":  # its statistics move while it asks
-            return super()._with_questions(served, recent, around)
+            return super()._choose_and_ask(served, window)
         with self._interruptible():
-            return super()._with_questions(served, recent, around)
+            return super()._choose_and_ask(served, window)
 
-    def _ask(self, recent: Tensor, served: Prediction) -> Chosen:
+    def _choose_queries(self, window: CompleteWindow) -> ChosenQueries:
         if not self.silent:
-            return super()._ask(recent, served)
-        asking = self._questioner
-        self._questioner = Questioner(self.adapter, Budget(n_queries=0))
+            return super()._choose_queries(window)
+        selector = self._query_selector
+        self._query_selector = QuerySelector(self.adapter, Budget(n_queries=0))
         try:
-            return super()._ask(recent, served)
+            return super()._choose_queries(window)
         finally:
-            self._questioner = asking
+            self._query_selector = selector
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -186,7 +186,7 @@ class Twin:
         """What the model serves, whatever is being done with it in this thread."""
         # The model's own forward may be under way inside a mode that normalises otherwise.
         with torch._C.DisableTorchFunction():
-            return Prediction.of(self._network(inputs, statistics="running"))
+            return Prediction.from_logits(self._network(inputs, statistics="running"))
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(tensor._version for tensor in self._tensors)

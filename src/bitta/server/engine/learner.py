@@ -68,7 +68,7 @@ class Learner:
                 n_queries=config.n_queries,
                 audits=config.audits,
                 window=config.window,
-                amid=False,
+                observe_every_request=False,
                 feedback=self._desk,
                 seed=config.seed,
                 eager=config.eager,
@@ -89,17 +89,17 @@ class Learner:
     @property
     def due(self) -> bool:
         """Whether a window is full that has not been learned from."""
-        return self._session.due
+        return self._session.can_learn
 
     @property
     def n_windows(self) -> int:
         """Windows that were full so far."""
-        return self._session.step_number
+        return self._session.n_steps
 
     @property
     def n_seen(self) -> int:
         """Samples served, as the session counts them; it goes back with it."""
-        return self._session.n_seen
+        return self._session.n_served
 
     @property
     def execution(self) -> str:
@@ -192,7 +192,7 @@ class Learner:
             for place, lesson in enumerate(lessons)
         ]
         with self._session.giving(turn):
-            losses = self._session.learn(between=between)
+            losses = self._session.learn(between_updates=between)
         self._draw_back()
         return losses
 

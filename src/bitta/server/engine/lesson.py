@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitta.memory import Fifo
+from bitta.memory import FifoMemory
 from bitta.methods.base import Adapter, GradientAdapter
 from bitta.methods.simatta import Anchors, Simatta
 
@@ -38,7 +38,7 @@ def overrule(lessons: Sequence[Lesson], adapter: Adapter[Any]) -> None:
                 _take_out(lesson, memory.incorrect if lesson.correct else memory.correct)
 
 
-def _take_out(lesson: Lesson, kept: Fifo | Anchors, among: Tensor | None = None) -> None:
+def _take_out(lesson: Lesson, kept: FifoMemory | Anchors, among: Tensor | None = None) -> None:
     """One sample of its input and label, the oldest; none where it was evicted before."""
     if not len(kept):
         return

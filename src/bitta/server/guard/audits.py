@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from bitta.config import require, whole
+from bitta.config import check_integer, require
 from bitta.server.guard.wilson import Interval, wilson
 
 
@@ -71,7 +71,7 @@ class SameAsSource:
     """
 
     def __init__(self, size: int = 1000) -> None:
-        self.size = whole("size", size)
+        self.size = check_integer("size", size)
         require(self.size >= 1, "size", size, "1 or more predictions")
         self._same: OrderedDict[str, bool] = OrderedDict()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bitta.config import require, whole
+from bitta.config import check_integer, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class History:
     """
 
     def __init__(self, capacity: int = 512) -> None:
-        self.capacity = whole("capacity", capacity)
+        self.capacity = check_integer("capacity", capacity)
         require(self.capacity >= 4, "capacity", capacity, "4 or more points")
         self._points: tuple[Point, ...] = ()
 

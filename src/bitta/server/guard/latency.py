@@ -2,14 +2,14 @@
 
 from math import ceil
 
-from bitta.config import require, whole
+from bitta.config import check_integer, require
 
 
 class Latencies:
     """The last `size` times; one thread may add while another reads."""
 
     def __init__(self, size: int = 2048) -> None:
-        self.size = whole("size", size)
+        self.size = check_integer("size", size)
         require(self.size >= 1, "size", size, "1 or more times")
         self._seconds: list[float] = []
         self._next = 0

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from bitta.errors import unknown
+from bitta.errors import unknown_name_error
 from bitta.server.store.records import FeedbackRecord
 
 MEDIA_TYPES = {
@@ -36,7 +36,7 @@ def export(
     `names`: of annotators by their ids, as `Keys.names` gives them; Label Studio asks for them.
     """
     if form not in MEDIA_TYPES:
-        raise unknown("export format", form, MEDIA_TYPES)
+        raise unknown_name_error("export format", form, MEDIA_TYPES)
     if form == "labelstudio":
         return _labelstudio(records, names)
     return _csv(records) if form == "csv" else _jsonl(records)
