@@ -143,17 +143,17 @@ def get_score_function(name: str) -> ScoreFunction:
 
 
 class ChosenQueries(NamedTuple):
-    """Questions about a batch: the most uncertain rows first, then the audits."""
+    """Questions about a batch: the most uncertain samples first, then the audits."""
 
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
     """π, if it was computed for the choice."""
 
 
-class _ScoredRow(NamedTuple):
-    """Row of a batch with its served label and its uncertainty."""
+class _ScoredSample(NamedTuple):
+    """Row number of a sample in its batch, its served label and its uncertainty."""
 
-    index: int
+    row: int
     label: int
     uncertainty: float
 
@@ -185,36 +185,36 @@ class QuerySelector:
         # One transfer from the device for everything that the questions need.
         columns = [order, prediction.labels[order], scores[order]]
         table = torch.stack([column.double() for column in columns])
-        rows = [_ScoredRow(int(row), int(label), score) for row, label, score in table.T.tolist()]
-        uncertain, audited = self._split_audits(rows, n_uncertain, n_audits, step=step)
+        samples = [_ScoredSample(int(row), int(label), u) for row, label, u in table.T.tolist()]
+        uncertain, audited = self._split_audits(samples, n_uncertain, n_audits, step=step)
         queries = tuple(
             Query(
                 id=n_asked + place,
-                index=row.index,
-                label=row.label,
-                uncertainty=row.uncertainty if row.uncertainty > -inf else 0.0,
-                input=inputs[row.index].detach().clone(),
+                index=sample.row,
+                label=sample.label,
+                uncertainty=sample.uncertainty if sample.uncertainty > -inf else 0.0,
+                input=inputs[sample.row].detach().clone(),
                 step=step,
                 version=self._adapter.step,
-                position=n_served - len(inputs) + row.index,
+                position=n_served - len(inputs) + sample.row,
                 audit=place >= len(uncertain),
             )
-            for place, row in enumerate(uncertain + audited)
+            for place, sample in enumerate(uncertain + audited)
         )
         return ChosenQueries(queries, policy)
 
     def _split_audits(
-        self, rows: list[_ScoredRow], n_uncertain: int, n_audits: int, *, step: int
-    ) -> tuple[list[_ScoredRow], list[_ScoredRow]]:
-        """Return the most uncertain rows and the audited ones; `rows` has the highest first."""
+        self, samples: list[_ScoredSample], n_uncertain: int, n_audits: int, *, step: int
+    ) -> tuple[list[_ScoredSample], list[_ScoredSample]]:
+        """Return the most uncertain and the audited samples. `samples` has the highest first."""
         # Draw audits from the whole batch first. Drawing them from the remainder would
         # overestimate accuracy.
         rng = generator(self._adapter.seed, "audit", step)
-        drawn = torch.randperm(len(rows), generator=rng)[:n_audits].tolist()
-        others = [row for place, row in enumerate(rows) if place not in drawn]
+        drawn = torch.randperm(len(samples), generator=rng)[:n_audits].tolist()
+        others = [sample for place, sample in enumerate(samples) if place not in drawn]
         # A method excludes a row by the score -inf.
-        uncertain = [row for row in others[:n_uncertain] if row.uncertainty > -inf]
-        return uncertain, [rows[place] for place in drawn]
+        uncertain = [sample for sample in others[:n_uncertain] if sample.uncertainty > -inf]
+        return uncertain, [samples[place] for place in drawn]
 
     def _score_rows(
         self, inputs: Tensor, prediction: Prediction, n_queries: int, *, step: int
