@@ -1,4 +1,4 @@
-"""First in, first out, or balanced by label; verdict by verdict."""
+"""Tests of the FIFO, balanced and feedback memories."""
 
 import torch
 
@@ -10,7 +10,7 @@ def column(*values):
     return torch.tensor([[float(value)] for value in values])
 
 
-def test_the_oldest_are_forgotten():
+def test_oldest_samples_are_dropped():
     fifo = FifoMemory(3)
     fifo.add(JudgedSamples(column(1, 2), torch.tensor([10, 20])))
     fifo.add(JudgedSamples(column(3, 4), torch.tensor([30, 40])))
@@ -18,13 +18,13 @@ def test_the_oldest_are_forgotten():
     assert fifo.labels.tolist() == [20, 30, 40]
 
 
-def test_more_than_fits_at_once_keeps_the_newest():
+def test_adding_more_than_the_capacity_keeps_the_newest():
     fifo = FifoMemory(2)
     fifo.add(JudgedSamples(column(1, 2, 3), torch.tensor([1, 2, 3])))
     assert fifo.labels.tolist() == [2, 3]
 
 
-def test_a_ring_that_has_gone_round_many_times_is_read_oldest_first():
+def test_ring_is_read_oldest_first_after_many_rounds():
     fifo, seen = FifoMemory(5), []
     for number in range(23):
         new = [10 * number + place for place in range(number % 4)]
@@ -41,8 +41,8 @@ def test_adding_nothing_fixes_the_shape():
     assert fifo.inputs.shape == (0, 3, 8, 8)
 
 
-def test_a_run_of_one_label_has_its_share_and_no_more():
-    """Three each of labels 1 and 2 give up one each; from then on label 3 has its share."""
+def test_balanced_memory_limits_a_run_of_one_label_to_its_share():
+    """Labels 1 and 2 start with three samples each and lose one each to label 3."""
     balanced = BalancedMemory(6)
     balanced.add(JudgedSamples(column(10, 20, 11, 21, 12, 22), torch.tensor([1, 2, 1, 2, 1, 2])))
     balanced.add(JudgedSamples(column(30, 31, 32, 33, 34), torch.tensor([3, 3, 3, 3, 3])))
@@ -50,7 +50,7 @@ def test_a_run_of_one_label_has_its_share_and_no_more():
     assert balanced.labels.tolist() == [1, 2, 1, 2, 3, 3]
 
 
-def test_a_balanced_memory_takes_in_pieces_what_it_takes_at_once():
+def test_balanced_memory_gives_the_same_result_in_pieces():
     labels = torch.tensor([4, 4, 1, 4, 2, 2, 2, 1, 4, 4, 0, 2, 1])
     whole, pieces = BalancedMemory(5), BalancedMemory(5)
     whole.add(JudgedSamples(torch.arange(13.0).unsqueeze(1), labels))
@@ -64,7 +64,7 @@ def test_a_balanced_memory_takes_in_pieces_what_it_takes_at_once():
     assert torch.equal(whole.labels, labels[whole.inputs.flatten().long()])
 
 
-def test_a_balanced_memory_that_is_cleared_knows_its_shape():
+def test_cleared_balanced_memory_keeps_its_shape():
     balanced = BalancedMemory(2)
     balanced.add(JudgedSamples(torch.zeros(3, 3, 8, 8), torch.tensor([1, 1, 2])))
     balanced.clear()
@@ -73,7 +73,7 @@ def test_a_balanced_memory_that_is_cleared_knows_its_shape():
     assert len(balanced) == 1
 
 
-def test_verdicts_are_kept_apart():
+def test_correct_and_incorrect_samples_are_stored_separately():
     memory = FeedbackMemory(correct=4, incorrect=4)
     memory.add(
         Feedback(

@@ -1,4 +1,4 @@
-"""What a session asks about, at random too, and what may happen while it learns."""
+"""Tests of audits, of agreement, and of serving between updates."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def images(number=0, n=12):
     return torch.rand(n, 3, 8, 8, generator=generator(4, number))
 
 
-def test_audits_are_some_of_the_questions_and_the_most_doubtful_of_the_rest_are_the_others():
+def test_audits_come_last_and_the_other_questions_are_the_most_uncertain():
     plain, audited = (Session(toy_classifier(), n_queries=4, audits=n) for n in (0, 1))
     expected = plain.predict(images()).queries
     queries = audited.predict(images()).queries
@@ -24,10 +24,10 @@ def test_audits_are_some_of_the_questions_and_the_most_doubtful_of_the_rest_are_
     assert not any(query.audit for query in expected)
 
 
-def test_every_sample_is_as_likely_to_be_audited_the_most_doubtful_too():
-    """Each of 12 has a chance of 1 in 12: without those that are asked about, audits would flatter.
+def test_every_sample_is_audited_with_equal_probability():
+    """Each of 12 samples is audited with probability 1/12, the most uncertain ones too.
 
-    Without dropout the same two are most doubtful every time.
+    Without dropout the same two are most uncertain every time.
     """
     counts = torch.zeros(12)
     for seed in range(300):
@@ -37,7 +37,7 @@ def test_every_sample_is_as_likely_to_be_audited_the_most_doubtful_too():
     assert counts.max() <= 47
 
 
-def test_a_session_of_audits_alone_needs_no_policy_and_goes_on_from_its_state(tmp_path):
+def test_session_with_audits_only_computes_no_policy_and_can_be_saved(tmp_path):
     session = Session(toy_classifier(), n_queries=2, audits=2)
     prediction = session.predict(images())
     assert [query.audit for query in prediction.queries] == [True, True]
@@ -55,22 +55,24 @@ def test_more_audits_than_questions_are_refused(audits):
         Session(toy_classifier(), n_queries=2, audits=audits)
 
 
-def test_a_method_with_wishes_of_its_own_is_audited_too():
+def test_method_that_chooses_rows_itself_is_audited_too():
     session = Session(toy_classifier(), "simatta", n_queries=3, audits=1, clusters=2)
     queries = session.predict(images()).queries
     assert queries[-1].audit
     assert all(query.uncertainty >= 0 for query in queries)
 
 
-def test_agreement_is_over_all_that_was_chosen_from():
+def test_agreement_is_measured_over_the_whole_window():
     session = Session(toy_classifier(), n_queries=1, window=8, dropout=0.0)
     assert session.predict(images(n=4)).agreement is None
-    assert session.predict(images(1, n=4)).agreement == 1.0, "one mind without dropout"
+    assert session.predict(images(1, n=4)).agreement == 1.0, (
+        "the policy equals the prediction without dropout"
+    )
 
 
 @pytest.mark.parametrize(("method", "epochs"), [("bitta", 3), ("tent", 1), ("cotta", 2)])
-def test_others_may_be_served_between_the_steps(method, epochs):
-    """Two samples between any two steps: with three steps they fill another window of 4."""
+def test_requests_can_be_served_between_updates(method, epochs):
+    """Two samples between any two updates: with three updates they complete a window of 4."""
     session = Session(
         toy_classifier(), method, n_queries=1, window=4, epochs=epochs,
         feedback=Simulated(torch.zeros(12, dtype=torch.long)),
@@ -86,7 +88,7 @@ def test_others_may_be_served_between_the_steps(method, epochs):
 
 
 @pytest.mark.parametrize("serving", [False, True])
-def test_what_happens_between_steps_does_not_change_what_is_learned(serving):
+def test_serving_between_updates_does_not_change_what_is_learned(serving):
     session, alone = (Session(toy_classifier(), n_queries=1, window=8) for _ in range(2))
     for one in (session, alone):
         one.predict(images(n=8))

@@ -1,4 +1,4 @@
-"""The loop."""
+"""Tests of Session."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_step_is_predict_collect_and_learn():
         assert torch.equal(a, b)
 
 
-def test_learning_does_not_depend_on_the_order_of_clicks():
+def test_order_of_answers_does_not_change_what_is_learned():
     ends = []
     for order in (1, -1):
         session = Session(toy_classifier(), n_queries=3, correct_memory=2)
@@ -45,7 +45,7 @@ def test_learning_does_not_depend_on_the_order_of_clicks():
     assert torch.equal(*ends)
 
 
-def test_asked_samples_stay_out_of_the_unlabelled_set():
+def test_queried_samples_are_not_in_the_unlabelled_set():
     session = Session(toy_classifier(), n_queries=3)
     x = images()
     asked = {query.index for query in session.predict(x).queries}
@@ -65,7 +65,7 @@ def test_feedback_is_ordered_by_batch_then_descending_row():
     assert not len(feedback.incorrect.labels)
 
 
-def test_a_query_knows_what_was_shown_and_by_which_version():
+def test_query_holds_the_input_and_the_model_version():
     session = Session(toy_classifier(), n_queries=2)
     session.step(images(0))
     query = session.predict(images(1)).queries[0]
@@ -73,7 +73,7 @@ def test_a_query_knows_what_was_shown_and_by_which_version():
     assert torch.equal(query.input, images(1)[query.index])
 
 
-def test_answers_by_hand_need_a_human_source():
+def test_answer_without_a_human_source_is_refused():
     session = Session(toy_classifier(), feedback=Simulated([0] * 8))
     with pytest.raises(FeedbackError, match="answers come from Simulated"):
         session.answer(0, correct=True)
@@ -93,7 +93,7 @@ def test_bad_inputs_are_refused(inputs, message):
         Session(toy_classifier()).predict(inputs)
 
 
-def test_unknown_names_get_the_nearest_one():
+def test_error_for_an_unknown_name_suggests_the_nearest_one():
     with pytest.raises(SettingError, match="unknown method 'tnet'; did you mean 'tent'"):
         Session(toy_classifier(), "tnet")
     with pytest.raises(SettingError, match="did you mean 'dropout'"):
@@ -106,14 +106,14 @@ def test_unknown_names_get_the_nearest_one():
         Session("resnet50")
 
 
-def test_a_refused_session_leaves_the_model_alone():
+def test_failed_construction_leaves_the_model_unchanged():
     model = toy_classifier().train()
     with pytest.raises(bitta.BittaError):
         Session(model, sites=["nowhere"])
     assert all(module.training for module in model.modules())
 
 
-def test_loading_checks_the_feedback_source_and_the_model(tmp_path):
+def test_loading_with_another_feedback_source_or_model_is_refused(tmp_path):
     path = tmp_path / "s.safetensors"
     session = Session(toy_classifier(), feedback=Simulated([0] * 99))
     session.step(images())
@@ -133,7 +133,7 @@ def test_loading_checks_the_feedback_source_and_the_model(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["tent", "bitta"])
-def test_a_model_with_nothing_to_train_is_refused_and_left_alone(method):
+def test_model_without_trainable_parameters_is_refused_and_unchanged(method):
     model = nn.Sequential(nn.Flatten(), nn.Tanh()).train()
     message = "nothing to train"
     with pytest.raises(ModelError, match=message):
@@ -141,7 +141,7 @@ def test_a_model_with_nothing_to_train_is_refused_and_left_alone(method):
     assert model.training
 
 
-def test_what_the_user_froze_stays_frozen_unless_all_is():
+def test_frozen_parameters_stay_frozen_unless_all_are():
     model = toy_classifier()
     model.stem.requires_grad_(False)
     before = model.stem.weight.clone()
@@ -156,7 +156,7 @@ def test_what_the_user_froze_stays_frozen_unless_all_is():
     assert not any(parameter.requires_grad for parameter in served.parameters())
 
 
-def test_the_callers_autograd_does_not_reach_in():
+def test_autograd_of_the_caller_does_not_affect_the_session():
     encoder = nn.Conv2d(3, 3, 1)
     session = Session(toy_classifier(), n_queries=2, feedback=Simulated([0] * 99))
     session.step(encoder(images()))
@@ -166,7 +166,7 @@ def test_the_callers_autograd_does_not_reach_in():
     assert losses.terms
 
 
-def test_a_closed_session_says_so():
+def test_predict_on_a_closed_session_is_refused():
     session = Session(toy_classifier())
     session.close()
     session.close()
@@ -174,7 +174,7 @@ def test_a_closed_session_says_so():
         session.predict(images())
 
 
-def test_a_session_takes_over_from_one_that_was_never_closed():
+def test_new_session_takes_over_the_model_of_an_open_one():
     model = toy_classifier().train()
     first = Session(model, "tent")
     first.step(images())
@@ -188,7 +188,7 @@ def test_a_session_takes_over_from_one_that_was_never_closed():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_images_that_are_not_finite_are_refused_before_they_do_harm():
+def test_inputs_that_are_not_finite_are_refused_and_change_nothing():
     session = Session(toy_classifier())
     before = session.model.norm.running_mean.clone()
     with pytest.raises(InputError, match="not finite"):
@@ -197,7 +197,7 @@ def test_images_that_are_not_finite_are_refused_before_they_do_harm():
 
 
 @pytest.mark.parametrize("logits", [0, 1, lambda output: output[1]], ids=["0", "1", "function"])
-def test_where_the_logits_are_survives_saving_unless_it_is_a_function(tmp_path, logits):
+def test_position_of_the_logits_is_saved_unless_it_is_a_function(tmp_path, logits):
     class Pair(type(toy_classifier())):
         def forward(self, x):
             scores = super().forward(x)
@@ -216,7 +216,7 @@ def test_where_the_logits_are_survives_saving_unless_it_is_a_function(tmp_path, 
     assert torch.equal(one, Session.load(tmp_path / "s", model(), **again).predict(images(1)).probs)
 
 
-def test_a_late_answer_after_a_reset_is_learned_from():
+def test_answer_after_a_reset_is_learned_from():
     session = Session(toy_classifier(), n_queries=1)
     query = session.predict(images()).queries[0]
     session.reset()
@@ -224,7 +224,7 @@ def test_a_late_answer_after_a_reset_is_learned_from():
     assert session.learn().terms["feedback"].isfinite().all()
 
 
-def test_a_closed_session_does_not_reset_the_model():
+def test_reset_of_a_closed_session_is_refused():
     model = toy_classifier()
     with Session(model, n_queries=0, lr=0.1) as session:
         session.step(images())
@@ -235,7 +235,7 @@ def test_a_closed_session_does_not_reset_the_model():
 
 
 @pytest.mark.parametrize("verdict", ["no", None, 1, 0.0])
-def test_a_verdict_is_true_or_false(verdict):
+def test_verdict_that_is_not_a_bool_is_refused(verdict):
     session = Session(toy_classifier(), n_queries=1)
     query = session.predict(images()).queries[0]
     with pytest.raises(FeedbackError, match="allowed: True or False"):
@@ -243,14 +243,14 @@ def test_a_verdict_is_true_or_false(verdict):
     session.answer(query.id, correct=np.True_)
 
 
-def test_one_session_serves_one_shape():
+def test_inputs_of_another_shape_are_refused():
     session = Session(toy_classifier())
     session.step(images())
     with pytest.raises(InputError, match=r"now \(3, 16, 16\) and were \(3, 8, 8\)"):
         session.predict(torch.rand(2, 3, 16, 16))
 
 
-def test_a_serving_loop_in_inference_mode_still_learns():
+def test_session_learns_inside_inference_mode():
     session = Session(toy_classifier(), n_queries=2, feedback=Simulated([0] * 99))
     with torch.inference_mode():
         for number in range(2):
@@ -258,14 +258,14 @@ def test_a_serving_loop_in_inference_mode_still_learns():
     assert losses.terms["feedback"].isfinite().all()
 
 
-def test_an_annotator_belongs_to_one_session():
+def test_annotator_of_another_session_is_refused():
     annotator = Simulated([0] * 99, delay=2)
     Session(toy_classifier(), feedback=annotator).step(images())
     with pytest.raises(FeedbackError, match="one per session"):
         Session(toy_classifier(), feedback=annotator).step(images())
 
 
-def test_methods_that_are_none_are_refused():
+def test_method_that_is_not_an_adapter_is_refused():
     for method in (None, nn.Linear):
         with pytest.raises(SettingError, match="subclass of Adapter"):
             Session(toy_classifier(), method)
@@ -273,7 +273,7 @@ def test_methods_that_are_none_are_refused():
         Session(toy_classifier(), seed="a")
 
 
-def test_a_method_of_ones_own_works_without_the_table(tmp_path):
+def test_custom_method_class_works_without_the_method_table(tmp_path):
     class Mine(Tent):
         """Tent, under another name."""
 
@@ -288,14 +288,14 @@ def test_a_method_of_ones_own_works_without_the_table(tmp_path):
         check_method(Mine, norms=["foo"])
 
 
-def test_a_session_remembers_how_many_questions_may_stay_open(tmp_path):
+def test_capacity_of_human_feedback_is_saved(tmp_path):
     session = Session(toy_classifier(), n_queries=8, feedback=Human(capacity=4))
     session.predict(images())
     session.save(tmp_path / "s")
     assert Session.load(tmp_path / "s", toy_classifier()).feedback_source.capacity == 4
 
 
-def test_loading_something_else_is_refused(tmp_path):
+def test_loading_a_missing_or_foreign_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="no file"):
         Session.load(tmp_path / "none", toy_classifier())
     (tmp_path / "noise").write_bytes(b"not safetensors")
@@ -303,7 +303,7 @@ def test_loading_something_else_is_refused(tmp_path):
         Session.load(tmp_path / "noise", toy_classifier())
 
 
-def test_a_predicate_for_sites_survives_saving(tmp_path):
+def test_sites_given_as_a_predicate_are_saved_as_names(tmp_path):
     path = tmp_path / "s.safetensors"
     Session(toy_classifier(), sites=lambda name, _: name == "stage1").save(path)
     assert Session.load(path, toy_classifier()).adapter.wrapped.sites == ("stage1",)
@@ -329,7 +329,7 @@ session.save(path)
 """
 
 
-def test_a_session_goes_on_bit_for_bit_in_a_new_process(tmp_path):
+def test_session_continues_bit_for_bit_in_a_new_process(tmp_path):
     def live(steps, path):
         subprocess.run([sys.executable, "-c", CONTINUE, steps, str(path)], check=True)
 
@@ -339,7 +339,7 @@ def test_a_session_goes_on_bit_for_bit_in_a_new_process(tmp_path):
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
 
 
-def test_open_questions_survive_saving(tmp_path):
+def test_open_questions_are_saved(tmp_path):
     session = Session(toy_classifier(), n_queries=2)
     first = session.predict(images()).queries[0]
     session.save(tmp_path / "s")
@@ -350,7 +350,7 @@ def test_open_questions_survive_saving(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_other_precisions_adapt_with_fan_out(dtype):
+def test_models_of_other_precisions_adapt_with_fan_out(dtype):
     session = Session(toy_classifier().to(dtype), n_queries=2, feedback=Simulated([0] * 99))
     prediction, _, losses = session.step(images())
     assert session.adapter.wrapped.fans_out is True
@@ -358,7 +358,7 @@ def test_other_precisions_adapt_with_fan_out(dtype):
     assert losses.terms["feedback"].isfinite().all()
 
 
-def test_numbers_of_any_type_can_be_saved(tmp_path):
+def test_settings_of_numpy_types_can_be_saved(tmp_path):
     source = Simulated(torch.zeros(8), flip=np.float32(0.5), seed=np.int64(1))
     settings = {"n_queries": np.int64(1), "every": np.int64(1), "price": np.float32(2)}
     with Session(toy_classifier(), feedback=source, window=np.int64(8), **settings) as session:
@@ -367,6 +367,6 @@ def test_numbers_of_any_type_can_be_saved(tmp_path):
 
 
 @pytest.mark.parametrize("feedback", [lambda query: True, Simulated])
-def test_what_does_not_answer_is_no_source(feedback):
+def test_feedback_that_is_not_a_source_is_refused(feedback):
     with pytest.raises(SettingError, match=r"feedback is <.*a source that answers is needed"):
         Session(toy_classifier(), feedback=feedback)

@@ -1,4 +1,4 @@
-"""Trees in files."""
+"""Tests of state files."""
 
 import resource
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from bitta.errors import InputError
 from bitta.statefile import load_state, save_state
 
 
-def test_a_tree_comes_back_as_it_was(tmp_path):
+def test_tree_is_read_back_unchanged(tmp_path):
     shared = torch.arange(6.0)
     tree = {
         "a": {"b": [1, 2.5, None, True, "text"], "c": shared[:3]},
@@ -27,7 +27,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert back["f"].item() == 7
 
 
-def test_saving_leaves_no_draft_and_replaces_whole_files(tmp_path):
+def test_saving_replaces_the_file_and_leaves_no_temporary_one(tmp_path):
     save_state(tmp_path / "t", {"n": 1})
     save_state(tmp_path / "t", {"n": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
@@ -35,8 +35,8 @@ def test_saving_leaves_no_draft_and_replaces_whole_files(tmp_path):
 
 
 @contextmanager
-def room_for(n_bytes):
-    """No file may grow beyond so many: writing more fails in the middle, as on a full disk."""
+def file_size_limit(n_bytes):
+    """Limit the size of files: a longer write fails in the middle, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -45,15 +45,15 @@ def room_for(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_takes_no_room(tmp_path):
+def test_failed_write_keeps_the_old_file_and_removes_the_temporary_one(tmp_path):
     save_state(tmp_path / "t", {"n": 1})
-    with room_for(4096), pytest.raises(OSError, match="too large"):
+    with file_size_limit(4096), pytest.raises(OSError, match="too large"):
         save_state(tmp_path / "t", {"x": torch.zeros(10_000)})
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert load_state(tmp_path / "t") == {"n": 1}
 
 
-def test_strangers_are_refused(tmp_path):
+def test_foreign_files_and_types_are_refused(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "plain")
     with pytest.raises(InputError, match="no bitta state"):
         load_state(tmp_path / "plain")

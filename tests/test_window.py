@@ -1,4 +1,4 @@
-"""Requests smaller than a window: what they are served with, asked about and learned from."""
+"""Tests of SampleWindow and of sessions with a window."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def serve(running, inputs, size):
     return [running.step(part)[0] for part in inputs.split(size)]
 
 
-def test_a_window_keeps_the_newest_and_is_full_once_all_of_it_is_new():
+def test_window_keeps_the_newest_samples_and_completes_after_size_new_ones():
     window, served = SampleWindow(3), Prediction.from_logits(torch.eye(5)[:1])
     for number in range(4):
         inputs = torch.full((1, 2), float(number))
@@ -52,7 +52,7 @@ def test_window_of_size_zero_is_completed_by_every_request_and_stores_nothing():
     assert window.state_dict() == {"size": 0, "n_new": 0, "inputs": None, "probs": None}
 
 
-def test_requests_that_overrun_the_window_are_all_in_it():
+def test_request_that_exceeds_the_window_is_not_split():
     window, served = SampleWindow(4), Prediction.from_logits(torch.eye(5)[:3])
     window.add(torch.zeros(3, 2), served)
     assert window.is_completed_by(3)
@@ -64,7 +64,7 @@ def test_requests_that_overrun_the_window_are_all_in_it():
     ("method", "preset"),
     [(m, None) for m in METHODS] + [("bitta", "reference"), ("bitta", "paper")],
 )
-def test_a_window_of_the_batch_size_changes_nothing(method, preset):
+def test_window_of_the_batch_size_gives_the_same_results_as_no_window(method, preset):
     stream = images(32)
     truth = torch.arange(32) % 5
     runs = []
@@ -86,7 +86,7 @@ def test_batch_statistics_are_those_of_the_newest_samples():
     assert torch.allclose(served[-1].probs, whole.probs[-1:], atol=1e-6)
 
 
-def test_running_statistics_follow_the_window_while_serving_but_move_once_per_window():
+def test_running_statistics_are_restored_until_the_window_is_complete():
     stream = images(8) + 2.0
     with session("bitta", window=8, bn_momentum=0.5) as running:
         source = tensors_of(running.model)
@@ -100,7 +100,7 @@ def test_running_statistics_follow_the_window_while_serving_but_move_once_per_wi
         assert torch.allclose(served[-1].probs, follows.probs, atol=1e-6)
 
 
-def test_a_question_is_about_what_was_served_at_its_place():
+def test_query_holds_the_label_served_at_its_position():
     stream = images(24)
     with session("tent", window=8) as running:
         served = serve(running, stream, 1)
@@ -113,7 +113,7 @@ def test_a_question_is_about_what_was_served_at_its_place():
         assert query.index == query.position % 8
 
 
-def test_answers_come_and_are_learned_from_once_per_window():
+def test_answers_are_collected_and_learned_once_per_window():
     truth = torch.arange(24) % 5
     with session("bitta", window=8, feedback=Simulated(truth, delay=1)) as running:
         counts = [len(running.step(part)[1]) for part in images(24).split(1)]
@@ -122,7 +122,7 @@ def test_answers_come_and_are_learned_from_once_per_window():
     assert [(place, count) for place, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
 
 
-def test_a_window_that_is_all_asked_about_is_over_before_its_answers_come():
+def test_late_answers_to_a_fully_queried_window_come_with_the_next_one():
     truth = torch.arange(16) % 5
     with Session(
         toy_classifier(), n_queries=4, window=4, feedback=Simulated(truth, delay=1)
@@ -133,7 +133,7 @@ def test_a_window_that_is_all_asked_about_is_over_before_its_answers_come():
     ]  # fmt: skip
 
 
-def test_learning_may_come_later_than_the_request_that_filled_the_window():
+def test_learn_may_be_called_after_later_requests():
     with session("bitta", window=4) as running:
         for part in images(6).split(1):
             running.predict(part)
@@ -152,7 +152,7 @@ def test_reset_empties_the_window():
         assert torch.equal(fresh.predict(stream[5:]).probs, alone.probs)
 
 
-def test_a_callers_memory_may_be_used_again():
+def test_caller_may_reuse_the_memory_of_its_inputs():
     buffer, stream = torch.empty(1, 3, 8, 8), images(4)
     with session("bn_stats", window=4) as reused, session("bn_stats", window=4) as plain:
         for part in stream.split(1):
@@ -160,8 +160,8 @@ def test_a_callers_memory_may_be_used_again():
             assert torch.equal(reused.predict(buffer).probs, plain.predict(part).probs)
 
 
-def test_statistics_may_move_once_per_window_only():
-    """Not amid its window a sample is served by what the last full window left behind."""
+def test_without_observe_every_request_statistics_move_once_per_window():
+    """A request is served with the statistics of the last complete window."""
     served = Session(toy_classifier(), n_queries=1, window=4, observe_every_request=False)
     alone = Session(toy_classifier(), "source")
     for number in range(3):
@@ -176,17 +176,17 @@ def test_statistics_may_move_once_per_window_only():
     )
 
 
-def test_a_method_that_serves_by_batch_statistics_needs_the_samples_around(tmp_path):
-    amid, apart = (
+def test_batch_statistics_use_recent_samples_without_observe_every_request(tmp_path):
+    every_request, every_window = (
         Session(toy_classifier(), "bn_stats", window=4, observe_every_request=choice)
         for choice in (True, False)
     )
     for number in range(6):
         one = images(1, seed=number)
-        assert torch.equal(amid.predict(one).probs, apart.predict(one).probs)
+        assert torch.equal(every_request.predict(one).probs, every_window.predict(one).probs)
 
 
-def test_how_it_is_served_is_part_of_the_state(tmp_path):
+def test_observe_every_request_is_saved(tmp_path):
     served = Session(toy_classifier(), window=4, observe_every_request=False)
     served.predict(images(1, seed=0))
     served.save(tmp_path / "s")

@@ -1,4 +1,4 @@
-"""Full labels, panels, judges."""
+"""Tests of full labels, panels and judges."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bitta.errors import FeedbackError, InputError, SettingError
 from bitta.feedback import FeedbackRecorder, Judge, Panel, SimulatedLabels
 from bitta.types import Query
 
-HASTY = Simulated([0])
+SHARED = Simulated([0])
 
 
 def query(id_, label=0, position=None):
@@ -23,13 +23,13 @@ def answered(source):
     return {answer.query.id: (answer.correct, answer.label) for answer in source.collect()}
 
 
-def test_labels_name_the_class_and_judge_the_one_shown():
+def test_full_labels_name_the_class_and_judge_the_served_label():
     source = SimulatedLabels([1, 0, 2], 3)
     source.ask([query(0, label=1), query(1, label=2), query(2, label=2)])
     assert answered(source) == {0: (True, 1), 1: (False, 0), 2: (True, 2)}
 
 
-def test_a_wrong_label_is_any_other_class_as_often():
+def test_wrong_labels_are_uniform_over_the_other_classes():
     """4,000 answers at .4: 1,600 wrong, a third of them each of the other three classes."""
     source = SimulatedLabels([2] * 4000, 4, error=0.4, seed=5)
     source.ask([query(id_, label=2) for id_ in range(4000)])
@@ -40,7 +40,7 @@ def test_a_wrong_label_is_any_other_class_as_often():
     assert all(correct == (named == 2) for correct, named in answers.values())
 
 
-def test_labels_come_late_and_not_always_as_verdicts_do():
+def test_full_labels_respect_delay_and_answer_every():
     source = SimulatedLabels([0] * 9, 2, delay=1, answer_every=2)
     arrived = []
     for batch in range(5):
@@ -49,7 +49,7 @@ def test_labels_come_late_and_not_always_as_verdicts_do():
     assert arrived == [[], [0], [], [2], []]
 
 
-def test_a_source_goes_on_where_it_was_saved():
+def test_annotator_continues_from_its_saved_state():
     def fresh():
         return SimulatedLabels([0, 1] * 5, 3, error=0.5, delay=1, seed=2)
 
@@ -72,7 +72,7 @@ def test_a_source_goes_on_where_it_was_saved():
         (lambda: SimulatedLabels([0], 2, error=1.2), r"error is 1\.2; allowed: 0 to 1"),
         (lambda: Panel([]), "a panel of 0 sources"),
         (lambda: Panel([Simulated([0])], ["a", "b"]), "a panel of 1 sources with 2 names"),
-        (lambda: Panel([HASTY, HASTY]), "the same source twice"),
+        (lambda: Panel([SHARED, SHARED]), "the same source twice"),
         (lambda: Simulated(None), "truth cannot be read as labels"),
         (lambda: Simulated([0], seed="x"), "seed is 'x'; allowed: a whole number"),
         (lambda: Human(capacity=0), "capacity is 0; allowed: 1 or more"),
@@ -80,20 +80,20 @@ def test_a_source_goes_on_where_it_was_saved():
         (lambda: Panel([FeedbackRecorder(Human(), "x.jsonl")]), "a panel cannot hold Human"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises((SettingError, InputError), match=message):
         make()
 
 
-def test_a_panel_deals_out_by_number_and_each_errs_alone():
-    """All labels are right; the second of two always lies."""
+def test_panel_distributes_questions_by_id():
+    """All labels are right; the second member always answers wrongly."""
     panel = Panel([Simulated([0] * 9), Simulated([0] * 9, flip=1.0)])
     panel.ask([query(id_) for id_ in range(5)])
     assert answered(panel) == {id_: (id_ % 2 == 0, None) for id_ in range(5)}
     assert [panel.name_for(query(id_)) for id_ in range(3)] == ["1", "2", "1"]
 
 
-def test_members_of_a_panel_keep_their_own_time():
+def test_panel_members_have_their_own_delays():
     panel = Panel([Simulated([0] * 9), Simulated([0] * 9, delay=1)])
     arrived = []
     for batch in range(3):
@@ -102,7 +102,7 @@ def test_members_of_a_panel_keep_their_own_time():
     assert arrived == [[0], [1, 2], [3, 4]]
 
 
-def test_a_panel_goes_on_with_the_same_members_only():
+def test_panel_state_with_other_members_is_refused():
     def fresh():
         return Panel([Simulated([0] * 9, flip=0.5, delay=1), SimulatedLabels([0] * 9, 3, delay=1)])
 
@@ -118,7 +118,7 @@ def test_a_panel_goes_on_with_the_same_members_only():
         other.load_state_dict(first.state_dict())
 
 
-def test_a_judge_sees_input_and_label_and_may_decline():
+def test_judge_gets_input_and_label_and_may_decline():
     """Inputs 0 to 3, all shown as 0: None, wrong, right, wrong; the truth is 0 0 0 1."""
     seen = []
 
@@ -136,7 +136,7 @@ def test_a_judge_sees_input_and_label_and_may_decline():
     assert answered(source) == {}
 
 
-def test_a_judge_without_the_truth_has_no_error_rate():
+def test_judge_without_truth_has_no_error_rate():
     source = Judge(lambda image, label: True)
     source.ask([query(0)])
     assert answered(source) == {0: (True, None)}
@@ -144,19 +144,19 @@ def test_a_judge_without_the_truth_has_no_error_rate():
 
 
 @pytest.mark.parametrize("verdict", ["yes", 1, 0.5, torch.tensor([True, False]), torch.tensor(1)])
-def test_a_judge_that_says_anything_else_is_refused(verdict):
+def test_judge_result_that_is_not_a_verdict_is_refused(verdict):
     source = Judge(lambda image, label: verdict)
     source.ask([query(0)])
     with pytest.raises(FeedbackError, match="for question 0; allowed: True, False, or None"):
         source.collect()
 
 
-def test_a_judge_is_a_function():
+def test_judge_that_is_not_callable_is_refused():
     with pytest.raises(FeedbackError, match="judge is a str; a function"):
         Judge("yes")
 
 
-def test_a_judge_goes_on_where_it_was_saved():
+def test_judge_continues_from_its_saved_state():
     first = Judge(lambda image, label: False, truth=[0, 0, 1])
     first.ask([query(0)])
     first.collect()

@@ -27,36 +27,36 @@ def run(code):
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _run_in_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_there_are_five():
+def test_page_has_five_examples():
     assert len(EXAMPLES) == 5
 
 
-def test_a_panel_tells_who_is_asked():
+def test_panel_example_names_the_annotators():
     assert run(EXAMPLES[0])["asked"] == ["careful", "hasty", "careful"]  # questions 6, 7, 8
 
 
-def test_full_labels_are_saved_up_for():
+def test_price_example_asks_for_three_labels():
     """Three batches of three verdicts buy floor(9 / 2.32) = 3 labels, the last of them here."""
     names = run(EXAMPLES[1])
     assert names["session"].n_asked == 3
     assert len(names["named"]) == 1
 
 
-def test_a_judge_is_measured(capsys):
+def test_judge_example_prints_its_error_rate(capsys):
     judge = run(EXAMPLES[2])["judge"]
     assert 0 < judge.n_judged <= 9
     assert capsys.readouterr().out == f"{judge.n_judged} {judge.error_rate}\n"
 
 
-def test_a_person_is_written_down(tmp_path):
+def test_recorder_example_writes_a_complete_log(tmp_path):
     run(EXAMPLES[3])
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1 + 9 + 1
     FeedbackReplay(tmp_path / "answers.jsonl")
 
 
-def test_a_log_gives_the_same_again():
+def test_replay_example_runs():
     assert len(run(EXAMPLES[4])["first"]) == 3

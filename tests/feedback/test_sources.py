@@ -1,4 +1,4 @@
-"""People and their stand-in."""
+"""Tests of Human and Simulated."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def verdicts(source):
     return {answer.query.id: answer.correct for answer in source.collect()}
 
 
-def test_simulated_judges_against_the_truth_at_its_place():
+def test_simulated_judges_against_the_truth_at_the_position():
     source = Simulated([1, 0, 2])
     source.ask([query(0, label=1), query(1, label=2), query(2, label=2)])
     assert verdicts(source) == {0: True, 1: False, 2: True}
@@ -44,7 +44,7 @@ def test_skipped_batches_are_never_answered():
     assert arrived == [0, 3]
 
 
-def test_flips_happen_at_their_rate_and_repeat():
+def test_flips_have_their_rate_and_depend_on_the_seed():
     def wrong(seed):
         source = Simulated([0] * 2000, flip=0.25, seed=seed)
         source.ask([query(id_) for id_ in range(2000)])

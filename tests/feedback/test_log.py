@@ -1,4 +1,4 @@
-"""Answers written down and given again."""
+"""Tests of recorded and replayed answers."""
 
 import json
 
@@ -21,7 +21,7 @@ def query(id_, **changes):
 
 
 def play(source, batches, start=0):
-    """Two questions a batch; what came in which call."""
+    """Ask two questions per batch. Return the answers of each collect call."""
     arrived = []
     for batch in range(start, batches):
         source.ask([query(2 * batch), query(2 * batch + 1)])
@@ -41,7 +41,7 @@ def log(tmp_path):
     return path
 
 
-def test_a_log_holds_what_was_asked_and_answered_and_when(tmp_path):
+def test_log_holds_questions_answers_and_collect_calls(tmp_path):
     """Delay 1: question 0 is answered in the second call."""
     path = tmp_path / "log.jsonl"
     with FeedbackRecorder(Simulated([1] * 9, delay=1), path) as source:
@@ -60,12 +60,12 @@ def test_a_log_holds_what_was_asked_and_answered_and_when(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_replay_gives_the_same_answers_in_the_same_calls(log):
+def test_replay_returns_the_same_answers_in_the_same_calls(log):
     with FeedbackReplay(log) as replay:
         assert play(replay, 6) == play(labels(), 6)
 
 
-def test_a_replay_goes_on_where_it_was_saved(log):
+def test_replay_continues_from_its_saved_state(log):
     first, second = FeedbackReplay(log), FeedbackReplay(log)
     arrived = play(first, 3)
     second.load_state_dict(first.state_dict())
@@ -83,25 +83,25 @@ def test_a_replay_goes_on_where_it_was_saved(log):
         ({"position": 9}, "position 9 where the log has 12"),
     ],
 )
-def test_another_question_is_an_error_that_says_where(log, changes, message):
+def test_replay_of_another_question_is_refused(log, changes, message):
     replay = FeedbackReplay(log)
     with pytest.raises(InputError, match=message):
         replay.ask([query(4, **changes)])
 
 
-def test_a_longer_stream_than_the_log_is_told(log):
+def test_replay_of_a_longer_stream_is_refused(log):
     with pytest.raises(InputError, match=r"batch 6 asks question 12, but .* ends after 12 quest"):
         play(FeedbackReplay(log), 7)
 
 
-def test_a_shorter_stream_than_the_log_is_told(log):
+def test_replay_of_a_shorter_stream_is_refused_at_the_end(log):
     replay = FeedbackReplay(log)
     play(replay, 3)
     with pytest.raises(InputError, match=r"the stream is over, but .* holds 2 further answers"):
         replay.end()
 
 
-def test_an_answer_to_what_nobody_asked_is_told(log):
+def test_replayed_answer_without_its_question_is_refused(log):
     replay = FeedbackReplay(log)
     for _ in range(2):
         replay.collect()
@@ -109,8 +109,8 @@ def test_an_answer_to_what_nobody_asked_is_told(log):
         replay.collect()
 
 
-def test_a_cut_log_is_refused_unless_it_will_do(log):
-    """Of the answers to batches 0 and 2, those to batch 2 are lost, one of them in mid-line."""
+def test_incomplete_log_is_refused_without_partial(log):
+    """The answers to batch 2 are lost, one of them in the middle of a line."""
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:3], lines[3][:20]]))
     with pytest.raises(InputError, match="has no end: it was cut after 2 answers; let its run"):
@@ -135,7 +135,7 @@ def test_a_cut_log_is_refused_unless_it_will_do(log):
         ),
     ],
 )
-def test_what_is_no_log_is_refused(tmp_path, content, message):
+def test_file_that_is_not_a_log_is_refused(tmp_path, content, message):
     path = tmp_path / "x.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=message):
@@ -144,7 +144,7 @@ def test_what_is_no_log_is_refused(tmp_path, content, message):
         FeedbackReplay(tmp_path / "none.jsonl")
 
 
-def test_a_recording_goes_on_from_a_saved_state_and_forgets_what_came_after(log, tmp_path):
+def test_recorder_continues_from_its_saved_state_and_cuts_later_lines(log, tmp_path):
     path = tmp_path / "parts.jsonl"
     first = FeedbackRecorder(labels(), path)
     arrived = play(first, 3)
@@ -158,7 +158,7 @@ def test_a_recording_goes_on_from_a_saved_state_and_forgets_what_came_after(log,
     assert path.read_bytes() == log.read_bytes()
 
 
-def test_a_recording_does_not_go_on_with_another_log_or_source(tmp_path):
+def test_recorder_refuses_the_state_of_another_log_or_source(tmp_path):
     path = tmp_path / "log.jsonl"
     source = FeedbackRecorder(labels(), path, settings={"seed": 1})
     play(source, 3)
@@ -173,7 +173,7 @@ def test_a_recording_does_not_go_on_with_another_log_or_source(tmp_path):
         FeedbackRecorder(labels(), path, settings={"seed": 1}).load_state_dict(state)
 
 
-def test_a_log_that_is_there_is_not_written_over(log):
+def test_existing_log_is_not_overwritten_by_default(log):
     before = log.read_bytes()
     with pytest.raises(InputError, match="already holds a log of the same settings"):
         play(FeedbackRecorder(labels(), log), 1)
@@ -185,14 +185,14 @@ def test_a_log_that_is_there_is_not_written_over(log):
     assert log.read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_path_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "log.jsonl"):
         with pytest.raises(InputError, match=r"the log .* cannot be written \("):
             play(FeedbackRecorder(labels(), path), 1)
 
 
-def test_nothing_is_asked_after_the_end_and_an_error_leaves_none(tmp_path):
+def test_no_question_after_the_end_and_no_end_after_an_error(tmp_path):
     path = tmp_path / "log.jsonl"
     source = FeedbackRecorder(Simulated([0] * 9), path)
     play(source, 1)
@@ -207,8 +207,8 @@ def test_nothing_is_asked_after_the_end_and_an_error_leaves_none(tmp_path):
     assert len(FeedbackReplay(path).state_dict()["digest"]) == 64
 
 
-def test_a_session_is_saved_with_its_log(tmp_path):
-    """Saved after two of four batches, gone on with after a third was lost."""
+def test_session_with_a_recorder_continues_its_log(tmp_path):
+    """The session is saved after two of four batches; a third one is lost and repeated."""
     truth = torch.arange(64) % 5
     stream = torch.rand(4, 8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
