@@ -1,4 +1,4 @@
-"""What the documents say is what the code does."""
+"""Tests that README and docs agree with the code."""
 
 import doctest
 import re
@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_readme_starts_with_the_two_commands_then_the_example():
+def test_readme_shows_the_commands_before_the_example():
     assert README.index("make demo") < README.index("make test") < README.index("bitta.Session(")
 
 
@@ -44,7 +44,7 @@ def test_readme_examples_run_as_written(code, tmp_path, monkeypatch):
     assert len(asked) in (0, 9)
 
 
-@pytest.mark.parametrize("module", [bitta.session, contract], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [bitta.memory, bitta.session, contract], ids=lambda module: module.__name__)
 def test_docstring_examples(module):
     results = doctest.testmod(module)
     assert results.attempted > 0
@@ -55,7 +55,7 @@ def test_every_command_is_in_the_readme():
     assert all(f"bitta {name}" in README for name in _COMMANDS)
 
 
-def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_its_page():
+def test_methods_are_in_the_readme_and_bitta_settings_on_their_page():
     assert all(f"`{name}`" in README for name in METHODS)
     page = (ROOT / "docs" / "reference" / "methods" / "bitta.md").read_text()
     shared = {"sites"}
@@ -63,13 +63,13 @@ def test_every_method_is_in_the_readme_and_every_bitta_setting_of_the_paper_in_i
         assert f"`{setting.name}" in page or setting.name in shared, setting.name
 
 
-def test_every_key_of_a_recipe_is_explained():
+def test_every_recipe_key_is_documented():
     page = (ROOT / "docs" / "how-to" / "models.md").read_text()
     for setting in describe_settings(Recipe):
         assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in page
 
 
-def test_every_grid_and_column_of_bitta_speed_is_explained():
+def test_every_grid_and_column_of_bitta_speed_is_documented():
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
     assert all(f"| `{name}` |" in page for name in GRIDS)
     case = cases_of(["headline"], changes={})[0]
@@ -79,12 +79,12 @@ def test_every_grid_and_column_of_bitta_speed_is_explained():
 @pytest.mark.parametrize(
     "document", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda path: path.name
 )
-def test_links_between_documents_lead_somewhere(document):
+def test_links_between_documents_point_to_existing_files(document):
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
 
 
-def test_the_citation_names_the_version():
+def test_citation_names_the_version():
     assert f"version: {bitta.__version__}" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -100,18 +100,18 @@ def demo_results(demo, seed):
 
 
 @pytest.mark.parametrize(("demo", "seed"), DEMOS)
-def test_the_demo_page_shows_what_the_results_hold(demo, seed):
+def test_demo_page_shows_the_committed_results(demo, seed):
     table = text_table(summary_rows(demo_results(demo, seed)))
     assert table in (ROOT / "docs" / "tutorial" / "demo.md").read_text()
 
 
 @pytest.mark.parametrize(("demo", "seed"), DEMOS)
-def test_the_published_demo_results_are_those_of_the_packaged_settings(demo, seed):
+def test_committed_demo_results_have_the_packaged_settings(demo, seed):
     for label, experiment in _experiments(demo, seed).items():
         assert demo_results(demo, seed)[label].experiment == experiment.as_table()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_binary_feedback_is_worth_twenty_points_where_colours_lie(seed):
+def test_bitta_gains_twenty_points_on_the_digits_demo(seed):
     accuracy = {name: result.accuracy for name, result in demo_results("digits", seed).items()}
     assert accuracy.pop("BiTTA") >= max(accuracy.values()) + 20
