@@ -39,7 +39,7 @@ def test_verdicts_labels_and_panels():
     panel = source_of(annotators="0, .1,0.3", delay=1)
     assert isinstance(panel, Panel)
     assert [(one.flip, one.delay) for one in panel.members] == [(0, 1), (0.1, 1), (0.3, 1)]
-    assert [one.error for one in source_of(labels="full", annotators="0,.3").sources] == [0, 0.3]
+    assert [one.error for one in source_of(labels="full", annotators="0,.3").members] == [0, 0.3]
     assert isinstance(source_of(record="x.jsonl"), FeedbackRecorder)
 
 
