@@ -122,7 +122,7 @@ def test_answers_are_learned_from_without_a_confident_sample():
 def test_the_memory_is_learned_from_when_nothing_new_is_confident():
     session = Session(toy_classifier(), "sotta", **OPEN)
     session.step(images())
-    session.adapter.confident.confident = 1.0
+    session.adapter.confident.min_confidence = 1.0
     remembered = session.adapter.confident.inputs.clone()
     assert "entropy" in session.step(images(1))[2].terms
     assert torch.equal(session.adapter.confident.inputs, remembered)
