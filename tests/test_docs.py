@@ -44,7 +44,9 @@ def test_readme_examples_run_as_written(code, tmp_path, monkeypatch):
     assert len(asked) in (0, 9)
 
 
-@pytest.mark.parametrize("module", [bitta.memory, bitta.session, contract], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [bitta.memory, bitta.session, contract], ids=lambda module: module.__name__
+)
 def test_docstring_examples(module):
     results = doctest.testmod(module)
     assert results.attempted > 0
