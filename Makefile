@@ -1,6 +1,11 @@
-# make demo: see it work.  make test: prove it works.  Both build .venv once and reuse it.
-# make soak: an hour and more of it under load; KILLS=5 PICTURES=300 MINUTES=2 is shorter, 0 none.
-# It writes SOAKED. PostgreSQL's part needs BITTA_TEST_POSTGRES: ". .ci/services" in the same shell.
+# make demo             show bitta at work, in about a minute
+# make test             test the product, in under three minutes
+# make test-full        run every test: all presets and norm families, databases, browser, kills
+# make check-published  check the stored results and the pages that are generated from them
+# make soak             run servers under load for more than an hour and write SOAKED. A smaller run:
+#                       KILLS=5 PICTURES=300 MINUTES=2; 0 leaves a part out.
+# All of them build .venv once and reuse it. Tests on PostgreSQL need BITTA_TEST_POSTGRES:
+# run ". .ci/services" in the same shell first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,13 +16,18 @@ PICTURES ?= 10000
 MINUTES ?= 30
 SOAKED ?= results/serving/soak.json
 
-.PHONY: demo test soak lint types clean
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
+
+.PHONY: demo test test-full soak lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bitta demo
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
+	$(PYTEST) -m "not full"
+
+test-full: $(VENV)/.dev
+	$(PYTEST)
 
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python scripts/soak.py --kills $(KILLS) \
