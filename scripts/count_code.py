@@ -1,21 +1,31 @@
-"""Count the source code, and the code that one BiTTA step and one run go through.
+"""Count the source code, and the code behind one BiTTA step, one run and two server requests.
 
     python scripts/count_code.py [--source src]
 
 The counts are files and lines per package, docstrings that start with a question word, and the
-files and functions that one warm step (predict, answer, learn) and `bitta run` on two batches call.
+files and functions that these call: one warm step (predict, answer, learn), `bitta run` on two
+batches, one `/infer` request and one answer to a server that is warm.
 """
 
 import argparse
 import ast
 import json
+import os
+import signal
+import socket
 import sys
 import tempfile
+import threading
+import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from uuid import uuid4
 
 QUESTION_WORDS = ("What", "Whether", "Of", "How", "Where", "As", "Who", "Which", "That")
 EXPERIMENT = """
@@ -42,10 +52,12 @@ def main() -> None:
     source = parser.parse_args().source.resolve()
     sys.path.insert(0, str(source))
     package = source / "bitta"
+    tracer = Tracer(package)
     counts = count_files(package) | {
-        "step": trace(package, warm_step()),
-        "run": trace(package, two_batches()),
+        "step": tracer.count(warm_step()),
+        "run": tracer.count(two_batches()),
     }
+    counts |= requests_to_a_server(tracer)
     print(json.dumps(counts, indent=1))
 
 
@@ -75,23 +87,32 @@ def docstrings_of(text: str) -> list[str]:
     return [docstring for node in nodes if (docstring := ast.get_docstring(node))]
 
 
-def trace(package: Path, work: Callable[[], object]) -> dict[str, int]:
-    """Call `work` and count the files and functions of the package that it enters."""
-    entered: set[tuple[str, str, int]] = set()
-    root = str(package)
+class Tracer:
+    """Records the functions of the package that any thread enters while it is on."""
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
+    def __init__(self, package: Path) -> None:
+        self._root = str(package)
+        self._entered: set[tuple[str, str, int]] = set()
+        self._is_on = False
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def count(self, work: Callable[[], object]) -> dict[str, int]:
+        """Call `work` and count the files and functions entered until it returns."""
+        self._entered.clear()
+        self._is_on = True
+        try:
+            work()
+        finally:
+            self._is_on = False
+        entered = set(self._entered)
+        return {"files": len({file for file, *_ in entered}), "functions": len(entered)}
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         named = not code.co_name.startswith("<")
-        if event == "call" and named and code.co_filename.startswith(root):
-            entered.add((code.co_filename, code.co_qualname, code.co_firstlineno))
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return {"files": len({file for file, *_ in entered}), "functions": len(entered)}
+        if self._is_on and event == "call" and named and code.co_filename.startswith(self._root):
+            self._entered.add((code.co_filename, code.co_qualname, code.co_firstlineno))
 
 
 def warm_step() -> Callable[[], object]:
@@ -136,6 +157,74 @@ def two_batches() -> Callable[[], object]:
             sys.stdout = shown
 
     return run
+
+
+def requests_to_a_server(tracer: Tracer) -> dict[str, dict[str, int]]:
+    """Start a server in this process and count one `/infer` request and one answer."""
+    from bitta.cli.main import main as command  # noqa: PLC0415
+
+    folder = tempfile.mkdtemp()
+    with redirect_stdout(StringIO()) as printed:
+        command(["keys", "create", "--role", "operator", "--name", "count", "--data-dir", folder])
+    key = next(word for word in printed.getvalue().split() if len(word) > 30)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 3, 32, 32], "data": [0.5] * 3072}
+    counts: dict[str, dict[str, int]] = {}
+
+    def call(path: str, body: dict[str, Any] | None = None) -> Any:
+        request = urllib.request.Request(
+            url + path,
+            data=json.dumps(body).encode() if body else None,
+            headers={
+                "Authorization": f"Bearer {key}",
+                "Content-Type": "application/json",
+                "Idempotency-Key": uuid4().hex,
+            },
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def infer() -> str:
+        body = {"inputs": [image], "outputs": [{"name": "prediction_id"}]}
+        outputs = call("/v2/models/cifar10-resnet8/infer", body)["outputs"]
+        return str(outputs[0]["data"][0])
+
+    def answer(prediction: str) -> None:
+        call("/v1/feedback", {"prediction_id": prediction, "verdict": "correct"})
+
+    def send_requests() -> None:
+        try:
+            wait_until_ready(url)
+            answer(infer())
+            counts["infer"] = tracer.count(infer)
+            prediction = infer()
+            time.sleep(1)
+            counts["answer"] = tracer.count(lambda: answer(prediction))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=send_requests)
+    thread.start()
+    with redirect_stdout(sys.stderr):
+        arguments = ["--model", "embedded:cifar10-resnet8", "--data-dir", folder]
+        command(["serve", *arguments, "--port", url.rpartition(":")[2]])
+    thread.join()
+    return counts
+
+
+def wait_until_ready(url: str) -> None:
+    """Return once the server takes requests."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit("the server did not become ready within 60 seconds")
 
 
 if __name__ == "__main__":
