@@ -1,5 +1,6 @@
 """Tests of the FIFO, balanced and feedback memories."""
 
+import pytest
 import torch
 
 from bitta.memory import BalancedMemory, FeedbackMemory, FifoMemory
@@ -39,6 +40,32 @@ def test_adding_nothing_fixes_the_shape():
     fifo.add(JudgedSamples(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.long)))
     assert len(fifo) == 0
     assert fifo.inputs.shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("n_added", [3, 5])
+def test_removed_ids_leave_the_fifo_memory_and_the_order_stays(n_added):
+    fifo = FifoMemory(4)
+    for value in range(n_added):
+        fifo.add(JudgedSamples(column(value), torch.tensor([10 * value]), [value]))
+    fifo.remove([n_added - 2, 99])
+    kept = [value for value in range(max(0, n_added - 4), n_added) if value != n_added - 2]
+    assert list(fifo.sample_ids) == kept
+    assert fifo.labels.tolist() == [10 * value for value in kept]
+    assert fifo.inputs.flatten().tolist() == kept
+    fifo.add(JudgedSamples(column(7), torch.tensor([70]), [7]))
+    assert fifo.labels.tolist() == [10 * value for value in [*kept, 7]]
+
+
+def test_removed_ids_leave_both_memories_of_feedback():
+    memory = FeedbackMemory(correct=2, incorrect=2)
+    memory.add(
+        Feedback(
+            JudgedSamples(column(1, 2), torch.tensor([1, 2]), [1, 2]),
+            JudgedSamples(column(3), torch.tensor([3]), [3]),
+        )
+    )
+    memory.remove([1, 3])
+    assert (list(memory.correct.sample_ids), len(memory.incorrect)) == ([2], 0)
 
 
 def test_balanced_memory_limits_a_run_of_one_label_to_its_share():

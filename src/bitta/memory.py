@@ -1,6 +1,7 @@
 """Memories of samples: FIFO, class-balanced, confident, with feedback, and the serving window."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,12 +16,13 @@ class FifoMemory:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.sample_ids: deque[int | None] = deque(maxlen=capacity)
+        """Id of each sample, oldest first; None for a sample without a question."""
         self._ring: JudgedSamples | None = None
         self._oldest = 0
-        self._n_samples = 0
 
     def __len__(self) -> int:
-        return self._n_samples
+        return len(self.sample_ids)
 
     @property
     def inputs(self) -> Tensor:
@@ -39,22 +41,41 @@ class FifoMemory:
         if self._ring is None:
             self._ring = _empty_storage(new, self.capacity)
         inputs, labels = new.inputs[-self.capacity :], new.labels[-self.capacity :]
-        start = (self._oldest + self._n_samples) % self.capacity
+        start = (self._oldest + len(self)) % self.capacity
         until_end = self.capacity - start
         for ring, rows in ((self._ring.inputs, inputs), (self._ring.labels, labels)):
             ring[start : start + len(rows)] = rows[:until_end].detach()
             ring[: max(0, len(rows) - until_end)] = rows[until_end:].detach()
-        n_dropped = max(0, self._n_samples + len(labels) - self.capacity)
+        n_dropped = max(0, len(self) + len(labels) - self.capacity)
         self._oldest = (self._oldest + n_dropped) % self.capacity
-        self._n_samples += len(labels) - n_dropped
+        self.sample_ids.extend(new.sample_ids or [None] * len(new.labels))
+
+    def remove(self, sample_ids: Iterable[int]) -> None:
+        """Remove the samples with these ids. Ids that are not stored are ignored."""
+        removed = set(sample_ids)
+        if self._ring is None or removed.isdisjoint(self.sample_ids):
+            return
+        kept = [row for row, id_ in enumerate(self.sample_ids) if id_ not in removed]
+        ids = [self.sample_ids[row] for row in kept]
+        inputs, labels = self.inputs[kept], self.labels[kept]
+        self.clear()
+        self.add(JudgedSamples(inputs, labels))
+        self.sample_ids = deque(ids, self.capacity)
 
     def clear(self) -> None:
         """Drop all samples. The sample shape stays known."""
-        self._oldest = self._n_samples = 0
+        self._oldest = 0
+        self.sample_ids.clear()
 
     def state_dict(self) -> State:
         """Return the samples; empty before the first `add`."""
-        return {} if self._ring is None else {"inputs": self.inputs, "labels": self.labels}
+        if self._ring is None:
+            return {}
+        return {
+            "inputs": self.inputs,
+            "labels": self.labels,
+            "sample_ids": list(self.sample_ids),
+        }
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
         """Replace the samples by saved ones."""
@@ -62,10 +83,11 @@ class FifoMemory:
         self.clear()
         if state:
             self.add(JudgedSamples(state["inputs"].to(device), state["labels"].to(device)))
+            self.sample_ids = deque(state["sample_ids"], self.capacity)
 
     def _in_order(self, ring: Tensor) -> Tensor:
-        n_wrapped = max(0, self._oldest + self._n_samples - self.capacity)
-        return torch.cat([ring[self._oldest : self._oldest + self._n_samples], ring[:n_wrapped]])
+        end = self._oldest + len(self)
+        return torch.cat([ring[self._oldest : end], ring[: max(0, end - self.capacity)]])
 
 
 class BalancedMemory:
@@ -264,6 +286,12 @@ class FeedbackMemory:
         """Add each answer to the memory of its verdict."""
         self.correct.add(feedback.correct)
         self.incorrect.add(feedback.incorrect)
+
+    def remove(self, sample_ids: Iterable[int]) -> None:
+        """Remove the samples with these ids from both memories."""
+        removed = set(sample_ids)
+        self.correct.remove(removed)
+        self.incorrect.remove(removed)
 
     def mix_with(self, unlabelled: Tensor) -> MixedBatch:
         """Return the batch of all remembered samples and the unlabelled ones."""

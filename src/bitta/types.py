@@ -108,13 +108,16 @@ class JudgedSamples:
 
     inputs: Tensor  # (answers, ...)
     labels: Tensor  # (answers,) the labels that were judged
+    sample_ids: Sequence[int] | None = None
+    """Ids of the answered queries; None for samples without a question."""
 
     @classmethod
     def from_queries(cls, queries: Sequence[Query], labels: Sequence[int], *, like: Tensor) -> Self:
         """Stack the inputs of queries. `like` gives the shape and the device."""
         rows = [query.input.to(like) for query in queries]
         stacked = move_to_device(torch.tensor(labels, dtype=torch.long), like.device)
-        return cls(torch.stack(rows) if rows else like[:0], stacked)
+        inputs = torch.stack(rows) if rows else like[:0]
+        return cls(inputs, stacked, [query.id for query in queries])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

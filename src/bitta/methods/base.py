@@ -1,7 +1,7 @@
 """Contract of a method, the gradient step, and the unsupervised step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -140,6 +140,12 @@ class Adapter(ABC, Generic[A]):
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Learn from a batch nobody was asked about and from answers; either may be empty."""
+
+    def forget(self, sample_ids: Iterable[int]) -> None:
+        """Remove answered samples from the memories. The weights stay as they are.
+
+        The id of a sample is the id of the query that was answered. Unknown ids are ignored.
+        """
 
     def reset(self) -> None:
         """Exactly the source model, as if nothing had been seen."""
@@ -289,6 +295,10 @@ class GradientAdapter(Adapter[G]):
         return Losses(
             {name: torch.stack([terms.get(name, absent) for terms in epochs]) for name in names}
         )
+
+    def forget(self, sample_ids: Iterable[int]) -> None:
+        """Remove answered samples from both memories."""
+        self.memory.remove(sample_ids)
 
     def reset(self) -> None:
         """Source weights, empty memories, a fresh optimiser."""

@@ -11,7 +11,7 @@ a batch, where theirs are two more; what an answer stands for is found when it a
 import math
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -48,6 +48,8 @@ class Anchors:
         self.labels = torch.zeros(0, dtype=torch.long)  # (anchors,) as judged
         self.correct = torch.zeros(0, dtype=torch.bool)  # (anchors,) the verdict
         self.weights = torch.zeros(0)  # (anchors,) samples of the stream it stands for
+        self.sample_ids: list[int | None] = []
+        """Id of each anchor, oldest first."""
 
     def add(self, feedback: Feedback, weights: Tensor) -> None:
         """Take answers in, [correct; incorrect], and let the oldest anchors go."""
@@ -59,6 +61,18 @@ class Anchors:
         self.labels = self._newest(self.labels.to(device), right.labels, wrong.labels)
         self.correct = self._newest(self.correct.to(device), *(v.bool() for v in verdicts))
         self.weights = self._newest(self.weights.to(device), weights.to(device))
+        self.sample_ids = [*self.sample_ids, *_sample_ids(right), *_sample_ids(wrong)]
+        self.sample_ids = self.sample_ids[-self.capacity :]
+
+    def remove(self, sample_ids: Iterable[int]) -> None:
+        """Remove the anchors with these ids. Ids that are not stored are ignored."""
+        removed = set(sample_ids)
+        if self.inputs is None or removed.isdisjoint(self.sample_ids):
+            return
+        kept = [row for row, id_ in enumerate(self.sample_ids) if id_ not in removed]
+        self.inputs, self.labels = self.inputs[kept], self.labels[kept]
+        self.correct, self.weights = self.correct[kept], self.weights[kept]
+        self.sample_ids = [self.sample_ids[row] for row in kept]
 
     def with_verdict(self, *, correct: bool) -> tuple[Tensor, Tensor]:
         """Inputs and labels of those judged alike; there must have been an `add`."""
@@ -68,7 +82,7 @@ class Anchors:
 
     def state_dict(self) -> State:
         """All of it."""
-        names = ("inputs", "labels", "correct", "weights")
+        names = ("inputs", "labels", "correct", "weights", "sample_ids")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
@@ -77,9 +91,14 @@ class Anchors:
         self.labels = state["labels"].to(device)
         self.correct = state["correct"].to(device)
         self.weights = state["weights"].to(device)
+        self.sample_ids = list(state["sample_ids"])
 
     def _newest(self, *parts: Tensor) -> Tensor:
         return torch.cat(parts)[-self.capacity :]
+
+
+def _sample_ids(samples: JudgedSamples) -> Sequence[int | None]:
+    return samples.sample_ids or [None] * len(samples.labels)
 
 
 class Parted:
@@ -345,6 +364,10 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
         counts, drawn = self._mini_batch(mixed, random_key)
         return _with_rows(self._terms(*drawn), counts)
+
+    def forget(self, sample_ids: Iterable[int]) -> None:
+        """Remove answered samples from the anchors."""
+        self.anchors.remove(sample_ids)
 
     def reset(self) -> None:
         """Empty memories, too."""

@@ -251,6 +251,27 @@ def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
         _assert_finite(session, "repeated answers")
 
 
+def forgotten_samples_leave_the_memories(subject: Subject) -> None:
+    """`forget` removes the samples with the given ids from the state and changes nothing else."""
+    with subject.session() as session:
+        first, second = session.predict(subject.batch(0)).queries[:2]
+        for query in (first, second):
+            session.answer(query.id, correct=query is first)
+        session.learn()
+        adapter, weights = session.adapter, copy_of(session.model)
+        before = leaves_of(adapter.state_dict())
+        adapter.forget([10_000])
+        assert same(before, leaves_of(adapter.state_dict())), "an unknown id changed the state"
+        was_stored = _holds(adapter.state_dict(), second.input)
+        adapter.forget([first.id])
+        after = adapter.state_dict()
+        assert not _holds(after, first.input), "the state holds a forgotten sample"
+        assert _holds(after, second.input) == was_stored, "another sample was forgotten, too"
+        assert same(weights, copy_of(session.model)), "forget changed the weights"
+        run_steps(session, subject, 2, 1)
+        _assert_finite(session, "forgotten samples")
+
+
 def learning_without_a_batch_is_harmless(subject: Subject) -> None:
     """`learn` before any batch, or twice, does nothing the second time."""
     with subject.session() as session:
@@ -380,6 +401,7 @@ CHECKS: tuple[Check, ...] = (
     batch_sizes_vary,
     answers_matter,
     repeated_and_unknown_answers_are_defined,
+    forgotten_samples_leave_the_memories,
     learning_without_a_batch_is_harmless,
     same_seed_same_trajectory,
     saved_and_loaded_goes_on_alike,
@@ -394,8 +416,19 @@ ABOUT_ANSWERS: tuple[Check, ...] = (
     any_feedback_keeps_it_finite,
     answers_matter,
     repeated_and_unknown_answers_are_defined,
+    forgotten_samples_leave_the_memories,
 )
 """Checks that mean something only where questions are asked."""
+
+
+def _holds(state: State, sample: Tensor) -> bool:
+    """Return True if any tensor of the state has this sample as a row."""
+    stacked = [
+        leaf
+        for leaf in leaves_of(state).values()
+        if isinstance(leaf, Tensor) and leaf.shape[1:] == sample.shape and len(leaf)
+    ]
+    return any(bool((leaf == sample).flatten(1).all(1).any()) for leaf in stacked)
 
 
 def _assert_finite(session: Session, situation: str) -> None:

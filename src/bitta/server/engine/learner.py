@@ -16,7 +16,7 @@ from bitta.errors import ModelError, SettingError
 from bitta.nn import Precision, WrappedModel, weight_hash
 from bitta.server.engine.attentive import AttentiveSession, Turn
 from bitta.server.engine.compiler import without_compiler
-from bitta.server.engine.lesson import Lesson, overrule
+from bitta.server.engine.lesson import Lesson
 from bitta.server.guard.measures import distance
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
@@ -173,12 +173,12 @@ class Learner:
 
         `between` is called between two steps of the optimiser, `turn` inside them too.
         """
-        overrule(lessons, self._session.adapter)
+        self._session.adapter.forget(one.sample_id for one in lessons if one.overrules)
         window = self.config.window
         self._desk.answers = [
             Answer(
                 Query(
-                    id=place,
+                    id=lesson.sample_id,
                     index=lesson.position % window,
                     label=lesson.label,
                     uncertainty=0.0,
@@ -189,7 +189,7 @@ class Learner:
                 ),
                 lesson.correct,
             )
-            for place, lesson in enumerate(lessons)
+            for lesson in lessons
         ]
         with self._session.giving(turn):
             losses = self._session.learn(between_updates=between)

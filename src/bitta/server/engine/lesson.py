@@ -1,20 +1,15 @@
-"""What a step is told by one answer, and what the memory must forget for it."""
+"""Answers as a learning step takes them in."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from bitta.memory import FifoMemory
-from bitta.methods.base import Adapter, GradientAdapter
-from bitta.methods.simatta import Anchors, Simatta
+from bitta.seeding import derive_seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """One answer with what it is about, as a step takes it in."""
+    """One answer, with the input that it is about."""
 
     input: Tensor
     label: int
@@ -22,32 +17,16 @@ class Lesson:
     correct: bool
     position: int
     """Place among all samples served."""
+    sample_id: int
+    """Id of the sample in the memories of the method."""
     overrules: bool = False
-    """Whether the memory holds the opposite, which the same person said before."""
+    """True if the memory may hold the opposite answer of the same person. That one is forgotten."""
 
 
-def overrule(lessons: Sequence[Lesson], adapter: Adapter[Any]) -> None:
-    """Let the opposite of those that overrule it leave the memory, so that the last word counts."""
-    for lesson in lessons:
-        if lesson.overrules:
-            if isinstance(adapter, Simatta):
-                anchors = adapter.anchors
-                _take_out(lesson, anchors, anchors.correct != lesson.correct)
-            elif isinstance(adapter, GradientAdapter):
-                memory = adapter.memory
-                _take_out(lesson, memory.incorrect if lesson.correct else memory.correct)
+def derive_sample_id(prediction_id: str, annotator_id: str) -> int:
+    """Return the id of the sample that an answer adds to the memories.
 
-
-def _take_out(lesson: Lesson, kept: FifoMemory | Anchors, among: Tensor | None = None) -> None:
-    """One sample of its input and label, the oldest; none where it was evicted before."""
-    if not len(kept):
-        return
-    rows = kept.state_dict()
-    inputs, labels = rows["inputs"], rows["labels"]
-    alike = (inputs == lesson.input.to(inputs)).flatten(1).all(1) & (labels == lesson.label)
-    if among is not None:
-        alike &= among
-    if not alike.any():
-        return
-    left = torch.arange(len(labels), device=labels.device) != alike.int().argmax()
-    kept.load_state_dict({name: row[left] for name, row in rows.items()}, device=inputs.device)
+    It is the same for all answers of one person to one prediction, because a later answer replaces
+    the earlier one.
+    """
+    return derive_seed("sample", prediction_id, annotator_id)

@@ -6,7 +6,7 @@ from time import monotonic
 
 from torch import Tensor
 
-from bitta.server.engine.lesson import Lesson
+from bitta.server.engine.lesson import Lesson, derive_sample_id
 from bitta.server.store import PendingAnswer
 
 Known = Sequence[tuple[PendingAnswer, Tensor | None]]
@@ -21,6 +21,7 @@ def lessons_of(known: Known) -> list[Lesson]:
             label=answer.class_index,
             correct=answer.verdict == "correct",
             position=answer.position,
+            sample_id=derive_sample_id(answer.prediction_id, answer.annotator_id),
             overrules=answer.overrules,
         )
         for answer, given in known

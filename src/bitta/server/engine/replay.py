@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bitta.errors import InputError
 from bitta.server.engine.learner import Learner
-from bitta.server.engine.lesson import Lesson
+from bitta.server.engine.lesson import Lesson, derive_sample_id
 from bitta.server.store import Event, Prediction, Store, parse_version
 
 
@@ -159,6 +159,7 @@ class Replay:
             label=record.predicted_class,
             correct=record.verdict == "correct",
             position=self._prediction(record.prediction_id).position,
+            sample_id=derive_sample_id(record.prediction_id, record.annotator_id),
             overrules=overrules,
         )
 
