@@ -1,6 +1,6 @@
 r"""Time every row of a comparison alone on the device, by the last batches of a short stream.
 
-    python scripts/time_rows.py experiments/cifar10-c --device cuda \
+    python scripts/time_rows.py reproduction/experiments/cifar10-c --device cuda \
         --out results/cifar10-c-times.json
 
 By the end of the first corruption the memories are full and what can be captured has been. Rows

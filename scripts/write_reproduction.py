@@ -24,7 +24,7 @@ whether it holds. This page is written by `scripts/write_reproduction.py` from t
 `results/`, and a test holds it to them. To fill it in, run what is not run, then the script:
 
 ```
-bitta sweep experiments/components --device cuda --out results/components
+bitta sweep reproduction/experiments/components --device cuda --out results/components
 python scripts/write_reproduction.py
 ```
 
@@ -92,7 +92,8 @@ def page() -> str:
 
 def expected() -> dict[str, list[str]]:
     """The names of the runs of each folder of experiments."""
-    folders = sorted(path for path in (ROOT / "experiments").iterdir() if path.is_dir())
+    top = ROOT / "reproduction" / "experiments"
+    folders = sorted(path for path in top.iterdir() if path.is_dir())
     return {folder.name: [job.label for job in read_jobs([folder])] for folder in folders}
 
 

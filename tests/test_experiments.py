@@ -13,7 +13,7 @@ from bitta.methods.base import UnsupervisedAdapter
 from bitta.report.paper import paper_table, paper_tables
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "experiments"
+FOLDER = ROOT / "reproduction" / "experiments"
 FOLDERS = sorted(path.name for path in FOLDER.iterdir())
 FILES = sorted(FOLDER.rglob("*.toml"))
 ROWS = {path.stem for path in (FOLDER / "cifar10-c").glob("*.toml")}
@@ -130,7 +130,7 @@ def test_variants_of_the_paper_are_files(table):
 
 
 def test_folders_are_listed_with_their_number_of_runs():
-    rows = re.findall(r"^\| \[([\w-]+)\]\(\.\./experiments/([\w-]+)\) \|.*\| (\d+) \|$", PAGE, re.M)
+    rows = re.findall(r"^\| \[([\w-]+)\]\(experiments/([\w-]+)\) \|.*\| (\d+) \|$", PAGE, re.M)
     assert all(name == target for name, target, _ in rows)
     assert {name: int(runs) for name, _, runs in rows} == {
         folder: len(jobs) for folder, jobs in JOBS.items()
@@ -148,7 +148,7 @@ def test_a_table_of_the_paper_is_listed_beside_what_measures_it(table):
 
 
 def test_every_figure_that_shows_measurements_is_listed():
-    table = [line.split("|")[2] for line in PAGE.splitlines() if "](../experiments/" in line]
+    table = [line.split("|")[2] for line in PAGE.splitlines() if "](experiments/" in line]
     listed = {n for cell in table for text in re.findall(r"Figures? ([\d, ]+)", cell)
               for n in re.findall(r"\d+", text)}  # fmt: skip
     assert listed == {str(number) for number in (2, *range(4, 14))}

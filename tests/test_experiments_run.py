@@ -14,7 +14,7 @@ from bitta.source_statistics import SourceStatistics
 from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
 from small_trees import MAKERS
 
-FOLDERS = sorted((Path(__file__).parents[1] / "experiments").iterdir())
+FOLDERS = sorted((Path(__file__).parents[1] / "reproduction" / "experiments").iterdir())
 RESIDUAL = "resnet8", {"widths": (4, 8, 8)}
 TRANSFORMER = "vit_small", {"width": 24, "depth": 1, "mlp_width": 24}
 TINY = ("n01443537", "n01629819", *(f"n{number}" for number in range(198)))

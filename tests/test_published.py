@@ -18,13 +18,14 @@ from bitta.streams import embedded_pack
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "weights"
 LOGS = sorted(WEIGHTS.glob("*.json"))
+RECIPES = sorted((ROOT / "reproduction" / "pretrain").glob("*.toml"))
 CHECK = json.loads((ROOT / "results" / "corruptions" / "cifar10-severity5.json").read_text())
 
 
-@pytest.mark.parametrize("recipe", sorted(ROOT.glob("pretrain/*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_can_be_read_and_says_how_it_is_run(recipe):
     read_recipe(recipe)
-    assert f"bitta pretrain pretrain/{recipe.name} " in recipe.read_text()
+    assert f"bitta pretrain reproduction/pretrain/{recipe.name} " in recipe.read_text()
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
@@ -35,7 +36,7 @@ def test_published_weights_are_those_of_their_log_and_recipe(log):
     for name in present:
         found = hashlib.sha256((WEIGHTS / name).read_bytes()).hexdigest()
         assert found == told["sha256"][name]
-    recipe = read_recipe(ROOT / "pretrain" / f"{log.stem}.toml")
+    recipe = read_recipe(ROOT / "reproduction" / "pretrain" / f"{log.stem}.toml")
     # Settings that came later have their defaults.
     assert vars(Recipe(**told["card"]["recipe"])) == vars(recipe)
 

@@ -29,7 +29,7 @@ from bitta.results import RunResult, code_hash
 from bitta.statefile import load_state
 from small_experiment import without_times, write_experiment
 
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "reproduction" / "experiments").rglob("*.toml"))
 SHORT = '[stream]\nkind = "digits"\n[model]\nweights = "w"\n[method]\nname = "{method}"\n'
 
 

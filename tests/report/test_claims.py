@@ -108,7 +108,8 @@ def test_a_claim_that_was_not_run_names_the_command(tmp_path):
     outcome = judged(waiting, Results(tmp_path), {"it": "because"})
     assert outcome.verdict is Verdict.NOT_RUN
     assert outcome.why == (
-        "`bitta sweep experiments/beta --device cuda --out results/beta`, likewise `skip`"
+        "`bitta sweep reproduction/experiments/beta --device cuda --out results/beta`, "
+        "likewise `skip`"
     )
 
 
@@ -117,7 +118,9 @@ def test_what_was_run_in_part_names_what_is_missing(made, holds, whole):
     results = made("beta", run("bitta", 5))
     outcome = judged(statement(holds, whole=whole), results, {})
     assert outcome.verdict is Verdict.PARTLY
-    assert outcome.why == "`bitta sweep experiments/skip --device cuda --out results/skip`"
+    assert outcome.why == (
+        "`bitta sweep reproduction/experiments/skip --device cuda --out results/skip`"
+    )
 
 
 def test_a_folder_that_lacks_a_run_is_run_in_part(made):

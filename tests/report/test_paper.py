@@ -14,7 +14,7 @@ from bitta.methods import METHODS
 from bitta.report import paper
 from bitta.report.paper import paper_claims, paper_table, paper_tables
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "reproduction" / "experiments"
 TABLES = [paper_table(table_id) for table_id in paper_tables()]
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 WITH_MEAN = [(table, row) for table, row in ROWS if "mean" in table.columns]

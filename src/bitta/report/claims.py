@@ -87,10 +87,10 @@ def commands(folders: Sequence[str]) -> str:
     """What makes the results of some folders.
 
     >>> commands(["beta", "skip"])
-    '`bitta sweep experiments/beta --device cuda --out results/beta`, likewise `skip`'
+    '`bitta sweep reproduction/experiments/beta --device cuda --out results/beta`, likewise `skip`'
     """
     first, *others = folders
-    told = f"`bitta sweep experiments/{first} --device cuda --out results/{first}`"
+    told = f"`bitta sweep reproduction/experiments/{first} --device cuda --out results/{first}`"
     return f"{told}, likewise {', '.join(f'`{name}`' for name in others)}" if others else told
 
 

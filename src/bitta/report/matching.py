@@ -43,8 +43,8 @@ class Printed:
 def tables_for(section: Section, asked: str | None = None) -> list[PaperTable]:
     """Tables of accuracy that these results may stand beside: the one asked for, else by folder.
 
-    results/main-cifar10-c belongs to the tables that experiments/main-cifar10-c measures, and
-    results/cifar10-c, which has more methods, to the same.
+    results/main-cifar10-c belongs to the tables that reproduction/experiments/main-cifar10-c
+    measures, and results/cifar10-c, which has more methods, to the same.
     """
     if asked is not None:
         return [paper_table(asked)]
