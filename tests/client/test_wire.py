@@ -13,7 +13,13 @@ from bitta.client import Client, ClientError, Served, UnavailableError
 from bitta.client.images import pack
 from bitta.client.wire import read_response
 from bitta.errors import InputError
-from bitta.server.v2 import JSON_LENGTH, answer_outputs, as_images, encode, parse
+from bitta.server.protocol import (
+    JSON_LENGTH_HEADER,
+    encode_response,
+    parse_request,
+    prediction_outputs,
+    read_images,
+)
 from client.fake_server import KEY, PNG, FakeServer
 
 SHAPE = (3, 2, 2)
@@ -203,8 +209,8 @@ def test_the_shape_comes_from_the_server():
 def test_our_own_server_reads_what_is_sent(client, server, images):
     client.predict(images)
     _, _, headers, body = server.calls[-1]
-    request = parse(body, int(headers["inference-header-content-length"]))
-    read = as_images(request.inputs["image"], SHAPE)
+    request = parse_request(body, int(headers["inference-header-content-length"]))
+    read = read_images(request.inputs["image"], SHAPE)
     assert read.shape == (2, *SHAPE)
     red = np.array([1, 0, 0], np.float32).reshape(3, 1, 1)
     assert np.array_equal(read, np.broadcast_to(red if isinstance(images, list) else 1, read.shape))
@@ -213,10 +219,10 @@ def test_our_own_server_reads_what_is_sent(client, server, images):
 def test_what_our_own_server_writes_is_read(client, server):
     client.predict(b"png")
     _, _, headers, body = server.calls[-1]
-    request = parse(body, int(headers["inference-header-content-length"]))
-    outputs = answer_outputs(
+    request = parse_request(body, int(headers["inference-header-content-length"]))
+    outputs = prediction_outputs(
         logits=np.zeros((1, 2)), class_index=[1], classes=["cat", "dög"], confidence=[0.25],
         prediction_ids=["p"], model_version="3.1",
     )  # fmt: skip
-    content, head = encode(outputs, request, model_name="pets", model_version="3.1")
-    assert read_response(content, head[JSON_LENGTH]) == [Served("p", "dög", 1, 0.25, "3.1")]
+    content, head = encode_response(outputs, request, model_name="pets", model_version="3.1")
+    assert read_response(content, head[JSON_LENGTH_HEADER]) == [Served("p", "dög", 1, 0.25, "3.1")]

@@ -19,7 +19,6 @@ from pydantic_settings import (
 
 from bitta.errors import SettingError, unknown_name_error
 from bitta.server.guard import GuardConfig
-from bitta.server.v2.limits import Limits as InferenceLimits
 
 PREFIX = "BITTA_SERVE_"
 """What the names of environment variables begin with; parts of a group are told by two strokes,
@@ -29,7 +28,7 @@ as in BITTA_SERVE_LIMITS__PIXELS."""
 Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-class Limits(BaseModel):
+class RequestLimits(BaseModel):
     """What one caller may ask of the server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -62,17 +61,6 @@ class Limits(BaseModel):
     """Connections open at the same time."""
     streams: int = Field(default=100, ge=1)
     """Event streams open at the same time."""
-
-    def of_inference(self) -> InferenceLimits:
-        """As the reader of inference requests takes them."""
-        return InferenceLimits(
-            body_bytes=self.body_bytes,
-            json_bytes=self.json_bytes,
-            rows=self.images,
-            picture_bytes=self.picture_bytes,
-            picture_pixels=self.pixels,
-            request_pixels=self.request_pixels,
-        )
 
 
 class ServeSettings(BaseSettings):
@@ -174,7 +162,7 @@ class ServeSettings(BaseSettings):
     shutdown_seconds: int = Field(default=10, ge=1)
     """How long requests under way may take once the server is asked to stop."""
 
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     """What one caller may ask."""
     guard: GuardConfig = GuardConfig()
     """When the model counts as collapsed."""
@@ -295,7 +283,7 @@ def _sentence(error: ValidationError) -> SettingError:
     path = [str(part) for part in first["loc"]]
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         groups = {
-            "limits": list(Limits.model_fields),
+            "limits": list(RequestLimits.model_fields),
             "guard": [f.name for f in fields(GuardConfig)],
         }
         known = groups.get(path[0], list(ServeSettings.model_fields))

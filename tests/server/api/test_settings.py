@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bitta.errors import SettingError
-from bitta.server.settings import Limits, ServeSettings, load_settings
+from bitta.server.settings import RequestLimits, ServeSettings, load_settings
 
 
 def test_arguments_are_stronger_than_the_file_and_the_file_than_the_environment(tmp_path):
@@ -92,13 +92,7 @@ def test_a_password_is_in_no_representation():
     assert "geheim" not in f"{made!r} {made} {made.model_dump()}"
 
 
-@pytest.mark.parametrize("kind", [ServeSettings, Limits])
+@pytest.mark.parametrize("kind", [ServeSettings, RequestLimits])
 def test_every_setting_is_described(kind):
     for name, field in kind.model_fields.items():
         assert (field.description or "").endswith("."), name
-
-
-def test_limits_reach_the_reader_of_requests():
-    made = load_settings({"limits": {"pixels": 5, "images": 3}}, environment={})
-    limits = made.limits.of_inference()
-    assert (limits.picture_pixels, limits.rows) == (5, 3)

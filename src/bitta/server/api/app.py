@@ -25,6 +25,7 @@ from bitta.server.api.status import Reader
 from bitta.server.api.tally import Tally
 from bitta.server.api.v2 import straight_to_inference, v2_router
 from bitta.server.logs import make_log
+from bitta.server.protocol import ProtocolError
 from bitta.server.settings import ServeSettings
 from bitta.server.store import (
     Closed,
@@ -36,7 +37,6 @@ from bitta.server.store import (
     UnknownPrediction,
     UnknownSnapshot,
 )
-from bitta.server.v2 import V2Error
 from bitta.streams import Geometry
 from bitta.version import __version__
 
@@ -71,7 +71,6 @@ def create_app(
         engine=engine,
         store=store,
         settings=settings,
-        inference_limits=settings.limits.of_inference(),
         geometry=geometry,
         auth=Auth(store.keys, settings, session_secret(settings.data_dir)),
         feed=feed,
@@ -92,7 +91,7 @@ def create_app(
     app.state.parts = parts
     _install_routes(app)
     install_handlers(app, {**_KINDS, **(errors or {})})
-    app.add_exception_handler(V2Error, _on_v2)
+    app.add_exception_handler(ProtocolError, _on_v2)
     install_document(app)
     limits = settings.limits
     app.add_middleware(
@@ -144,5 +143,5 @@ async def _metrics(parts: Own, _: Everybody) -> Response:
 
 
 def _on_v2(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, V2Error)
+    assert isinstance(error, ProtocolError)
     return error_response(request, Refused(error.status, str(error)))

@@ -22,7 +22,6 @@ from bitta.server.api.waiting import outcome
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store
 from bitta.server.store.records import Role
-from bitta.server.v2 import Limits
 from bitta.streams import Geometry
 
 T = TypeVar("T")
@@ -36,7 +35,6 @@ class Parts:
     engine: Engine
     store: Store
     settings: ServeSettings
-    inference_limits: Limits
     geometry: Geometry | None
     """How encoded pictures get to the model's shape; None: just covered, cut from the middle."""
     auth: Auth

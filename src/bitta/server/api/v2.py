@@ -16,20 +16,20 @@ from bitta.server.api.errors import Refused
 from bitta.server.api.parts import Clients, Own, Parts, parts_of
 from bitta.server.api.ports import Served
 from bitta.server.api.v2_documents import extra_of, responses_of
-from bitta.server.v2 import (
-    INPUT,
-    JSON_LENGTH,
+from bitta.server.protocol import (
+    INPUT_NAME,
+    JSON_LENGTH_HEADER,
     InferRequest,
     ModelSpec,
-    answer_outputs,
-    as_images,
-    classifier,
-    encode,
+    classifier_spec,
+    encode_response,
     model_config,
     model_metadata,
     model_statistics,
-    parse,
-    read_header_length,
+    parse_header_length,
+    parse_request,
+    prediction_outputs,
+    read_images,
     repository_index,
     server_metadata,
 )
@@ -106,7 +106,7 @@ async def _server(_: Clients) -> Response:
 async def _index(parts: Own, _: Clients) -> Response:
     """Which models are served."""
     problem = await parts.health.ready()
-    return JSONResponse(repository_index(_spec(parts), ready=not problem, reason=problem))
+    return JSONResponse(repository_index(_spec(parts), is_ready=not problem, reason=problem))
 
 
 async def _model(request: Request, parts: Own, _: Clients) -> Response:
@@ -157,15 +157,15 @@ async def _inferred(request: Request, parts: Parts) -> tuple[Response, int]:
     spec = _named(request, parts)
     body = await request.body()
     headers = request.headers
-    length = read_header_length(headers.get(JSON_LENGTH))
+    length = parse_header_length(headers.get(JSON_LENGTH_HEADER))
     encoding = headers.get("content-encoding")
 
     def read() -> tuple[InferRequest, np.ndarray]:
-        limits = parts.inference_limits
-        asked = parse(body, length, encoding, limits)
-        spec.check(asked)
-        given = asked.inputs[INPUT]
-        return asked, as_images(
+        limits = parts.settings.limits
+        asked = parse_request(body, length, encoding, limits)
+        spec.check_request(asked)
+        given = asked.inputs[INPUT_NAME]
+        return asked, read_images(
             given, parts.engine.input_shape, geometry=parts.geometry, limits=limits
         )
 
@@ -180,7 +180,7 @@ def _answer(
     parts: Parts, asked: InferRequest, served: Served, accept_encoding: str | None
 ) -> Response:
     classes = parts.engine.classes
-    outputs = answer_outputs(
+    outputs = prediction_outputs(
         logits=served.log_probs,
         class_index=served.class_indices,
         classes=classes,
@@ -188,7 +188,7 @@ def _answer(
         prediction_ids=served.prediction_ids,
         model_version=served.model_version,
     )
-    body, headers = encode(
+    body, headers = encode_response(
         outputs,
         asked,
         model_name=parts.engine.model_name,
@@ -214,7 +214,7 @@ def _spec(parts: Parts) -> ModelSpec:
 def _described(
     name: str, version: str, input_shape: tuple[int, ...], n_classes: int, max_rows: int
 ) -> ModelSpec:
-    return classifier(
+    return classifier_spec(
         name, [version], input_shape=input_shape, n_classes=n_classes, max_rows=max_rows
     )
 

@@ -1,4 +1,4 @@
-"""Bodies that Triton's own client writes are read, and it reads ours."""
+"""Compatibility with Triton's own client."""
 
 import gzip
 import zlib
@@ -9,19 +9,19 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from bitta.server.v2 import (
-    V2Error,
-    answer_outputs,
-    as_images,
-    classifier,
-    encode,
-    parse,
+from bitta.server.protocol import (
+    ProtocolError,
+    classifier_spec,
+    encode_response,
+    parse_request,
+    prediction_outputs,
+    read_images,
 )
 from made_pictures import encoded, gradient
 
 CLASSES = ["cat", "dog", "frog"]
-MODEL = classifier("m", ["1.4"], input_shape=(3, 8, 8), n_classes=3, max_rows=128)
-OUTPUTS = answer_outputs(
+MODEL = classifier_spec("m", ["1.4"], input_shape=(3, 8, 8), n_classes=3, max_rows=128)
+OUTPUTS = prediction_outputs(
     logits=np.array([[0.5, 2.0, -1.0], [3.0, 0.1, 0.0]]),
     class_index=[1, 0],
     classes=CLASSES,
@@ -49,7 +49,7 @@ def asked(*outputs, inputs=None, **options):
 
 
 def answered(request, accept_encoding=None):
-    body, headers = encode(
+    body, headers = encode_response(
         OUTPUTS, request, model_name="m", model_version="1.4", classes=CLASSES,
         accept_encoding=accept_encoding,
     )  # fmt: skip
@@ -61,43 +61,43 @@ def answered(request, accept_encoding=None):
 
 @pytest.mark.parametrize("binary_data", [True, False])
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: str(array.dtype))
-def test_its_tensors_are_read_in_binary_and_json(array, binary_data):
+def test_tensors_are_read_in_binary_and_json(array, binary_data):
     body, length = asked(inputs=[as_input(array, binary_data=binary_data)])
-    read = parse(body, length).inputs["x"]
+    read = parse_request(body, length).inputs["x"]
     assert read.datatype == np_to_triton_dtype(array.dtype)
     assert read.array.dtype == array.dtype
     assert np.array_equal(read.array, array)
 
 
-def test_its_bf16_is_read_exactly():
+def test_bf16_is_read_exactly():
     array = np.array([1.0, -3.140625, 1e-30, 3e38], ml_dtypes.bfloat16)
-    read = parse(*asked(inputs=[as_input(array)])).inputs["x"].array
+    read = parse_request(*asked(inputs=[as_input(array)])).inputs["x"].array
     assert read.dtype == np.float32
     assert np.array_equal(read, array.astype(np.float32))
 
 
-def test_several_inputs_some_in_json_are_read():
+def test_mixed_json_and_binary_inputs_are_read():
     first, second, third = np.arange(5, dtype=np.uint8), np.array([7]), np.array([0.5])
     body, length = asked(
         inputs=[as_input(first, "a"), as_input(second, "b", binary_data=False),
                 as_input(third, "c")],
     )  # fmt: skip
-    inputs = parse(body, length).inputs
+    inputs = parse_request(body, length).inputs
     assert [inputs[name].array.tolist() for name in "abc"] == [[0, 1, 2, 3, 4], [7], [0.5]]
 
 
 @pytest.mark.parametrize(
     ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
 )
-def test_its_compressed_requests_are_read_and_it_reads_compressed_answers(encoding, pack):
+def test_compressed_request_and_response_are_read(encoding, pack):
     body, length = asked()
-    result = answered(parse(pack(body), length, encoding), accept_encoding=encoding)
+    result = answered(parse_request(pack(body), length, encoding), accept_encoding=encoding)
     assert np.array_equal(result.as_numpy("logits"), OUTPUTS["logits"])
 
 
-def test_it_gets_everything_when_it_asks_for_nothing():
-    request = parse(*asked(request_id="r9"))
-    MODEL.check(request)
+def test_request_without_outputs_gets_all():
+    request = parse_request(*asked(request_id="r9"))
+    MODEL.check_request(request)
     result = answered(request)
     assert result.get_response()["id"] == "r9"
     for name, array in OUTPUTS.items():
@@ -108,9 +108,9 @@ def test_it_gets_everything_when_it_asks_for_nothing():
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_it_gets_what_it_asks_for_in_the_form_it_asks_for(binary):
+def test_requested_outputs_are_returned_in_requested_form(binary):
     wanted = [InferRequestedOutput(name, binary_data=binary) for name in ("label", "confidence")]
-    result = answered(parse(*asked(*wanted)))
+    result = answered(parse_request(*asked(*wanted)))
     assert [out["name"] for out in result.get_response()["outputs"]] == ["label", "confidence"]
     assert ("data" in result.get_output("label")) is not binary
     assert result.as_numpy("confidence").tolist() == OUTPUTS["confidence"].tolist()
@@ -119,10 +119,10 @@ def test_it_gets_what_it_asks_for_in_the_form_it_asks_for(binary):
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_its_classification_is_served(binary):
+def test_classification_is_returned(binary):
     wanted = InferRequestedOutput("logits", binary_data=binary, class_count=2)
-    request = parse(*asked(wanted))
-    MODEL.check(request)
+    request = parse_request(*asked(wanted))
+    MODEL.check_request(request)
     strings = answered(request).as_numpy("logits")
     assert [[_text(each).split(":")[1:] for each in row] for row in strings] == [
         [["1", "dog"], ["0", "cat"]],
@@ -130,33 +130,33 @@ def test_its_classification_is_served(binary):
     ]
 
 
-def test_pictures_go_through_it_as_bytes():
+def test_encoded_images_are_sent_as_bytes():
     contents = np.array([encoded(gradient(8, 8)), encoded(gradient(8, 8))], dtype=object)
-    request = parse(*asked(inputs=[as_input(contents, "image")]))
-    images = as_images(request.inputs["image"], (3, 8, 8))
+    request = parse_request(*asked(inputs=[as_input(contents, "image")]))
+    images = read_images(request.inputs["image"], (3, 8, 8))
     assert np.array_equal(images[1], gradient(8, 8).transpose(2, 0, 1).astype(np.float32) / 255)
 
 
-def test_its_own_parameters_are_kept_and_those_of_sequences_do_no_harm():
+def test_custom_and_sequence_parameters_are_accepted():
     body, length = asked(
         sequence_id=3, sequence_start=True, priority=1, timeout=10, parameters={"camera": "north"}
     )
-    assert parse(body, length).parameters["camera"] == "north"
+    assert parse_request(body, length).parameters["camera"] == "north"
 
 
-def test_its_shared_memory_is_refused():
+def test_shared_memory_is_refused():
     given = InferInput("x", [1], "FP32")
     given.set_shared_memory("region", 4)
-    with pytest.raises(V2Error, match="shared memory, which is not served"):
-        parse(*asked(inputs=[given]))
+    with pytest.raises(ProtocolError, match="shared memory, which is not supported"):
+        parse_request(*asked(inputs=[given]))
 
 
-def test_it_reads_our_errors():
+def test_client_reads_our_errors():
     class Response:
         status_code = 400
 
         def read(self):
-            return V2Error('no "<b>" ö').body
+            return ProtocolError('no "<b>" ö').body
 
     from tritonclient.http._utils import _raise_if_error  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Responses: bytes worked out by hand, and what callers accept."""
+"""Responses: bytes computed by hand, and choice of the encoding."""
 
 import gzip
 import json
@@ -8,10 +8,16 @@ import zlib
 import numpy as np
 import pytest
 
-from bitta.server.v2 import InferRequest, RequestedOutput, V2Error, answer_outputs, encode
-from bitta.server.v2.compression import accepted
+from bitta.server.protocol import (
+    InferRequest,
+    ProtocolError,
+    RequestedOutput,
+    encode_response,
+    prediction_outputs,
+)
+from bitta.server.protocol.tensors import choose_encoding
 
-OUTPUTS = answer_outputs(
+OUTPUTS = prediction_outputs(
     logits=np.array([[0.5, 2.0, -1.0]]),
     class_index=[1],
     classes=["cat", "dög", "frog"],
@@ -23,10 +29,10 @@ OUTPUTS = answer_outputs(
 
 def answered(*outputs, **options):
     request = InferRequest(options.pop("id", ""), {}, outputs, options.pop("parameters", {}))
-    return encode(OUTPUTS, request, model_name="m", model_version="1.4", **options)
+    return encode_response(OUTPUTS, request, model_name="m", model_version="1.4", **options)
 
 
-def test_everything_comes_in_binary_when_nothing_is_asked_for():
+def test_request_without_outputs_gets_all_in_binary():
     body, headers = answered(id="r7")
     length = int(headers["Inference-Header-Content-Length"])
     fields = json.loads(body[:length])
@@ -54,7 +60,7 @@ def test_everything_comes_in_binary_when_nothing_is_asked_for():
     )
 
 
-def test_everything_comes_in_json_when_that_is_asked_for():
+def test_request_for_json_gets_all_in_json():
     body, headers = answered(parameters={"binary_data_output": False})
     assert headers == {"Content-Type": "application/json"}
     fields = json.loads(body)
@@ -69,9 +75,9 @@ def test_everything_comes_in_json_when_that_is_asked_for():
     }
 
 
-def test_only_what_is_asked_for_comes_each_in_its_form():
+def test_requested_outputs_are_returned_in_requested_form():
     body, headers = answered(
-        RequestedOutput("confidence", binary=True), RequestedOutput("label", binary=False)
+        RequestedOutput("confidence", is_binary=True), RequestedOutput("label", is_binary=False)
     )
     length = int(headers["Inference-Header-Content-Length"])
     assert json.loads(body[:length])["outputs"] == [
@@ -86,9 +92,10 @@ def test_only_what_is_asked_for_comes_each_in_its_form():
     assert body[length:] == struct.pack("<f", 0.75)
 
 
-def test_classification_gives_the_highest_values_with_index_and_label():
+def test_classification_returns_highest_values_with_index_and_label():
     body, _ = answered(
-        RequestedOutput("logits", binary=False, classification=2), classes=["cat", "dög", "frog"]
+        RequestedOutput("logits", is_binary=False, n_classification=2),
+        classes=["cat", "dög", "frog"],
     )
     assert json.loads(body)["outputs"] == [
         {
@@ -100,45 +107,45 @@ def test_classification_gives_the_highest_values_with_index_and_label():
     ]
 
 
-def test_classification_leaves_out_labels_it_does_not_know_and_gives_no_more_than_there_are():
-    body, _ = answered(RequestedOutput("logits", binary=False, classification=10**9))
+def test_classification_without_labels_returns_at_most_all_classes():
+    body, _ = answered(RequestedOutput("logits", is_binary=False, n_classification=10**9))
     (out,) = json.loads(body)["outputs"]
     assert out["data"] == ["2.000000:1", "0.500000:0", "-1.000000:2"]
 
 
-def test_at_ties_the_lower_index_is_first_and_what_is_no_number_last():
-    request = InferRequest("", {}, (RequestedOutput("a", binary=False, classification=4),))
+def test_classification_orders_ties_by_index_and_nan_last():
+    request = InferRequest("", {}, (RequestedOutput("a", is_binary=False, n_classification=4),))
     values = np.array([[1, np.nan, 3, 3]], np.float32)
-    body, _ = encode({"a": values}, request, model_name="m", model_version="1")
+    body, _ = encode_response({"a": values}, request, model_name="m", model_version="1")
     assert json.loads(body)["outputs"][0]["data"] == [
         "3.000000:2", "3.000000:3", "1.000000:0", "nan:1",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["label", "confidence"])
-def test_classification_of_anything_but_scores_is_refused(name):
-    with pytest.raises(V2Error, match=rf"classification of output '{name}' .* \[n, classes\]"):
-        answered(RequestedOutput(name, binary=True, classification=1))
+def test_classification_of_other_outputs_is_refused(name):
+    with pytest.raises(ProtocolError, match=rf"output '{name}' .* \[n, classes\]"):
+        answered(RequestedOutput(name, is_binary=True, n_classification=1))
 
 
-def test_an_output_that_is_not_there_is_refused_with_the_nearest_that_is():
-    with pytest.raises(V2Error, match="unknown output 'logit'; did you mean 'logits'"):
-        answered(RequestedOutput("logit", binary=True))
+def test_unknown_output_is_refused_with_nearest_name():
+    with pytest.raises(ProtocolError, match="unknown output 'logit'; did you mean 'logits'"):
+        answered(RequestedOutput("logit", is_binary=True))
 
 
-def test_values_that_json_cannot_carry_are_refused_in_json_alone():
+def test_infinity_is_refused_in_json_but_not_in_binary():
     outputs = {"a": np.array([np.inf], np.float32)}
-    asked = InferRequest("", {}, (RequestedOutput("a", binary=False),))
-    with pytest.raises(V2Error, match="ask for it with binary_data true"):
-        encode(outputs, asked, model_name="m", model_version="1")
-    body, _ = encode(outputs, InferRequest("", {}), model_name="m", model_version="1")
+    asked = InferRequest("", {}, (RequestedOutput("a", is_binary=False),))
+    with pytest.raises(ProtocolError, match="request it with binary_data true"):
+        encode_response(outputs, asked, model_name="m", model_version="1")
+    body, _ = encode_response(outputs, InferRequest("", {}), model_name="m", model_version="1")
     assert body.endswith(b"\0\0\x80\x7f")
 
 
 @pytest.mark.parametrize(
     ("header", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)]
 )
-def test_the_length_of_the_json_is_that_before_compression(header, unpack):
+def test_json_length_counts_before_compression(header, unpack):
     plain, before = answered()
     body, headers = answered(accept_encoding=header)
     assert headers == before | {"Content-Encoding": header}
@@ -154,5 +161,5 @@ def test_the_length_of_the_json_is_that_before_compression(header, unpack):
         ("gzip;q=high", None), ("gzip;level=9", None), (";;,,=", None), ("gzip;q=nan", None),
     ],
 )  # fmt: skip
-def test_what_is_accepted_is_chosen(header, chosen):
-    assert accepted(header) == chosen
+def test_accepted_encoding_is_chosen(header, chosen):
+    assert choose_encoding(header) == chosen

@@ -1,4 +1,4 @@
-"""Whatever is sent is read as it was meant or refused with a sentence; nothing else happens."""
+"""Property tests: every body is read correctly or refused with a ProtocolError."""
 
 import json
 import random
@@ -11,26 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bitta.server.v2 import (
+from bitta.server.protocol import (
     InferRequest,
-    Limits,
+    ProtocolError,
     RequestedOutput,
-    V2Error,
-    as_images,
-    decode,
-    encode,
-    parse,
+    decode_image,
+    encode_response,
+    parse_request,
+    read_images,
 )
-from bitta.server.v2.compression import compressed, decompressed
-from bitta.server.v2.datatypes import NUMERIC
+from bitta.server.protocol.tensors import NUMERIC_DTYPES, compress, decompress
+from bitta.server.settings import RequestLimits
 from made_pictures import N_BROKEN, broken, encoded, gradient, originals
 
-LIMITS = Limits(body_bytes=2**20, picture_pixels=2**20)
+LIMITS = RequestLimits(body_bytes=2**20, pixels=2**20)
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 shapes = arrays.array_shapes(min_dims=0, max_dims=4, max_side=4)
-numbers = st.sampled_from(sorted(NUMERIC)).flatmap(
-    lambda name: arrays.arrays(NUMERIC[name], shapes)
+numbers = st.sampled_from(sorted(NUMERIC_DTYPES)).flatmap(
+    lambda name: arrays.arrays(NUMERIC_DTYPES[name], shapes)
 )
 names = st.text(min_size=1, max_size=8)
 
@@ -57,12 +56,12 @@ def datatype(array):
     return (
         "BYTES"
         if array.dtype == object
-        else next(n for n, k in NUMERIC.items() if k == array.dtype)
+        else next(n for n, k in NUMERIC_DTYPES.items() if k == array.dtype)
     )
 
 
 def written(inputs, *, binary):
-    """A request written from the protocol's text, not by our own encoder."""
+    """Write a request as the specification says, independently of our encoder."""
     items, tail = [], b""
     for name, array in inputs.items():
         item = {"name": name, "datatype": datatype(array), "shape": list(array.shape)}
@@ -85,8 +84,8 @@ def prefixed(element):
 
 @quick
 @given(st.dictionaries(names, tensors, min_size=1, max_size=3), st.booleans())
-def test_what_is_written_is_read_again(inputs, binary):
-    read = parse(*written(inputs, binary=binary)).inputs
+def test_written_tensors_are_read_back(inputs, binary):
+    read = parse_request(*written(inputs, binary=binary)).inputs
     assert list(read) == list(inputs)
     assert all(same(read[name].array, array) for name, array in inputs.items())
 
@@ -96,18 +95,18 @@ def test_what_is_written_is_read_again(inputs, binary):
     st.dictionaries(names, tensors, min_size=1, max_size=3),
     st.sampled_from(["gzip", "deflate", None]),
 )
-def test_our_answers_can_be_sent_back_as_requests(outputs, encoding):
-    """Outputs in binary have the form of inputs, so the reader checks the writer."""
-    asked = InferRequest("", {}, tuple(RequestedOutput(name, binary=True) for name in outputs))
-    body, headers = encode(
+def test_encoded_outputs_are_read_back_as_inputs(outputs, encoding):
+    """Binary outputs have the form of inputs, so the parser can check the encoder."""
+    asked = InferRequest("", {}, tuple(RequestedOutput(name, is_binary=True) for name in outputs))
+    body, headers = encode_response(
         outputs, asked, model_name="m", model_version="1", accept_encoding=encoding
     )
-    content = decompressed(body, headers.get("Content-Encoding"), cap=2**20)
+    content = decompress(body, headers.get("Content-Encoding"), max_bytes=2**20)
     length = int(headers["Inference-Header-Content-Length"])
     fields = json.loads(content[:length])
     header = json.dumps({"inputs": fields["outputs"]}).encode()
     again = header + content[length:]
-    read = parse(compressed(again, encoding) if encoding else again, len(header), encoding)
+    read = parse_request(compress(again, encoding) if encoding else again, len(header), encoding)
     assert all(same(read.inputs[name].array, array) for name, array in outputs.items())
 
 
@@ -134,7 +133,7 @@ odd_tensors = st.fixed_dictionaries(
     {},
     optional={
         "name": odd | st.just("x"),
-        "datatype": odd | st.sampled_from(sorted(NUMERIC)),
+        "datatype": odd | st.sampled_from(sorted(NUMERIC_DTYPES)),
         "shape": odd | st.just([2]),
         "data": odd,
         "parameters": odd,
@@ -153,7 +152,7 @@ odd_requests = st.fixed_dictionaries(
 
 @settings(quick, max_examples=300)
 @given(odd_requests, st.binary(max_size=9), st.none() | st.integers(-2, 400), st.booleans())
-def test_odd_values_in_any_field_are_refused_with_a_sentence(fields, tail, length, exact):
+def test_odd_value_in_any_field_is_refused_with_reason(fields, tail, length, exact):
     header = json.dumps(fields).encode()
     read_or_refused(header + tail, len(header) if exact else length, None)
 
@@ -162,41 +161,41 @@ def test_odd_values_in_any_field_are_refused_with_a_sentence(fields, tail, lengt
 @given(
     st.binary(max_size=200), st.none() | st.integers(), st.sampled_from([None, "gzip", "deflate"])
 )
-def test_any_bytes_are_refused_with_a_sentence(body, length, encoding):
+def test_random_bytes_are_refused_with_reason(body, length, encoding):
     read_or_refused(body, length, encoding)
 
 
-def test_requests_with_bytes_changed_are_read_or_refused():
-    chance = random.Random(0)
+def test_damaged_request_is_read_or_refused():
+    random_source = random.Random(0)
     picture = np.empty(1, dtype=object)
     picture[:] = [encoded(gradient(8, 8))]
-    wholes = [
+    bodies = [
         written({"image": np.ones((1, 3, 8, 8), np.float32)}, binary=True),
         written({"image": np.ones((1, 3, 8, 8), np.uint8)}, binary=False),
         written({"image": picture}, binary=True),
     ]
     for number in range(N_BROKEN):
-        body, length = wholes[number % len(wholes)]
-        changed = broken(body, chance)
-        if chance.random() < 0.3:
-            length = chance.randrange(-1, len(body) + 1)
+        body, length = bodies[number % len(bodies)]
+        changed = broken(body, random_source)
+        if random_source.random() < 0.3:
+            length = random_source.randrange(-1, len(body) + 1)
         request = read_or_refused(changed, length, None)
         if request is None or "image" not in request.inputs:
             continue
         try:
-            images = as_images(request.inputs["image"], (3, 8, 8), limits=LIMITS)
-        except V2Error:
+            images = read_images(request.inputs["image"], (3, 8, 8), limits=LIMITS)
+        except ProtocolError:
             continue
         assert images.shape[1:] == (3, 8, 8)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-def test_pictures_with_bytes_changed_are_read_or_refused():
-    chance = random.Random(0)
-    wholes = originals()
+def test_damaged_image_is_read_or_refused():
+    random_source = random.Random(0)
+    bodies = originals()
     n_read, slowest = 0, 0.0
     for number in range(N_BROKEN):
-        content = broken(wholes[number % len(wholes)], chance)
+        content = broken(bodies[number % len(bodies)], random_source)
         began = time.thread_time()
         pixels = decoded_or_refused(content)
         slowest = max(slowest, time.thread_time() - began)
@@ -207,8 +206,8 @@ def test_pictures_with_bytes_changed_are_read_or_refused():
 
 def decoded_or_refused(content):
     try:
-        pixels = decode(content, LIMITS)
-    except V2Error as error:
+        pixels = decode_image(content, LIMITS)
+    except ProtocolError as error:
         refused = error
     else:
         assert pixels.dtype == np.uint8
@@ -221,8 +220,8 @@ def decoded_or_refused(content):
 
 def read_or_refused(body, length, encoding):
     try:
-        return parse(body, length, encoding, LIMITS)
-    except V2Error as error:
+        return parse_request(body, length, encoding, LIMITS)
+    except ProtocolError as error:
         refused = error
     assert refused.status in (400, 413)
     assert list(json.loads(refused.body)) == ["error"]
