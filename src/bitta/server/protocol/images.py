@@ -28,7 +28,7 @@ from bitta.streams.images import as_rgb
 MAX_JPEG_SCANS = 50
 """Limit of the scans of a JPEG. A progressive one has about ten."""
 _MAX_EXIF_BYTES = 64 * 1024
-"""Size of a JPEG segment. A larger block could make Pillow copy gigabytes of tag values."""
+"""Size of a JPEG segment. From larger blocks, older Pillow versions copy gigabytes of values."""
 
 _FLOAT_DATATYPES = ("FP16", "BF16", "FP32", "FP64")
 _N_CHANNELS = (1, 3)
