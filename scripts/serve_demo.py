@@ -192,14 +192,14 @@ def run(stream: str, seed: int, n_windows: int, *, answering: bool) -> Run:
             right = [one.class_index == label for one, label in zip(got, labels, strict=True)]
             accuracy.append(100 * mean(right))
             truth = {one.prediction_id: label for one, label in zip(got, labels, strict=True)}
-            asked = answers.tally.answered + N_QUERIES if answering else 0
+            asked = answers.counts.n_answered + N_QUERIES if answering else 0
             status = learned(operator, window + 1, asked)
             suspected += status["collapse"]["state"] != "ok"
             if answering:
-                answers.run(answers.tally.answered + N_QUERIES)
+                answers.run(answers.counts.n_answered + N_QUERIES)
         status = operator.status()
     return Run(
-        seed, answers.tally.answered, status["model"]["version"], status["audits"], suspected,
+        seed, answers.counts.n_answered, status["model"]["version"], status["audits"], suspected,
         accuracy,
     )  # fmt: skip
 

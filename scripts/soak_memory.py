@@ -10,7 +10,7 @@ from threading import Event, Thread
 import numpy as np
 
 from bitta.client import ClientError, Question
-from bitta.client.simulated import Habits, SimulatedAnnotator
+from bitta.client.simulated import SimulatedAnnotator, SimulatedBehaviour
 from bitta.streams import embedded_pack
 from server.processes import MODEL, ServerProcess
 
@@ -54,7 +54,7 @@ def memory(minutes, tell):
     found = {
         "minutes": minutes,
         "images_served": load.n_served,
-        "questions_answered": load.annotator.tally.answered,
+        "questions_answered": load.annotator.counts.n_answered,
         "learning_steps": status["learning"]["steps"],
         "refused": sorted({error.status for error in load.errors}),
         **summed(spells),
@@ -119,7 +119,7 @@ def _trend(resident):
 def _fill(load, tell):
     """Before memories are full, a server grows with each answer."""
     end = time.monotonic() + _PATIENCE
-    while (answered := load.annotator.tally.answered) < _MEMORIES:
+    while (answered := load.annotator.counts.n_answered) < _MEMORIES:
         assert time.monotonic() < end, f"{answered} answers in {_PATIENCE} seconds"
         tell(f"{answered} of {_MEMORIES} answers until the memories are full")
         time.sleep(10)
@@ -137,7 +137,7 @@ def _watched(server, load, minutes, tell):
         spells.append([round(size / 2**20, 2) for size in (min(looks), max(looks))])
         tell(f"{(end - began) / 60:.1f} of {minutes:g} minutes, {spells[-1][0]:.1f} to "
              f"{spells[-1][1]:.1f} MiB, {load.n_served} images, "
-             f"{load.annotator.tally.answered} answers")  # fmt: skip
+             f"{load.annotator.counts.n_answered} answers")  # fmt: skip
     return spells
 
 
@@ -154,7 +154,8 @@ class _Load:
         self.errors = []
         self._stop = Event()
         self._client = server.client("annotator")
-        self.annotator = SimulatedAnnotator(self._client, self._known, Habits(flip=0.05, skip=0.05))
+        behaviour = SimulatedBehaviour(flip=0.05, skip=0.05)
+        self.annotator = SimulatedAnnotator(self._client, self._known, behaviour)
         self._threads = [
             Thread(target=self._send, args=(place,)) for place in range(_CONNECTIONS)
         ] + [Thread(target=self._answer)]
@@ -188,6 +189,6 @@ class _Load:
     def _answer(self):
         while not self._stop.is_set():
             try:
-                self.annotator.run(stop=self._stop.is_set)
+                self.annotator.run(should_stop=self._stop.is_set)
             except ClientError as error:
                 self.errors.append(error)

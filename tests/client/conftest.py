@@ -1,4 +1,4 @@
-"""A server and its clients."""
+"""Fixtures of the client tests: a fake server and a client."""
 
 import pytest
 
@@ -13,18 +13,18 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with Client("http://server", KEY, transport=server.transport) as made:
-        yield made
+    with Client("http://server", KEY, transport=server.transport) as client:
+        yield client
 
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Seconds that clients would have slept."""
-    slept = []
+    """Seconds for which clients would have slept. Nothing sleeps."""
+    seconds = []
 
-    async def nap(seconds):
-        slept.append(seconds)
+    async def async_sleep(delay):
+        seconds.append(delay)
 
-    monkeypatch.setattr("bitta.client.client.sleep", slept.append)
-    monkeypatch.setattr("bitta.client.asynchronous.sleep", nap)
-    return slept
+    monkeypatch.setattr("bitta.client.client.sleep", seconds.append)
+    monkeypatch.setattr("bitta.client.client.async_sleep", async_sleep)
+    return seconds

@@ -1,4 +1,4 @@
-"""A server in a few lines, that can fail on demand: the protocol without a model."""
+"""Small server that speaks the protocol without a model and fails on demand."""
 
 import asyncio
 import json
@@ -20,21 +20,21 @@ PNG = PNG.getvalue()
 
 
 def run(coroutine):
-    """What it returns; in this thread the browser of other tests may have its loop."""
+    """Run a coroutine in its own thread: the browser tests may own the event loop of this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 
 
 class FakeServer:
-    """Classes cat and dog; every image is a cat, sure by 0.75."""
+    """Server with the classes cat and dog. It serves every image as a cat, with confidence 0.75."""
 
     def __init__(self, *, shape=(3, 2, 2)):
         self.shape = shape
         self.calls = []
         """(method, path, headers, body) of every request."""
-        self.troubles = []
-        """What happens instead of an answer, one per request: a status, (status, headers), an
-        exception, or ("after", trouble): done, but the answer is lost."""
+        self.failures = []
+        """Failures of the next requests, in order: a status, (status, headers), an exception, or
+        ("after", failure). The last one handles the request and loses the response."""
         self.stored = {}
         self.records = []
         self.open = []
@@ -53,17 +53,17 @@ class FakeServer:
             )  # fmt: skip
 
     def handle(self, method, target, headers, body):
-        """(status, headers, body); headers in lower case."""
+        """Return (status, headers, body). Names of headers are in lower case."""
         self.calls.append((method, target, headers, body))
-        trouble = self.troubles.pop(0) if self.troubles else None
-        if trouble is None:
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is None:
             return self.answer(method, target, headers, body)
-        if isinstance(trouble, tuple) and trouble[0] == "after":
+        if isinstance(failure, tuple) and failure[0] == "after":
             self.answer(method, target, headers, body)
-            trouble = trouble[1]
-        if isinstance(trouble, Exception):
-            raise trouble
-        status, more = trouble if isinstance(trouble, tuple) else (trouble, {})
+            failure = failure[1]
+        if isinstance(failure, Exception):
+            raise failure
+        status, more = failure if isinstance(failure, tuple) else (failure, {})
         return status, more, json.dumps({"error": "not now.", "code": "busy"}).encode()
 
     def answer(self, method, target, headers, body):  # noqa: PLR0911 (a table of routes)
@@ -157,7 +157,7 @@ class FakeServer:
 
     @property
     def transport(self):
-        """For a client of either kind."""
+        """Transport for either client."""
 
         def respond(request):
             status, headers, body = self.handle(
@@ -169,7 +169,7 @@ class FakeServer:
 
     @contextmanager
     def listening(self):
-        """The same over a real socket; the address. An exception cuts the connection."""
+        """Listen on a socket and yield the address. An exception cuts the connection."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):

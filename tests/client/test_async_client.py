@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""Tests of `AsyncClient`."""
 
 import asyncio
 
@@ -9,19 +9,19 @@ from bitta.client import AsyncClient, ExpiredError, UnavailableError
 from client.fake_server import KEY, PNG, FakeServer, run
 
 
-def using(server, use, **settings):
+def call_with(server, calls, **settings):
     async def main():
         transport = server.transport
         async with AsyncClient("http://server", KEY, transport=transport, **settings) as client:
-            return await use(client)
+            return await calls(client)
 
     return run(main())
 
 
-def test_everything_the_other_client_does(server, pauses):
+def test_async_client_makes_every_call(server, pauses):
     server.ask("p9")
 
-    async def use(client):
+    async def calls(client):
         [served] = await client.predict(b"png")
         question = await client.next_question(wait=1)
         assert (await client.image(question)) == PNG
@@ -32,50 +32,50 @@ def test_everything_the_other_client_does(server, pauses):
         await client.answer(served, verdict="skip", answered_at=7)
         return undone
 
-    assert using(server, use).feedback_id == "f0"
+    assert call_with(server, calls).feedback_id == "f0"
     assert [record["verdict"] for record in server.records] == ["correct", "skip"]
     assert server.records[1]["body"]["answered_at"] == 7
 
 
-def test_retries_keep_the_key(server, pauses):
-    server.troubles = [503, httpx.ReadError("cut"), ("after", 500)]
-    given = using(server, lambda client: client.answer("p1", correct=True))
+def test_retries_keep_the_idempotency_key(server, pauses):
+    server.failures = [503, httpx.ReadError("cut"), ("after", 500)]
+    given = call_with(server, lambda client: client.answer("p1", correct=True))
     assert given.repeated
     assert len({call[2]["idempotency-key"] for call in server.calls}) == 1
     assert (len(server.calls), len(server.records), len(pauses)) == (4, 1, 3)
 
 
-def test_errors_are_the_same(server, pauses):
+def test_async_client_raises_the_errors_of_the_client(server, pauses):
     with pytest.raises(ExpiredError, match="expired at noon"):
-        using(server, lambda client: client.answer("gone", correct=True))
-    server.troubles = [500]
+        call_with(server, lambda client: client.answer("gone", correct=True))
+    server.failures = [500]
     with pytest.raises(UnavailableError, match="not now"):
-        using(server, lambda client: client.status(), retries=0)
+        call_with(server, lambda client: client.status(), retries=0)
 
 
-def test_thumbs_count_once_per_button(server):
-    async def use(client):
+def test_repeated_thumbs_click_counts_once(server):
+    async def calls(client):
         return [(await client.thumbs("p1", up=up)).id for up in (True, True, False, True)]
 
-    assert using(server, use) == ["f0", "f0", "f1", "f2"]
+    assert call_with(server, calls) == ["f0", "f0", "f1", "f2"]
 
 
-def test_many_at_once(server):
-    async def use(client):
+def test_concurrent_predictions_get_distinct_ids(server):
+    async def calls(client):
         await client.predict(b"first")
         return await asyncio.gather(*(client.predict(b"png") for _ in range(20)))
 
-    ids = [served[0].prediction_id for served in using(server, use)]
+    ids = [served[0].prediction_id for served in call_with(server, calls)]
     assert sorted(ids) == sorted({f"p{n}" for n in range(1, 21)})
 
 
-def test_over_a_real_socket(pauses):
+def test_async_client_retries_after_a_cut_connection(pauses):
     server = FakeServer()
 
     async def main(url):
         async with AsyncClient(url, KEY) as client:
             [served] = await client.predict(b"one")
-            server.troubles = [ConnectionError()]
+            server.failures = [ConnectionError()]
             return await client.answer(served, correct=True)
 
     with server.listening() as url:

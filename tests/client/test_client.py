@@ -1,4 +1,4 @@
-"""Calls, retries and errors of the client."""
+"""Tests of calls, retries and errors of `Client`."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def keys(server):
     return [call[2]["idempotency-key"] for call in server.calls]
 
 
-def test_a_question_is_answered_under_its_lease(client, server):
+def test_answer_to_a_question_carries_its_lease(client, server):
     server.ask("p7")
     question = client.next_question()
     assert question == Question(
@@ -48,9 +48,9 @@ def test_a_question_is_answered_under_its_lease(client, server):
     assert client.next_question() is None
 
 
-def test_an_application_answers_about_what_it_was_served(client, server):
+def test_answer_to_a_served_prediction_has_no_lease(client, server):
     [served] = client.predict(b"png")
-    client.answer(served, verdict="skip", metadata={"page": 3}, kind="CODE")
+    client.answer(served, verdict="skip", metadata={"page": 3}, annotator_kind="CODE")
     assert server.records[0]["body"] == {
         "prediction_id": "p0", "verdict": "skip", "metadata": {"page": 3},
         "annotator_kind": "CODE",
@@ -70,47 +70,47 @@ def test_status_image_and_undo(client):
     [{}, {"correct": True, "verdict": "correct"}, {"correct": 1}, {"verdict": "yes"}],
     ids=str,
 )
-def test_a_verdict_is_one_of_three_and_given_once(client, server, given):
-    with pytest.raises(SettingError, match=r"allowed|one of the two"):
+def test_invalid_verdict_is_refused_before_sending(client, server, given):
+    with pytest.raises(SettingError, match=r"allowed|exactly one"):
         client.answer("p", **given)
     assert server.calls == []
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [500, 502, 503, 504, 429, 408, httpx.ConnectError("refused"), httpx.ReadTimeout("slow"),
      httpx.RemoteProtocolError("cut"), ("after", httpx.ReadError("cut")), ("after", 500)],
     ids=str,
 )  # fmt: skip
-def test_an_answer_is_tried_again_under_the_same_key_and_stored_once(
-    client, server, pauses, trouble
+def test_failed_answer_is_repeated_with_the_same_key_and_stored_once(
+    client, server, pauses, failure
 ):
-    server.troubles = [trouble, trouble]
+    server.failures = [failure, failure]
     given = client.answer("p1", correct=True)
     assert given.id == "f0"
-    assert given.repeated == (isinstance(trouble, tuple))
+    assert given.repeated == (isinstance(failure, tuple))
     assert len(server.records) == 1
     assert len(keys(server)) == 3
     assert len(set(keys(server))) == 1
     assert len(pauses) == 2
 
 
-def test_two_answers_have_two_keys(client, server):
+def test_two_answers_have_different_keys(client, server):
     client.answer("p1", correct=True)
     client.answer("p2", correct=True)
     assert len(set(keys(server))) == 2
 
 
-def test_waits_double_and_hold_chance(client, server, pauses):
-    server.troubles = [503] * 5
+def test_retry_delays_double_with_a_random_factor(client, server, pauses):
+    server.failures = [503] * 5
     client.answer("p1", correct=True)
     longest = [0.2, 0.4, 0.8, 1.6, 3.2]
     assert all(most / 2 <= slept <= most for slept, most in zip(pauses, longest, strict=True))
 
 
-def test_the_server_says_how_long_to_wait(client, server, pauses):
+def test_retry_after_header_sets_the_delay(client, server, pauses):
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=12), usegmt=True)
-    server.troubles = [(429, {"Retry-After": "7"}), (503, {"Retry-After": date}),
+    server.failures = [(429, {"Retry-After": "7"}), (503, {"Retry-After": date}),
                        (503, {"Retry-After": "whenever"})]  # fmt: skip
     client.status()
     assert pauses[0] == 7
@@ -118,15 +118,15 @@ def test_the_server_says_how_long_to_wait(client, server, pauses):
     assert pauses[2] < 1
 
 
-def test_nobody_waits_for_a_server_that_asks_for_minutes(client, server, pauses):
-    server.troubles = [(429, {"Retry-After": "600"})]
+def test_long_retry_after_raises_without_waiting(client, server, pauses):
+    server.failures = [(429, {"Retry-After": "600"})]
     with pytest.raises(RateError, match="not now"):
         client.status()
     assert pauses == []
 
 
-def test_in_the_end_the_client_gives_up_with_the_servers_sentence(server, pauses):
-    server.troubles = [503] * 3
+def test_error_after_all_retries_has_the_message_of_the_server(server, pauses):
+    server.failures = [503] * 3
     with (
         Client("http://server", KEY, retries=2, transport=server.transport) as client,
         pytest.raises(UnavailableError, match=r"^not now\.$") as caught,
@@ -136,29 +136,27 @@ def test_in_the_end_the_client_gives_up_with_the_servers_sentence(server, pauses
     assert len(pauses) == 2
 
 
-def test_without_a_server_the_error_names_the_address(pauses):
+def test_missing_server_is_named_by_its_address(pauses):
     with (
         Client("http://127.0.0.1:1", KEY, retries=1, timeout=2) as client,
-        pytest.raises(UnavailableError, match=r"no answer from http://127\.0\.0\.1:1 \(.+\)"),
+        pytest.raises(UnavailableError, match=r"no response from http://127\.0\.0\.1:1 \(.+\)"),
     ):
         client.status()
     assert len(pauses) == 1
 
 
-@pytest.mark.parametrize("trouble", [503, 429, httpx.ConnectError("refused")], ids=str)
-def test_a_prediction_is_tried_again_when_it_was_surely_not_served(client, server, pauses, trouble):
+@pytest.mark.parametrize("failure", [503, 429, httpx.ConnectError("refused")], ids=str)
+def test_prediction_is_repeated_if_it_was_surely_not_served(client, server, pauses, failure):
     client.predict(b"one")
-    server.troubles = [trouble]
+    server.failures = [failure]
     assert client.predict(b"two")[0].prediction_id == "p1"
     assert len(pauses) == 1
 
 
-@pytest.mark.parametrize("trouble", [500, ("after", httpx.ReadTimeout("slow"))], ids=str)
-def test_a_prediction_that_may_have_been_served_is_not_served_twice(
-    client, server, pauses, trouble
-):
+@pytest.mark.parametrize("failure", [500, ("after", httpx.ReadTimeout("slow"))], ids=str)
+def test_prediction_is_not_repeated_if_it_may_have_been_served(client, server, pauses, failure):
     client.predict(b"one")
-    server.troubles = [trouble]
+    server.failures = [failure]
     with pytest.raises(UnavailableError):
         client.predict(b"two")
     assert pauses == []
@@ -170,8 +168,8 @@ def test_a_prediction_that_may_have_been_served_is_not_served_twice(
      (409, ConflictError), (410, ExpiredError), (413, RefusedError), (422, RefusedError),
      (302, UnavailableError)],
 )  # fmt: skip
-def test_refusals_are_not_repeated_and_have_their_kind(client, server, pauses, status, kind):
-    server.troubles = [(status, {"X-Request-Id": "r9"})]
+def test_refused_request_raises_its_error_class_without_retry(client, server, pauses, status, kind):
+    server.failures = [(status, {"X-Request-Id": "r9"})]
     with pytest.raises(kind, match="not now") as caught:
         client.answer("p", correct=True)
     assert isinstance(caught.value, ClientError)
@@ -180,19 +178,19 @@ def test_refusals_are_not_repeated_and_have_their_kind(client, server, pauses, s
     assert pauses == []
 
 
-def test_a_key_used_for_another_answer_is_a_conflict(client):
+def test_reused_idempotency_key_raises_conflict_error(client):
     client.answer("p", correct=True, idempotency_key="k")
     assert client.answer("p", correct=True, idempotency_key="k").repeated
     with pytest.raises(ConflictError, match="used for another answer"):
         client.answer("p", correct=False, idempotency_key="k")
 
 
-def test_an_expired_question_says_so(client):
+def test_expired_question_raises_expired_error(client):
     with pytest.raises(ExpiredError, match="expired at noon"):
         client.answer("gone", correct=True)
 
 
-def test_a_wrong_key_is_refused_and_never_shown(server):
+def test_unknown_key_is_refused_and_not_shown(server):
     with (
         Client("http://server", "bitta_other", transport=server.transport) as client,
         pytest.raises(AccessError, match="unknown or was revoked") as caught,
@@ -202,7 +200,7 @@ def test_a_wrong_key_is_refused_and_never_shown(server):
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[1]", b'{"detail": "x"}', b'{"error": 3}'])
-def test_a_page_of_a_proxy_is_told_by_its_status(content):
+def test_error_page_of_a_proxy_is_reported_with_its_status(content):
     transport = httpx.MockTransport(lambda request: httpx.Response(404, content=content))
     with (
         Client("http://server", KEY, transport=transport) as client,
@@ -211,7 +209,7 @@ def test_a_page_of_a_proxy_is_told_by_its_status(content):
         client.status()
 
 
-def test_a_page_in_place_of_json_is_an_error_too():
+def test_response_that_is_not_json_raises_unavailable_error():
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=b"<html>"))
     with (
         Client("http://server", KEY, transport=transport) as client,
@@ -220,13 +218,13 @@ def test_a_page_in_place_of_json_is_an_error_too():
         client.status()
 
 
-def test_names_cannot_leave_their_place_in_the_address(client, server):
+def test_ids_are_quoted_in_the_url(client, server):
     with pytest.raises(NotFoundError):
         client.undo("../../status?x#y")
     assert server.calls[-1][1] == "/v1/feedback/..%2F..%2Fstatus%3Fx%23y/undo"
 
 
-def test_a_server_under_a_path_is_reached_there():
+def test_url_with_a_path_is_kept():
     seen = []
 
     def respond(request):
@@ -238,7 +236,7 @@ def test_a_server_under_a_path_is_reached_there():
     assert seen == ["/ml/v1/status"]
 
 
-def test_a_second_click_changes_nothing_and_a_change_of_mind_counts(client, server):
+def test_second_thumbs_click_changes_nothing_and_opposite_click_counts(client, server):
     assert client.thumbs("p1", up=True).id == "f0"
     assert client.thumbs("p1", up=True).repeated
     assert client.thumbs("p1", up=False).id == "f1"
@@ -247,7 +245,7 @@ def test_a_second_click_changes_nothing_and_a_change_of_mind_counts(client, serv
     assert [record["standing"] for record in server.records] == [False, False, True]
 
 
-def test_a_thumb_is_another_when_it_says_something_else_or_somebody_else_gives_it(server):
+def test_thumbs_key_depends_on_owner_and_metadata(server):
     def key_of(*, owner=KEY, metadata=None):
         with (
             Client("http://server", owner, transport=server.transport) as client,
@@ -267,20 +265,20 @@ def test_a_thumb_is_another_when_it_says_something_else_or_somebody_else_gives_i
     assert key_of(metadata={"page": 3, "at": 1}) == key_of(metadata={"at": 1, "page": 3})
 
 
-def test_waiting_for_a_question_asks_in_stretches_a_server_allows(client, server, pauses):
-    clock = iter([0, 0, 25, 25, 25, 50, 50, 50, 60, 60])
+def test_long_wait_is_split_into_allowed_polls(client, server, pauses):
+    times = iter([0, 0, 25, 25, 50, 50, 60])  # start, then sent and received for each poll
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.client.monotonic", lambda: next(clock))
+        patch.setattr("bitta.client.requests.monotonic", lambda: next(times))
         assert client.next_question(wait=60) is None
     waits = [call[1].partition("wait=")[2] for call in server.calls]
     assert waits == ["25", "25", "10"]
     assert pauses == []
 
 
-def test_a_server_that_does_not_hold_calls_is_not_flooded(client, server, pauses):
-    clock = iter([0, 0, 0.1, 0.1, 1.1, 1.2, 1.3, 2.3, 2.4])
+def test_client_pauses_between_polls_of_a_server_that_answers_at_once(client, server, pauses):
+    times = iter([0, 0, 0.1, 0.1, 1.2, 1.2, 2.1])  # start, then before and after each poll
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.client.monotonic", lambda: next(clock))
+        patch.setattr("bitta.client.requests.monotonic", lambda: next(times))
         assert client.next_question(wait=2) is None
     assert pauses == [1.0, pytest.approx(0.8)]
 
@@ -297,22 +295,22 @@ def test_a_server_that_does_not_hold_calls_is_not_flooded(client, server, pauses
     ],
     ids=str,
 )
-def test_wrong_settings_are_one_sentence(settings, sentence):
+def test_invalid_setting_is_refused(settings, sentence):
     with pytest.raises(SettingError, match=sentence):
         Client(**{"url": "http://server", "key": KEY, **settings})
 
 
-def test_over_a_real_socket_a_cut_connection_loses_nothing(pauses):
+def test_cut_connection_loses_no_answer(pauses):
     server = FakeServer()
     with server.listening() as url, Client(url, KEY) as client:
         assert client.predict([b"one", b"two"])[1].prediction_id == "p1"
-        server.troubles = [ConnectionError(), ("after", ConnectionError())]
+        server.failures = [ConnectionError(), ("after", ConnectionError())]
         assert client.answer("p1", correct=True).repeated
         assert client.next_question() is None
     assert [record["prediction_id"] for record in server.records] == ["p1"]
 
 
-def test_without_httpx_one_sentence_says_what_to_install():
+def test_missing_httpx_names_the_package_to_install():
     code = "import sys; sys.modules['httpx'] = None; import bitta.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/client.md run as written."""
+"""Tests of docs/how-to/client.md: its examples run, and it names every call."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "client.md").read_text()
 BUTTON, EVERYTHING = re.findall(r"<!-- example -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_a_thumbs_button_in_ten_lines(monkeypatch):
+def test_thumbs_example_runs_and_has_ten_lines(monkeypatch):
     body = BUTTON[BUTTON.index("app =") :]
     assert len([line for line in body.splitlines() if line.strip()]) <= 10
     server = FakeServer()
@@ -42,7 +42,7 @@ def test_a_thumbs_button_in_ten_lines(monkeypatch):
     ]  # fmt: skip
 
 
-def test_everything_else(monkeypatch, tmp_path, capsys):
+def test_example_of_all_calls_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cat.png").write_bytes(PNG)
     server = FakeServer()
@@ -63,7 +63,7 @@ def test_everything_else(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out == "1.3\n"
 
 
-def test_the_page_names_every_call_field_and_error():
+def test_page_names_every_call_field_and_error():
     calls = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
     assert calls == {name for name in vars(AsyncClient) if not name.startswith("_")} - {"close"}
     assert all(f"`{name}(" in PAGE for name in calls)

@@ -1,4 +1,4 @@
-"""The client against the real app, engine and store, over a socket."""
+"""Tests of the client against the real app, engine and store, over a socket."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ import uvicorn
 from PIL import Image
 
 from bitta.client import AccessError, Client, NotFoundError
-from bitta.client.simulated import SimulatedAnnotator, Tally
+from bitta.client.simulated import AnswerCounts, SimulatedAnnotator
 from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from small_engine import WINDOW, images, running
@@ -19,16 +19,16 @@ from small_engine import WINDOW, images, running
 
 @contextmanager
 def listening(engine, store, folder):
-    """The address of an app around these."""
+    """Listen with an app around this engine and store, and yield the address."""
     settings = load_settings({"data_dir": folder, "port": 0}, environment={})
     app = create_app(engine, store, settings)
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none")
     server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
@@ -36,16 +36,16 @@ def listening(engine, store, folder):
 
 @pytest.fixture
 def clients(tmp_path):
-    """One for each role."""
+    """Clients by role."""
     with running(tmp_path) as (engine, store), listening(engine, store, tmp_path) as url:
         roles = ("client", "annotator", "operator")
-        made = {role: Client(url, store.keys.create(role, role).token) for role in roles}
-        yield made
-        for client in made.values():
+        clients = {role: Client(url, store.keys.create(role, role).token) for role in roles}
+        yield clients
+        for client in clients.values():
             client.close()
 
 
-def test_a_day_of_an_application_and_its_annotator(clients):
+def test_thumbs_questions_and_undo_work_together(clients):
     app, annotator = clients["client"], clients["annotator"]
     served = app.predict(images(0))
     assert len({each.prediction_id for each in served}) == WINDOW
@@ -69,7 +69,7 @@ def test_a_day_of_an_application_and_its_annotator(clients):
     assert clients["operator"].status()["questions"]["asked"] >= 3
 
 
-def test_pictures_and_pixels_are_served_alike(clients):
+def test_picture_and_its_array_get_the_same_prediction(clients):
     pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
     [one] = clients["client"].predict(Image.fromarray(pixels))
     [other] = clients["client"].predict(pixels.transpose(2, 0, 1))
@@ -77,19 +77,19 @@ def test_pictures_and_pixels_are_served_alike(clients):
     assert one.confidence == pytest.approx(other.confidence, abs=1e-6)
 
 
-def test_refusals_come_as_errors(clients):
+def test_refused_calls_raise_client_errors(clients):
     with pytest.raises(NotFoundError):
         clients["client"].answer("01JCPQ8M3V5N7R9T1W3Y5Z7B9D", correct=True)
     with pytest.raises(AccessError):
         clients["client"].next_question()
 
 
-def test_the_simulated_annotator_teaches_the_engine(clients):
+def test_answers_of_the_simulated_annotator_change_the_model(clients):
     app, annotator = clients["client"], clients["annotator"]
     for number in range(3):
         app.predict(images(number))
-    tally = SimulatedAnnotator(annotator, lambda question: question.class_index).run(6)
-    assert tally == Tally(correct=6)
+    counts = SimulatedAnnotator(annotator, lambda question: question.class_index).run(6)
+    assert counts == AnswerCounts(correct=6)
     until = monotonic() + 60
     while clients["operator"].status()["learning"]["steps"] == 0 and monotonic() < until:
         app.predict(images(9, 1))

@@ -1,11 +1,11 @@
-"""The simulated annotator."""
+"""Tests of the simulated annotator."""
 
 import json
 
 import pytest
 
 from bitta.client import Question
-from bitta.client.simulated import Habits, SimulatedAnnotator, Tally, TruthFile
+from bitta.client.simulated import AnswerCounts, SimulatedAnnotator, SimulatedBehaviour, TruthFile
 from bitta.errors import InputError, SettingError
 
 
@@ -18,47 +18,52 @@ def question(id_="p0", class_index=0, sha=None):
 
 
 @pytest.fixture
-def naps(monkeypatch):
-    slept = []
-    monkeypatch.setattr("bitta.client.simulated.sleep", slept.append)
-    return slept
+def sleeps(monkeypatch):
+    """Seconds for which the annotator would have slept."""
+    seconds = []
+    monkeypatch.setattr("bitta.client.simulated.sleep", seconds.append)
+    return seconds
 
 
-def share(verdicts, wanted):
-    return sum(verdict == wanted for verdict in verdicts) / len(verdicts)
+def share(verdicts, verdict_name):
+    return sum(verdict == verdict_name for verdict in verdicts) / len(verdicts)
 
 
-def test_without_habits_the_truth_is_told():
-    assert Habits().verdict(question(class_index=1), 1) == "correct"
-    assert Habits().verdict(question(class_index=1), 0) == "incorrect"
+def test_default_behaviour_answers_the_truth():
+    assert SimulatedBehaviour().choose_verdict(question(class_index=1), 1) == "correct"
+    assert SimulatedBehaviour().choose_verdict(question(class_index=1), 0) == "incorrect"
 
 
-def test_who_does_not_know_skips():
-    assert Habits().verdict(question(), None) == "skip"
+def test_unknown_true_class_gives_skip():
+    assert SimulatedBehaviour().choose_verdict(question(), None) == "skip"
 
 
-def test_errors_and_skips_come_as_often_as_said():
-    """Of 2000: a tenth is 200 ± 13, of the 1900 that are not skipped 190 ± 13 are wrong."""
-    habits = Habits(flip=0.1, skip=0.05)
-    verdicts = [habits.verdict(question(f"p{n}"), 0) for n in range(2000)]
+def test_shares_of_errors_and_skips_match_the_probabilities():
+    """2000 questions: about 100 skips, and about 190 ± 13 of the other 1900 answers are wrong."""
+    behaviour = SimulatedBehaviour(flip=0.1, skip=0.05)
+    verdicts = [behaviour.choose_verdict(question(f"p{n}"), 0) for n in range(2000)]
     assert share(verdicts, "skip") == pytest.approx(0.05, abs=0.02)
     assert share(verdicts, "incorrect") == pytest.approx(0.095, abs=0.03)
-    assert {Habits(flip=1).verdict(question(f"p{n}"), 0) for n in range(50)} == {"incorrect"}
-    assert {Habits(skip=1).verdict(question(f"p{n}"), 0) for n in range(50)} == {"skip"}
+    assert {SimulatedBehaviour(flip=1).choose_verdict(question(f"p{n}"), 0) for n in range(50)} == {
+        "incorrect"
+    }
+    assert {SimulatedBehaviour(skip=1).choose_verdict(question(f"p{n}"), 0) for n in range(50)} == {
+        "skip"
+    }
 
 
-def test_chance_depends_on_seed_and_prediction_alone():
-    def told(seed):
-        habits = Habits(flip=0.5, delay=1, seed=seed)
-        return [(habits.verdict(question(f"p{n}"), 0), habits.thinks(question(f"p{n}")))
-                for n in range(20)]  # fmt: skip
+def test_random_choices_depend_on_seed_and_prediction_only():
+    def answers(seed):
+        behaviour = SimulatedBehaviour(flip=0.5, delay=1, seed=seed)
+        questions = [question(f"p{n}") for n in range(20)]
+        return [(behaviour.choose_verdict(q, 0), behaviour.thinking_seconds(q)) for q in questions]
 
-    assert told(0) == told(0)
-    assert told(0) != told(1)
+    assert answers(0) == answers(0)
+    assert answers(0) != answers(1)
 
 
-def test_thought_takes_from_half_to_one_and_a_half_of_the_delay():
-    times = [Habits(delay=2).thinks(question(f"p{n}")) for n in range(500)]
+def test_thinking_time_is_half_to_one_and_a_half_of_the_delay():
+    times = [SimulatedBehaviour(delay=2).thinking_seconds(question(f"p{n}")) for n in range(500)]
     assert min(times) >= 1
     assert max(times) <= 3
     assert sum(times) / 500 == pytest.approx(2, abs=0.15)
@@ -67,46 +72,48 @@ def test_thought_takes_from_half_to_one_and_a_half_of_the_delay():
 @pytest.mark.parametrize(
     "settings", [{"flip": 1.1}, {"skip": -1}, {"delay": -1}, {"rate": 0}], ids=str
 )
-def test_habits_out_of_range_are_refused(settings):
+def test_setting_out_of_range_is_refused(settings):
     with pytest.raises(SettingError, match="allowed"):
-        Habits(**settings)
+        SimulatedBehaviour(**settings)
 
 
-def test_it_answers_what_is_asked_and_counts(client, server, naps):
+def test_annotator_answers_questions_and_counts_verdicts(client, server, sleeps):
     server.ask("a", "gone", "b", "c")
     truth = {"a": 0, "b": 1}.get
-    annotator = SimulatedAnnotator(client, lambda q: truth(q.prediction_id), Habits(delay=1))
-    seen = []
+    annotator = SimulatedAnnotator(
+        client, lambda q: truth(q.prediction_id), SimulatedBehaviour(delay=1)
+    )
+    n_answered = []
 
-    def on_answer(tally):
-        seen.append(tally.answered)
-        if tally.expired:
+    def on_answer(counts):
+        n_answered.append(counts.n_answered)
+        if counts.expired:
             server.open = [q for q in server.open if q["prediction_id"] != "gone"]
 
-    assert annotator.run(3, on_answer=on_answer) == Tally(1, 1, 1, expired=1)
+    assert annotator.run(3, on_answer=on_answer) == AnswerCounts(1, 1, 1, expired=1)
     assert [record["verdict"] for record in server.records] == ["correct", "incorrect", "skip"]
-    assert seen == [1, 1, 2, 3]
+    assert n_answered == [1, 1, 2, 3]
     body = server.records[0]["body"]
     assert body["annotator_kind"] == "CODE"
     assert 500 <= body["lead_time_ms"] <= 1500
 
 
-def test_it_stops_when_told_though_nothing_is_asked(client, pauses):
+def test_annotator_stops_without_questions(client, pauses):
     answers = iter([False, False, True])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.simulated._LISTEN", 0)
-        tally = SimulatedAnnotator(client, lambda _: 0).run(stop=lambda: next(answers))
-    assert tally == Tally()
+        patch.setattr("bitta.client.simulated._POLL_SECONDS", 0)
+        counts = SimulatedAnnotator(client, lambda _: 0).run(should_stop=lambda: next(answers))
+    assert counts == AnswerCounts()
 
 
-def test_the_rate_is_kept(client, server, naps, monkeypatch):
+def test_rate_limits_answers_per_second(client, server, sleeps, monkeypatch):
     server.ask("a", "b", "c")
     monkeypatch.setattr("bitta.client.simulated.monotonic", lambda: 100.0)
-    SimulatedAnnotator(client, lambda _: 0, Habits(rate=4)).run(3)
-    assert [nap for nap in naps if nap] == [0.25, 0.5]  # the clock stands still
+    SimulatedAnnotator(client, lambda _: 0, SimulatedBehaviour(rate=4)).run(3)
+    assert [seconds for seconds in sleeps if seconds] == [0.25, 0.5]  # the clock stands still
 
 
-def test_a_truth_file_finds_predictions_and_inputs(tmp_path):
+def test_truth_file_finds_prediction_ids_and_input_hashes(tmp_path):
     path = tmp_path / "truth.json"
     path.write_text(json.dumps({"p0": 3, "abc": 4}))
     truth = TruthFile(path)
@@ -115,7 +122,7 @@ def test_a_truth_file_finds_predictions_and_inputs(tmp_path):
     assert truth(question("p1")) is None
 
 
-def test_a_truth_file_may_grow_and_end_in_the_middle_of_a_line(tmp_path):
+def test_growing_truth_file_with_incomplete_line_is_read_again(tmp_path):
     path = tmp_path / "truth.jsonl"
     path.write_text('{"p0": 1}\n{"p1": 2')
     truth = TruthFile(path)
@@ -128,14 +135,14 @@ def test_a_truth_file_may_grow_and_end_in_the_middle_of_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("[1]", "holds something else"),
-        ('{"p": "cat"}', "holds something else"),
-        ('{"p": true}', "holds something else"),
+        ("[1]", "wrong content"),
+        ('{"p": "cat"}', "wrong content"),
+        ('{"p": true}', "wrong content"),
         ("{", "is not JSON"),
         (None, "cannot be read: No such file"),
     ],
 )
-def test_what_is_no_truth_is_refused(tmp_path, content, sentence):
+def test_invalid_truth_file_is_refused(tmp_path, content, sentence):
     path = tmp_path / "truth.json"
     if content is not None:
         path.write_text(content)

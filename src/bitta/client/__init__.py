@@ -1,4 +1,4 @@
-"""Talk to a bitta server from Python: predict, answer, look.
+"""Python client of a bitta server: predict, answer, and read the state of the server.
 
 >>> from bitta.client import Client                                          # doctest: +SKIP
 >>> with Client("http://127.0.0.1:8000", key) as client:                     # doctest: +SKIP
@@ -6,8 +6,14 @@
 ...     client.answer(served.prediction_id, correct=served.label == "cat")
 """
 
-from bitta.client.asynchronous import AsyncClient
-from bitta.client.client import Client
+try:
+    import httpx as _httpx  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'bitta.client needs httpx, which is not installed; run: pip install "bitta[client]"'
+    ) from error
+
+from bitta.client.client import AsyncClient, Client
 from bitta.client.errors import (
     AccessError,
     ClientError,
@@ -19,9 +25,11 @@ from bitta.client.errors import (
     UnavailableError,
 )
 from bitta.client.records import Answered, Question, Served, Undone
+from bitta.client.requests import AnswerDetails
 
 __all__ = [
     "AccessError",
+    "AnswerDetails",
     "Answered",
     "AsyncClient",
     "Client",

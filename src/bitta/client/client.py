@@ -1,28 +1,66 @@
-"""The client for ordinary code."""
+"""Client of a bitta server, in a blocking form and for asyncio."""
 
+from asyncio import sleep as async_sleep
 from collections.abc import Mapping, Sequence
-from math import ceil
-from time import monotonic, sleep
+from time import sleep
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
-from bitta.client import calls
-from bitta.client.calls import LONGEST_WAIT, Call
+import httpx
+
 from bitta.client.images import Image
-from bitta.client.library import httpx
-from bitta.client.records import Answered, Kind, ModelInput, Question, Served, Undone, Verdict
-from bitta.client.shared import Shared
+from bitta.client.records import Answered, Question, Served, Undone, Verdict
+from bitta.client.requests import AnswerDetails, ApiRequest, Outcome, Plan, RequestPlans
+from bitta.config import require
+from bitta.errors import SettingError
+from bitta.version import __version__
 
 T = TypeVar("T")
-_SOON = 0.5
 
 
-class Client(Shared):
-    """A server, as somebody with this key sees it; safe to share between threads.
+class BaseClient:
+    """Settings of a client. Neither its representation nor its errors show the key."""
 
-    Calls that meet a busy or restarting server or a broken network are repeated `retries` times,
-    with growing waits; an answer keeps its idempotency key, so it is stored once. A prediction is
-    repeated only when the first try surely was not served. `timeout` is in seconds, per try.
+    def __init__(
+        self, url: str, key: str, *, model: str | None, timeout: float, retries: int
+    ) -> None:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise SettingError(
+                f"url is {url!r}; allowed: an address that begins with http:// or https://."
+            )
+        if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key:
+            raise SettingError('the key is not printable ASCII text; make one with "bitta keys".')
+        require(timeout > 0, "timeout", timeout, "more than 0 seconds")
+        self.url = url.rstrip("/")
+        self.model = model
+        """Name of the model. None stands for the only model of the server."""
+        self.timeout = timeout
+        self._plans = RequestPlans(self.url, key, model=model, n_retries=retries)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def _client_options(self, key: str) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {key}", "User-Agent": f"bitta/{__version__}"}
+        return {"base_url": f"{self.url}/", "headers": headers, "timeout": self.timeout}
+
+    def _request_options(self, request: ApiRequest[Any]) -> dict[str, Any]:
+        return {
+            "method": request.method,
+            "url": request.path,
+            "headers": dict(request.headers),
+            "json": request.json,
+            "content": request.content,
+            "timeout": httpx.Timeout(self.timeout, read=self.timeout + request.extra_seconds),
+        }
+
+
+class Client(BaseClient):
+    """Connection to a server with one key. Threads may share it.
+
+    A call that meets a busy server or a broken network is repeated up to `retries` times, with
+    growing delays. An answer keeps its idempotency key, so it is stored once. A prediction is
+    repeated only if the server surely did not serve it. `timeout` is in seconds, for each attempt.
     """
 
     def __init__(
@@ -36,87 +74,54 @@ class Client(Shared):
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         super().__init__(url, key, model=model, timeout=timeout, retries=retries)
-        self._http = httpx.Client(transport=transport, **self._options(key))
-        self._input: ModelInput | None = None
+        self._http = httpx.Client(transport=transport, **self._client_options(key))
 
     def predict(self, images: Image | Sequence[Image]) -> list[Served]:
         """Serve one image or several: bytes, paths, Pillow images, arrays or torch tensors."""
-        served: list[Served] = []
-        for call in calls.predictions(images, self._model_input()):
-            served += self._do(call)
-        return served
+        return self._run(self._plans.predict(images))
 
     def next_question(self, *, wait: float = 0) -> Question | None:
-        """The next question for the owner of this key; waits up to `wait` seconds for one."""
-        until = monotonic() + wait
-        while True:
-            began = monotonic()
-            held = min(LONGEST_WAIT, max(0, ceil(until - began)))
-            question = self._do(calls.next_question(held))
-            left = until - monotonic()
-            if question is not None or left <= 0:
-                return question
-            if monotonic() - began < _SOON:  # a server that does not hold calls
-                sleep(min(1.0, left))
+        """Return the next question for the owner of this key.
+
+        Wait up to `wait` seconds for one. Return None if there is none.
+        """
+        return self._run(self._plans.next_question(wait))
 
     def answer(
         self,
-        of: str | Question | Served,
+        prediction: str | Question | Served,
         *,
         correct: bool | None = None,
         verdict: Verdict | None = None,
-        comment: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        shown_at: int | None = None,
-        answered_at: int | None = None,
-        lead_time_ms: int | None = None,
-        kind: Kind = "HUMAN",
-        idempotency_key: str | None = None,
+        **details: Unpack[AnswerDetails],
     ) -> Answered:
-        """Say whether a prediction was right, or `verdict="skip"`; returns once it is on disk.
+        """Answer a question about a prediction, with `correct=` or with `verdict=`.
 
-        Times are microseconds since 1970; `answered_at` is for what is sent later than it was said.
+        Return when the server has stored the answer on disk. `AnswerDetails` lists `details`.
         """
-        return self._do(
-            calls.answer(
-                of,
-                correct=correct,
-                verdict=verdict,
-                comment=comment,
-                metadata=metadata,
-                shown_at=shown_at,
-                answered_at=answered_at,
-                lead_time_ms=lead_time_ms,
-                kind=kind,
-                idempotency_key=idempotency_key,
-            )
-        )
+        plan = self._plans.answer(prediction, correct=correct, verdict=verdict, **details)
+        return self._run(plan)
 
     def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> Answered:
-        """What a thumbs-up/down button sends: a second click on it changes nothing."""
-        call = calls.thumbs(prediction_id, up=up, metadata=metadata, by=self._owner)
-        given = self._do(call)
-        if given.repeated and not given.record.get("standing", True):
-            # Up, down, and up again: the first is no longer what counts.
-            return self.answer(prediction_id, correct=up, metadata=metadata)
-        return given
+        """Send the click on a thumbs-up or thumbs-down button. A second click changes nothing."""
+        return self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     def undo(self, feedback_id: str) -> Undone:
         """Take an answer back, by `Answered.id`."""
-        return self._do(calls.undo(feedback_id))
+        return self._run(self._plans.undo(feedback_id))
 
-    def image(self, of: str | Question) -> bytes:
-        """The picture of a prediction, as PNG; for annotators and operators."""
-        return self._do(calls.image(of if isinstance(of, str) else of.prediction_id))
+    def image(self, prediction: str | Question) -> bytes:
+        """Return the picture of a prediction as PNG. The key is an annotator's or operator's."""
+        return self._run(self._plans.image(prediction))
 
     def status(self) -> dict[str, Any]:
-        """How the server fares, as GET /v1/status tells it."""
-        return self._do(calls.status())
+        """Return the state of the server: the body of GET /v1/status."""
+        return self._run(self._plans.status())
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -130,22 +135,106 @@ class Client(Shared):
     ) -> None:
         self.close()
 
-    def _model_input(self) -> ModelInput:
-        if self._input is None:
-            self._input = self._do(calls.model_input(self.model or self._do(calls.models())))
-        return self._input
+    def _run(self, plan: Plan[T]) -> T:
+        try:
+            request = next(plan)
+            while True:
+                if request.delay_seconds > 0:
+                    sleep(request.delay_seconds)
+                request = plan.send(self._send(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
-    def _do(self, call: Call[T]) -> T:
-        attempt = 0
-        while True:
-            failure: httpx.Response | httpx.RequestError
-            try:
-                response = self._http.request(**self._arguments(call))
-            except httpx.RequestError as error:
-                failure = error
-            else:
-                if response.is_success:
-                    return call.read(response)
-                failure = response
-            sleep(self._pause(call, attempt, failure))
-            attempt += 1
+    def _send(self, request: ApiRequest[Any]) -> Outcome:
+        try:
+            return self._http.request(**self._request_options(request))
+        except httpx.RequestError as error:
+            return error
+
+
+class AsyncClient(BaseClient):
+    """Client for asyncio: the calls of `Client`, each with `await`."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        model: str | None = None,
+        timeout: float = 10.0,
+        retries: int = 5,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(url, key, model=model, timeout=timeout, retries=retries)
+        self._http = httpx.AsyncClient(transport=transport, **self._client_options(key))
+
+    async def predict(self, images: Image | Sequence[Image]) -> list[Served]:
+        """Serve images. See `Client.predict`."""
+        return await self._run(self._plans.predict(images))
+
+    async def next_question(self, *, wait: float = 0) -> Question | None:
+        """Return the next question, or None. See `Client.next_question`."""
+        return await self._run(self._plans.next_question(wait))
+
+    async def answer(
+        self,
+        prediction: str | Question | Served,
+        *,
+        correct: bool | None = None,
+        verdict: Verdict | None = None,
+        **details: Unpack[AnswerDetails],
+    ) -> Answered:
+        """Answer a question. See `Client.answer`."""
+        plan = self._plans.answer(prediction, correct=correct, verdict=verdict, **details)
+        return await self._run(plan)
+
+    async def thumbs(
+        self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
+    ) -> Answered:
+        """Send the click on a thumbs button. See `Client.thumbs`."""
+        return await self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
+
+    async def undo(self, feedback_id: str) -> Undone:
+        """Take an answer back, by `Answered.id`."""
+        return await self._run(self._plans.undo(feedback_id))
+
+    async def image(self, prediction: str | Question) -> bytes:
+        """Return the picture of a prediction as PNG. See `Client.image`."""
+        return await self._run(self._plans.image(prediction))
+
+    async def status(self) -> dict[str, Any]:
+        """Return the state of the server. See `Client.status`."""
+        return await self._run(self._plans.status())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, plan: Plan[T]) -> T:
+        try:
+            request = next(plan)
+            while True:
+                if request.delay_seconds > 0:
+                    await async_sleep(request.delay_seconds)
+                request = plan.send(await self._send(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _send(self, request: ApiRequest[Any]) -> Outcome:
+        try:
+            return await self._http.request(**self._request_options(request))
+        except httpx.RequestError as error:
+            return error

@@ -1,10 +1,12 @@
-"""What a server refuses, with its own sentence."""
+"""Errors of the client. Their messages are those of the server."""
+
+import httpx
 
 from bitta.errors import BittaError
 
 
 class ClientError(BittaError):
-    """A call that did not succeed; `status` is 0 where no answer came."""
+    """Raised when a call fails. `status` is 0 if there was no response."""
 
     def __init__(
         self, message: str, *, status: int = 0, code: str = "", request_id: str = ""
@@ -12,46 +14,69 @@ class ClientError(BittaError):
         super().__init__(message)
         self.status = status
         self.code = code
-        """The server's word for programs."""
+        """Error code of the server, for programs."""
         self.request_id = request_id
-        """Under which the server's log tells more."""
+        """Id of the request in the log of the server."""
 
 
 class AccessError(ClientError):
-    """The key is unknown, revoked, or of a role that may not do this (401, 403)."""
+    """Raised if the key is unknown or revoked, or its role may not do this (401, 403)."""
 
 
 class NotFoundError(ClientError):
-    """There is no such prediction, answer or model (404)."""
+    """Raised if the prediction, answer or model does not exist (404)."""
 
 
 class ExpiredError(ClientError):
-    """The question can no longer be answered (410)."""
+    """Raised if the question can no longer be answered (410)."""
 
 
 class ConflictError(ClientError):
-    """An idempotency key was used again for something else."""
+    """Raised if an idempotency key is used again for a different answer."""
 
 
 class RefusedError(ClientError):
-    """What was sent is not allowed (other 4xx)."""
+    """Raised if the server does not accept the request (other 4xx)."""
 
 
 class RateError(ClientError):
-    """Too many calls, after all retries (429)."""
+    """Raised if there are too many calls, after all retries (429)."""
 
 
 class UnavailableError(ClientError):
-    """No answer, one that cannot be read, or a failure of the server (5xx), after all retries."""
+    """Raised if there is no readable response, or the server fails (5xx), after all retries."""
 
 
-def kind_of(status: int, code: str) -> type[ClientError]:
-    """The error of a response that is none of success."""
+def response_error(response: httpx.Response) -> ClientError:
+    """Return the error for a response, with the message of the server."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("error"), str):
+        # The response comes from a proxy or from another kind of server.
+        body = {"error": f"the server answered {response.status_code} to {response.url.path}."}
+    status, code = response.status_code, str(body.get("code", ""))
+    return _error_class(status, code)(
+        body["error"],
+        status=status,
+        code=code,
+        request_id=response.headers.get("X-Request-Id", ""),
+    )
+
+
+def connection_error(url: str, error: httpx.RequestError) -> UnavailableError:
+    """Return the error for a call that got no response."""
+    reason = str(error) or type(error).__name__
+    return UnavailableError(f"no response from {url} ({reason}); is the server running there?")
+
+
+def _error_class(status: int, code: str) -> type[ClientError]:
     if code == "conflict" or status == 409:
         return ConflictError
     if status >= 500 or status < 400:
         return UnavailableError
-    kinds: dict[int, type[ClientError]] = {
+    classes: dict[int, type[ClientError]] = {
         401: AccessError,
         403: AccessError,
         404: NotFoundError,
@@ -59,4 +84,4 @@ def kind_of(status: int, code: str) -> type[ClientError]:
         410: ExpiredError,
         429: RateError,
     }
-    return kinds.get(status, RefusedError)
+    return classes.get(status, RefusedError)

@@ -1,4 +1,7 @@
-"""Open Inference Protocol, binary form: JSON, then tensors, little endian and without padding."""
+"""Bodies of the Open Inference Protocol in binary form.
+
+A body is JSON, followed by the tensors in little-endian order without padding.
+"""
 
 import json
 import struct
@@ -11,27 +14,22 @@ from bitta.client.errors import UnavailableError
 from bitta.client.records import Served
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-_OUTPUTS = {
-    "prediction_id": "BYTES",
-    "label": "BYTES",
-    "class_index": "INT64",
-    "confidence": "FP32",
-    "model_version": "BYTES",
-}
+_OUTPUTS = ("prediction_id", "label", "class_index", "confidence", "model_version")
+"""Names of the outputs, in the order of the fields of `Served`."""
 _NUMBERS = {"INT64": "q", "FP32": "f"}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """One input; `data` is as it goes over the wire."""
+class InputTensor:
+    """Input of a request. `data` holds the encoded values."""
 
     datatype: str
     shape: tuple[int, ...]
     data: bytes
 
 
-def write_request(name: str, images: Tensor) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of an inference request that asks for what `Served` holds."""
+def write_request(name: str, images: InputTensor) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of an inference request. It asks for the fields of `Served`."""
     fields = {
         "inputs": [
             {
@@ -41,7 +39,7 @@ def write_request(name: str, images: Tensor) -> tuple[bytes, dict[str, str]]:
                 "parameters": {"binary_data_size": len(images.data)},
             }
         ],
-        "outputs": [{"name": each, "parameters": {"binary_data": True}} for each in _OUTPUTS],
+        "outputs": [{"name": output, "parameters": {"binary_data": True}} for output in _OUTPUTS],
     }
     head = json.dumps(fields).encode()
     headers = {JSON_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
@@ -49,26 +47,29 @@ def write_request(name: str, images: Tensor) -> tuple[bytes, dict[str, str]]:
 
 
 def read_response(body: bytes, json_length: str | None) -> list[Served]:
-    """One `Served` per image."""
+    """Return one `Served` per image."""
     try:
         columns = _read_columns(body, json_length)
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise UnavailableError(
-            f"the server's answer could not be read ({type(error).__name__}: {error})."
+            f"the response could not be read ({type(error).__name__}: {error}); is this a bitta "
+            "server?"
         ) from None
     missing = [name for name in _OUTPUTS if name not in columns]
     if missing:
         raise UnavailableError(
-            f"the server sent no {', '.join(missing)}; is it a bitta server? Its outputs: "
-            f"{', '.join(columns) or 'none'}."
+            f"the response holds no {', '.join(missing)}; is this a bitta server? It sent: "
+            f"{', '.join(columns) or 'nothing'}."
         )
     rows = zip(*(columns[name] for name in _OUTPUTS), strict=True)
     return [Served(*row) for row in rows]
 
 
 def pack_bytes(elements: Sequence[bytes]) -> bytes:
-    """BYTES: each element is its length and itself."""
-    return b"".join(part for each in elements for part in (struct.pack("<I", len(each)), each))
+    """Encode a BYTES tensor: each element is preceded by its length."""
+    return b"".join(
+        part for element in elements for part in (struct.pack("<I", len(element)), element)
+    )
 
 
 def _read_columns(body: bytes, json_length: str | None) -> dict[str, list[Any]]:
@@ -85,16 +86,18 @@ def _read_columns(body: bytes, json_length: str | None) -> dict[str, list[Any]]:
 
 
 def _read_values(output: Mapping[str, Any], raw: bytes) -> list[Any]:
-    n, datatype = prod(output["shape"]), output["datatype"]
+    n = prod(output["shape"])
+    datatype = output["datatype"]
     if datatype in _NUMBERS:
         return list(struct.unpack(f"<{n}{_NUMBERS[datatype]}", raw))
     if datatype != "BYTES":
         raise ValueError(f"output {output['name']} is {datatype}")
-    values, place = [], 0
+    values: list[str] = []
+    position = 0
     for _ in range(n):
-        (length,) = struct.unpack_from("<I", raw, place)
-        place += 4 + length
-        if place > len(raw):
-            raise ValueError(f"output {output['name']} is cut")
-        values.append(raw[place - length : place].decode())
+        (length,) = struct.unpack_from("<I", raw, position)
+        position += 4 + length
+        if position > len(raw):
+            raise ValueError(f"output {output['name']} is truncated")
+        values.append(raw[position - length : position].decode())
     return values

@@ -1,0 +1,381 @@
+"""Requests to a server as values, plans that send them, and the rules for retries.
+
+Nothing in this module does input or output. A plan is a generator: it yields requests, receives
+the outcome of each one, and returns the result of the call. `Client` and `AsyncClient` run the
+same plans; one of them blocks and the other awaits.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import ceil
+from random import Random
+from time import monotonic
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+
+from bitta.client.errors import ClientError, UnavailableError, connection_error, response_error
+from bitta.client.images import Image, pack_images
+from bitta.client.protocol import JSON_LENGTH, read_response, write_request
+from bitta.client.records import Answered, Kind, ModelInput, Question, Served, Undone, Verdict
+from bitta.config import require
+from bitta.errors import SettingError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+MAX_POLL_SECONDS = 25
+"""Longest time for which a server holds a request for the next question."""
+_HELD_SECONDS = 0.5
+"""A server that answers "no question" faster than this does not hold requests."""
+_POLL_INTERVAL_SECONDS = 1.0
+_BUSY_STATUSES = frozenset({429, 503})
+"""The server did nothing."""
+_TRANSIENT_STATUSES = _BUSY_STATUSES | {408, 500, 502, 504}
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Errors that happen before the request leaves this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest(Generic[T_co]):
+    """One HTTP request, and the function that reads its response."""
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], T_co]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    json: Any = None
+    content: bytes | None = None
+    is_repeatable: bool = True
+    """True if sending the request twice has the same effect as sending it once."""
+    extra_seconds: float = 0.0
+    """Time that the server may take beyond the usual timeout."""
+    delay_seconds: float = 0.0
+    """Time to wait before sending."""
+
+
+Outcome: TypeAlias = httpx.Response | httpx.RequestError
+Plan: TypeAlias = Generator[ApiRequest[Any], Outcome, T]
+
+
+class AnswerDetails(TypedDict, total=False):
+    """Optional parts of an answer. Times are in microseconds since 1970."""
+
+    comment: str | None
+    metadata: Mapping[str, Any] | None
+    shown_at: int | None
+    answered_at: int | None
+    """Time of the answer, if it is sent later than it was given."""
+    lead_time_ms: int | None
+    """Time that the annotator took."""
+    annotator_kind: Kind
+    """HUMAN (the default), CODE or MODEL."""
+    idempotency_key: str | None
+    """Answers with the same key are stored once. The default is a new key."""
+
+
+class RequestPlans:
+    """Plans of all calls of a client, with the state that the calls share."""
+
+    def __init__(self, url: str, key: str, *, model: str | None, n_retries: int) -> None:
+        self._url = url
+        self._key_digest = hashlib.sha256(key.encode()).hexdigest()
+        """Distinguishes the owners of keys and does not reveal the key."""
+        self._model = model
+        self._model_input: ModelInput | None = None
+        self._retry = RetryPolicy(n_retries)
+        self._rng = Random()
+
+    def predict(self, images: Image | Sequence[Image]) -> Plan[list[Served]]:
+        """Serve images, in as many requests as they need."""
+        if self._model_input is None:
+            model = self._model or (yield from self._send(only_model_request()))
+            self._model_input = yield from self._send(model_input_request(model))
+        served: list[Served] = []
+        for request in predict_requests(images, self._model_input):
+            served += yield from self._send(request)
+        return served
+
+    def next_question(self, wait: float) -> Plan[Question | None]:
+        """Poll for a question for up to `wait` seconds."""
+        end = monotonic() + wait
+        delay = 0.0
+        while True:
+            sent = monotonic() + delay
+            poll_seconds = min(MAX_POLL_SECONDS, max(0, ceil(end - sent)))
+            question = yield from self._send(next_question_request(poll_seconds, delay))
+            received = monotonic()
+            if question is not None or received >= end:
+                return question
+            is_held = received - sent >= _HELD_SECONDS
+            delay = 0.0 if is_held else min(_POLL_INTERVAL_SECONDS, end - received)
+
+    def answer(
+        self,
+        prediction: str | Question | Served,
+        *,
+        correct: bool | None = None,
+        verdict: Verdict | None = None,
+        **details: Unpack[AnswerDetails],
+    ) -> Plan[Answered]:
+        """Send an answer."""
+        body = answer_body(prediction, parse_verdict(correct, verdict), details)
+        key = details.get("idempotency_key") or uuid4().hex
+        return (yield from self._send(answer_request(body, key)))
+
+    def thumbs(
+        self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None
+    ) -> Plan[Answered]:
+        """Send the answer of a thumbs button.
+
+        The idempotency key is the same for every click of one owner on the same button.
+        """
+        verdict = parse_verdict(up, None)
+        body = answer_body(prediction_id, verdict, {"metadata": metadata})
+        identity = json.dumps(["thumbs", self._key_digest, body], sort_keys=True)
+        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        answered = yield from self._send(answer_request(body, key))
+        if answered.repeated and not answered.record.get("standing", True):
+            # After up, down and up again, the first answer has been superseded: send a new one.
+            return (yield from self._send(answer_request(body, uuid4().hex)))
+        return answered
+
+    def undo(self, feedback_id: str) -> Plan[Undone]:
+        """Take an answer back."""
+        return (yield from self._send(undo_request(feedback_id)))
+
+    def image(self, prediction: str | Question) -> Plan[bytes]:
+        """Fetch the picture of a prediction."""
+        return (yield from self._send(image_request(_prediction_id(prediction))))
+
+    def status(self) -> Plan[dict[str, Any]]:
+        """Fetch the state of the server."""
+        return (yield from self._send(status_request()))
+
+    def _send(self, request: ApiRequest[T]) -> Plan[T]:
+        """Send a request, with retries, and read the response."""
+        n_sent = 0
+        while True:
+            outcome = yield request
+            if isinstance(outcome, httpx.Response) and outcome.is_success:
+                return request.read(outcome)
+            delay = self._retry.delay_seconds(n_sent, request, outcome, rng=self._rng)
+            if delay is None:
+                raise self._error(outcome)
+            request = replace(request, delay_seconds=delay)
+            n_sent += 1
+
+    def _error(self, outcome: Outcome) -> ClientError:
+        if isinstance(outcome, httpx.Response):
+            return response_error(outcome)
+        return connection_error(self._url, outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Retries with delays that double.
+
+    A random factor keeps many clients from returning at the same moment.
+    """
+
+    n_retries: int = 5
+    first_delay_seconds: float = 0.2
+    max_delay_seconds: float = 20.0
+    """The client gives up when the server asks for a longer delay."""
+
+    def __post_init__(self) -> None:
+        require(self.n_retries >= 0, "retries", self.n_retries, "0 or more")
+
+    def delay_seconds(
+        self, attempt: int, request: ApiRequest[Any], outcome: Outcome, *, rng: Random
+    ) -> float | None:
+        """Return the delay before the next attempt, or None to give up."""
+        if attempt >= self.n_retries or not _may_repeat(request, outcome):
+            return None
+        delay: float = min(self.max_delay_seconds, self.first_delay_seconds * 2.0**attempt)
+        delay *= 0.5 + rng.random() / 2
+        requested = None
+        if isinstance(outcome, httpx.Response):
+            requested = _parse_retry_after(outcome.headers.get("Retry-After"))
+        if requested is None:
+            return delay
+        return None if requested > self.max_delay_seconds else max(delay, requested)
+
+
+def _may_repeat(request: ApiRequest[Any], outcome: Outcome) -> bool:
+    """Return True if the request may be sent again.
+
+    A request that is not repeatable is sent again only if the first one surely had no effect.
+    """
+    if isinstance(outcome, httpx.Response):
+        statuses = _TRANSIENT_STATUSES if request.is_repeatable else _BUSY_STATUSES
+        return outcome.status_code in statuses
+    return request.is_repeatable or isinstance(outcome, _NOT_SENT)
+
+
+def _parse_retry_after(text: str | None) -> float | None:
+    """Return the delay in seconds. The header holds a number of seconds or a date."""
+    if text is None:
+        return None
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())
+
+
+def only_model_request() -> ApiRequest[str]:
+    """Ask for the name of the only model of the server."""
+
+    def read(response: httpx.Response) -> str:
+        names = sorted({model["name"] for model in _read_json(response)})
+        if len(names) != 1:
+            raise SettingError(
+                f"the server has {len(names)} models ({', '.join(names)}); choose one with model=."
+            )
+        return str(names[0])
+
+    return ApiRequest("POST", "v2/repository/index", read, json={})
+
+
+def model_input_request(model: str) -> ApiRequest[ModelInput]:
+    """Ask for the input of a model."""
+    return ApiRequest(
+        "GET",
+        f"v2/models/{_quote(model)}",
+        lambda response: ModelInput.of(model, _read_json(response)),
+    )
+
+
+def predict_requests(
+    images: Image | Sequence[Image], model_input: ModelInput
+) -> Iterator[ApiRequest[list[Served]]]:
+    """Yield as many requests as the images need.
+
+    The requests are not repeatable: the server would serve the images twice and learn from both.
+    """
+    for tensor in pack_images(images, model_input.shape):
+        body, headers = write_request(model_input.name, tensor)
+        yield ApiRequest(
+            "POST",
+            f"v2/models/{_quote(model_input.model)}/infer",
+            lambda response: read_response(response.content, response.headers.get(JSON_LENGTH)),
+            headers=headers,
+            content=body,
+            is_repeatable=False,
+        )
+
+
+def next_question_request(
+    poll_seconds: int, delay_seconds: float = 0.0
+) -> ApiRequest[Question | None]:
+    """Ask for the next question. The server waits up to `poll_seconds` for one."""
+    return ApiRequest(
+        "GET",
+        f"v1/queue/next?wait={poll_seconds}",
+        lambda response: None if response.status_code == 204 else Question.of(_read_json(response)),
+        extra_seconds=poll_seconds,
+        delay_seconds=delay_seconds,
+    )
+
+
+def answer_body(
+    prediction: str | Question | Served, verdict: Verdict, details: AnswerDetails
+) -> dict[str, Any]:
+    """Return the JSON body of an answer, without missing values."""
+    metadata = details.get("metadata")
+    body = {
+        "prediction_id": _prediction_id(prediction),
+        "verdict": verdict,
+        "lease": prediction.lease if isinstance(prediction, Question) else None,
+        "comment": details.get("comment"),
+        "metadata": None if metadata is None else dict(metadata),
+        "shown_at": details.get("shown_at"),
+        "answered_at": details.get("answered_at"),
+        "lead_time_ms": details.get("lead_time_ms"),
+        "annotator_kind": details.get("annotator_kind", "HUMAN"),
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[Answered]:
+    """Send an answer. Every retry carries the same key, so the answer is stored once."""
+
+    def read(response: httpx.Response) -> Answered:
+        record = _read_json(response)
+        return Answered(
+            record["id"],
+            record["prediction_id"],
+            record["verdict"],
+            record["status"],
+            repeated=response.status_code == 200,
+            record=record,
+        )
+
+    headers = {"Idempotency-Key": idempotency_key}
+    return ApiRequest("POST", "v1/feedback", read, headers=headers, json=body)
+
+
+def undo_request(feedback_id: str) -> ApiRequest[Undone]:
+    """Take an answer back."""
+
+    def read(response: httpx.Response) -> Undone:
+        body = _read_json(response)
+        return Undone(body["undone"], body["applied"], body["note"])
+
+    return ApiRequest("POST", f"v1/feedback/{_quote(feedback_id)}/undo", read, json={})
+
+
+def image_request(prediction_id: str) -> ApiRequest[bytes]:
+    """Ask for the picture of a prediction, as PNG."""
+    path = f"v1/predictions/{_quote(prediction_id)}/image"
+    return ApiRequest("GET", path, lambda response: response.content)
+
+
+def status_request() -> ApiRequest[dict[str, Any]]:
+    """Ask for the state of the server."""
+    return ApiRequest("GET", "v1/status", _read_json)
+
+
+def parse_verdict(correct: bool | None, verdict: Verdict | None) -> Verdict:
+    """Return the verdict that one of the two arguments gives."""
+    if (correct is None) == (verdict is None):
+        raise SettingError(
+            f"correct is {correct!r} and verdict is {verdict!r}; give exactly one of the two."
+        )
+    if verdict is not None:
+        allowed = ("correct", "incorrect", "skip")
+        require(verdict in allowed, "verdict", verdict, ", ".join(map(repr, allowed)))
+        return verdict
+    require(isinstance(correct, bool), "correct", correct, "True or False")
+    return "correct" if correct else "incorrect"
+
+
+def _prediction_id(prediction: str | Question | Served) -> str:
+    return prediction if isinstance(prediction, str) else prediction.prediction_id
+
+
+def _read_json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        raise UnavailableError(
+            f"the response to {response.url.path} is not JSON; is this a bitta server?",
+            status=response.status_code,
+        ) from None
+
+
+def _quote(name: str) -> str:
+    return quote(name, safe="")
