@@ -1,0 +1,89 @@
+"""Write the results table of README.md from the result files and the paper's tables.
+
+    python reproduction/write_readme_table.py [--check]
+
+`--check` writes nothing and fails if README.md does not show what the files hold.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from statistics import fmean
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAPER = ROOT / "reproduction" / "paper"
+RESULTS = ROOT / "results"
+DATA_SETS = (
+    ("CIFAR-10-C", "tinyimagenetc-cifar10-c", "main-cifar10-c"),
+    ("CIFAR-100-C", "tinyimagenetc-cifar100-c", "main-cifar100-c"),
+    ("PACS", "pacs_vlcs", "pacs-domains"),
+)
+"""Heading, table of the paper, folder of results."""
+ROWS = (
+    ("Source model", "source", "unadapted-source"),
+    ("BN-Stats", "bn_stats", "unadapted-bn_stats"),
+    ("TENT*", "tent", "baselines-tent"),
+    ("SAR*", "sar", "baselines-sar"),
+    ("RoTTA*", "rotta", "baselines-rotta"),
+    ("**BiTTA**", "bitta", "bitta"),
+)
+"""Heading, method in the paper's table, name of the experiment."""
+MARKED = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Write README.md, or compare it with the files."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    is_check = parser.parse_args().check
+    written = README.read_text()
+    expected = with_table(written)
+    if written == expected:
+        return 0
+    if is_check:
+        print("README.md does not show the results: python reproduction/write_readme_table.py")
+        return 1
+    README.write_text(expected)
+    return 0
+
+
+def with_table(readme: str) -> str:
+    """Return the text of README.md with the table between its marks."""
+    return MARKED.sub(lambda match: f"{match[1]}{results_table()}\n{match[2]}", readme)
+
+
+def results_table() -> str:
+    """Return the table: a row per method, and for each data set the paper, ours and the seeds."""
+    headings = [f"{data_set}, paper | ours | seeds" for data_set, _, _ in DATA_SETS]
+    lines = [f"| | {' | '.join(headings)} |", "|---" * (1 + 3 * len(DATA_SETS)) + "|"]
+    for heading, method, experiment in ROWS:
+        cells = [cell(table, method, folder, experiment) for _, table, folder in DATA_SETS]
+        lines.append(f"| {heading} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cell(table: str, method: str, folder: str, experiment: str) -> str:
+    """Return the paper's mean over domains, ours, and the number of our seeds."""
+    ours = [mean_over_domains(path) for path in (RESULTS / folder).glob(f"{experiment}-seed*.json")]
+    return f"{paper_mean(table, method):.1f} | {fmean(ours):.1f} | {len(ours)}"
+
+
+def paper_mean(table: str, method: str) -> float:
+    """Return the mean over domains that the paper states, recomputed where its sum is wrong."""
+    content = tomllib.loads((PAPER / f"{table}.toml").read_text())
+    row = next(row for row in content["rows"] if row["method"] == method)
+    stated = row["values"][content["columns"].index("mean")]
+    return float(row.get("recomputed", stated))
+
+
+def mean_over_domains(path: Path) -> float:
+    """Return the accuracy of one run, averaged over its domains."""
+    return fmean(json.loads(path.read_text())["summary"]["accuracy_by_domain"].values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
