@@ -19,7 +19,7 @@ from bitta.version import __version__
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
+HEAD = "0001"
 """The newest of `migrations`."""
 VERSION_TABLE = "bitta_schema"
 """Not alembic's own name for it: another program in the same database may use that."""

@@ -23,22 +23,6 @@ def upgrade() -> None:
     _leases()
 
 
-def downgrade() -> None:
-    """Remove every table."""
-    names = (
-        "leases",
-        "questions",
-        "feedback",
-        "snapshots",
-        "predictions",
-        "keys",
-        "images",
-        "events",
-    )
-    for name in names:
-        op.drop_table(name)
-
-
 def _events() -> None:
     op.create_table(
         "events",
@@ -142,7 +126,6 @@ def _feedback() -> None:
         sa.Column("supersedes_id", sa.String(26)),
         sa.Column("applied_in_version", sa.String(40)),
         sa.Column("weight", sa.Float(53), nullable=False),
-        sa.Column("body_hash", sa.String(64), nullable=False),
         sa.Column("standing", sa.Boolean, nullable=False),
         sa.Column("undone_seq", _SEQ),
         sa.Column("taken_at", sa.BigInteger),
@@ -168,6 +151,7 @@ def _feedback() -> None:
         "ix_feedback_prediction_id_annotator_id", "feedback", ["prediction_id", "annotator_id"]
     )
     op.create_index("ix_feedback_status_seq", "feedback", ["status", "seq"])
+    op.create_index("ix_feedback_selection_reason_seq", "feedback", ["selection_reason", "seq"])
     op.create_index(
         "uq_feedback_standing",
         "feedback",
