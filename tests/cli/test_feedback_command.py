@@ -96,9 +96,9 @@ def answered(folder, asked):
     """A folder with one answer under a lease, one with all that can be said, and a skip."""
     asked("data")
     with opened(folder) as store:
-        lease = store.lease("anna", seconds=60).result()
-        number = int(lease.question.prediction_id[1:])
-        store.answer(given(number, key="a", lease=lease.token)).result()
+        leased = store.lease("anna", seconds=60).result()
+        number = int(leased.question.prediction_id[1:])
+        store.answer(given(number, key="a", lease=leased.lease.token)).result()
         full = {"comment": "a dog", "metadata": {"app": [1.5, "ä"]}, "lead_time_ms": 1200}
         store.answer(given(2, "incorrect", by="bert", key="b", shown_at=START, **full)).result()
         store.answer(given(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()

@@ -46,7 +46,7 @@ class FakeServer:
                 {
                     "prediction_id": id_, "label": ["cat", "dog"][class_index],
                     "class_index": class_index, "confidence": 0.75, "uncertainty": 0.2,
-                    "reason_shown": None, "asked_at": 5, "expires_at": 9,
+                    "reason_shown": None, "input_sha256": "ab", "asked_at": 5, "expires_at": 9,
                     "image_url": f"/v1/predictions/{id_}/image" if image else None,
                     "lease": {"token": f"lease-{id_}", "until": 8}, "model_version": "1.3",
                 }
@@ -134,8 +134,16 @@ class FakeServer:
             if earlier["prediction_id"] == body["prediction_id"]:
                 earlier["standing"] = False
         record = {
-            "id": f"f{len(self.records)}", "status": "pending", "standing": True, "body": body,
-            "prediction_id": body["prediction_id"], "verdict": body["verdict"],
+            "id": f"f{len(self.records)}", "idempotency_key": key, "seq": 1 + len(self.records),
+            "prediction_id": body["prediction_id"], "request_id": "r", "model_name": "pets",
+            "model_version": "1.3", "input_sha256": "ab", "predicted_class": 0,
+            "predicted_label": "cat", "confidence": 0.75, "uncertainty": None,
+            "selection_reason": None, "verdict": body["verdict"], "annotator_id": "a",
+            "annotator_kind": body["annotator_kind"], "comment": body.get("comment"),
+            "metadata": body.get("metadata"), "shown_at": None, "answered_at": 6, "received_at": 6,
+            "lead_time_ms": None, "status": "pending", "supersedes_id": None,
+            "applied_in_version": None, "weight": 1.0, "standing": True, "undone": False,
+            "body": body,
         }  # fmt: skip
         self.stored[key] = record
         self.records.append(record)

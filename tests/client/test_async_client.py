@@ -32,7 +32,7 @@ def test_async_client_makes_every_call(server, pauses):
         await client.answer(served, verdict="skip", answered_at=7)
         return undone
 
-    assert call_with(server, calls).feedback_id == "f0"
+    assert call_with(server, calls).undone == "f0"
     assert [record["verdict"] for record in server.records] == ["correct", "skip"]
     assert server.records[1]["body"]["answered_at"] == 7
 

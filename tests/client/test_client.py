@@ -11,17 +11,18 @@ import pytest
 
 from bitta.client import (
     AccessError,
+    AskedQuestion,
     Client,
     ClientError,
     ConflictError,
     ExpiredError,
     NotFoundError,
-    Question,
     RateError,
     RefusedError,
     UnavailableError,
 )
 from bitta.errors import BittaError, SettingError
+from bitta.records import Lease
 from client.fake_server import KEY, PNG, FakeServer
 
 
@@ -32,10 +33,10 @@ def keys(server):
 def test_answer_to_a_question_carries_its_lease(client, server):
     server.ask("p7")
     question = client.next_question()
-    assert question == Question(
+    assert question == AskedQuestion(
         prediction_id="p7", label="cat", class_index=0, confidence=0.75, uncertainty=0.2,
-        model_version="1.3", asked_at=5, expires_at=9, lease="lease-p7", lease_until=8, left=1,
-        has_image=True,
+        model_version="1.3", asked_at=5, expires_at=9, lease=Lease("lease-p7", 8),
+        image_url="/v1/predictions/p7/image", input_sha256="ab",
     )  # fmt: skip
     given = client.answer(question, correct=False, comment="a dog", answered_at=7, lead_time_ms=800)
     assert (given.id, given.verdict, given.status, given.repeated) == (
@@ -62,7 +63,7 @@ def test_status_image_and_undo(client):
     assert client.image("p7") == PNG
     given = client.answer("p7", correct=True)
     undone = client.undo(given.id)
-    assert (undone.feedback_id, undone.applied, undone.note) == ("f0", False, "Not learned.")
+    assert (undone.undone, undone.applied, undone.note) == ("f0", False, "Not learned.")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from bitta.client import Answered, AsyncClient, Client, ClientError, Served, Undone, errors
+from bitta.client import AsyncClient, Client, ClientError, ServedPrediction, UndoReceipt, errors
 from client.fake_server import KEY, PNG, FakeServer, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "client.md").read_text()
@@ -67,7 +67,7 @@ def test_page_names_every_call_field_and_error():
     calls = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
     assert calls == {name for name in vars(AsyncClient) if not name.startswith("_")} - {"close"}
     assert all(f"`{name}(" in PAGE for name in calls)
-    for kind in (Served, Answered, Undone):
+    for kind in (ServedPrediction, UndoReceipt):
         assert f"`{kind.__name__}({', '.join(kind.__dataclass_fields__)})`" in PAGE
     kinds = [each for each in vars(errors).values() if isinstance(each, type)]
     for kind in kinds:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bitta.client import Client, ClientError, Served, UnavailableError
+from bitta.client import Client, ClientError, ServedPrediction, UnavailableError
 from bitta.client.images import pack_images
 from bitta.client.protocol import read_response
 from bitta.errors import InputError
@@ -116,7 +116,7 @@ def test_empty_list_sends_no_request(client, server):
 
 def test_prediction_is_returned_with_all_fields(client):
     assert client.predict(b"png") == [
-        Served("p0", label="cat", class_index=0, confidence=0.75, model_version="1.3")
+        ServedPrediction("p0", label="cat", class_index=0, confidence=0.75, model_version="1.3")
     ]
 
 
@@ -190,7 +190,7 @@ def test_outputs_in_json_are_read():
         }.items()
     ]  # fmt: skip
     assert read_response(json.dumps({"outputs": outputs}).encode(), None) == [
-        Served("p", "é", 4, 0.5, "2.0")
+        ServedPrediction("p", "é", 4, 0.5, "2.0")
     ]
 
 
@@ -225,4 +225,6 @@ def test_client_parses_the_response_of_the_server(client, server):
         prediction_ids=["p"], model_version="3.1",
     )  # fmt: skip
     content, head = encode_response(outputs, request, model_name="pets", model_version="3.1")
-    assert read_response(content, head[JSON_LENGTH_HEADER]) == [Served("p", "dög", 1, 0.25, "3.1")]
+    assert read_response(content, head[JSON_LENGTH_HEADER]) == [
+        ServedPrediction("p", "dög", 1, 0.25, "3.1")
+    ]

@@ -53,18 +53,18 @@ def test_thumbs_questions_and_undo_work_together(clients):
     first = app.thumbs(served[0].prediction_id, up=True)
     assert app.thumbs(served[0].prediction_id, up=True).id == first.id
     down = app.thumbs(served[0].prediction_id, up=False)
-    assert down.record["supersedes_id"] == first.id
-    assert app.thumbs(served[0].prediction_id, up=True).record["standing"]
+    assert down.supersedes_id == first.id
+    assert app.thumbs(served[0].prediction_id, up=True).standing
     again = app.thumbs(served[0].prediction_id, up=True, metadata={"page": 3})
-    assert again.record["metadata"] == {"page": 3}
+    assert again.metadata == {"page": 3}
     assert clients["operator"].thumbs(served[0].prediction_id, up=True).id != first.id
 
     question = annotator.next_question(wait=60)
     assert question.prediction_id in {each.prediction_id for each in served}
     assert annotator.image(question).startswith(b"\x89PNG")
     given = annotator.answer(question, correct=False, comment="no")
-    assert given.record["comment"] == "no"
-    assert annotator.undo(given.id).feedback_id == given.id
+    assert given.comment == "no"
+    assert annotator.undo(given.id).undone == given.id
     assert annotator.answer(question.prediction_id, verdict="correct").verdict == "correct"
     assert clients["operator"].status()["questions"]["asked"] >= 3
 

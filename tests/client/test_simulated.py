@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from bitta.client import Question
 from bitta.client.simulated import AnswerCounts, SimulatedAnnotator, SimulatedBehaviour, TruthFile
 from bitta.errors import InputError, SettingError
+from bitta.records import AskedQuestion, Lease
 
 
-def question(id_="p0", class_index=0, sha=None):
-    return Question(
+def question(id_="p0", class_index=0, sha="ab"):
+    return AskedQuestion(
         prediction_id=id_, label="cat", class_index=class_index, confidence=0.5, uncertainty=0.5,
-        model_version="1.0", asked_at=0, expires_at=1, lease="l", lease_until=1, left=1,
-        has_image=False, input_sha256=sha,
+        model_version="1.0", asked_at=0, expires_at=1, lease=Lease("l", 1), image_url=None,
+        input_sha256=sha,
     )  # fmt: skip
 
 

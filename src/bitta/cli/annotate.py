@@ -17,7 +17,7 @@ from bitta.cli.signals import stop_on_signal
 from bitta.errors import SettingError
 
 if TYPE_CHECKING:  # httpx is an optional dependency
-    from bitta.client import Answered, Client, Question, Undone
+    from bitta.client import AskedQuestion, Client, FeedbackReceipt, UndoReceipt
     from bitta.client.simulated import AnswerCounts
 
 _EPILOG = """\
@@ -146,8 +146,8 @@ class TerminalAnnotator:
     ) -> None:
         self._client = client
         self._read_key, self._render, self._show = read_key, render, show
-        self._history: list[tuple[Question, Answered]] = []
-        self._to_ask_again: list[tuple[Question, bool]] = []
+        self._history: list[tuple[AskedQuestion, FeedbackReceipt]] = []
+        self._to_ask_again: list[tuple[AskedQuestion, bool]] = []
         """Questions to show before new ones, each with True if its lease is held.
 
         They were undone, or an undo interrupted them.
@@ -169,7 +169,7 @@ class TerminalAnnotator:
                 self._answer(question, key, has_lease=has_lease)
         return self.n_answered
 
-    def _next_question(self) -> "tuple[Question, bool]":
+    def _next_question(self) -> "tuple[AskedQuestion, bool]":
         """Return a question, and True if its lease is held."""
         if self._to_ask_again:
             return self._to_ask_again.pop()
@@ -180,7 +180,7 @@ class TerminalAnnotator:
             question = self._client.next_question(wait=_POLL_SECONDS)
         return question, True
 
-    def _show_question(self, question: "Question") -> None:
+    def _show_question(self, question: "AskedQuestion") -> None:
         if question.has_image:
             png = self._client.image(question)
             self._show(self._render(png, question.prediction_id))
@@ -197,7 +197,7 @@ class TerminalAnnotator:
                 return key
             self._show("press one of y, n, s, u, q.")
 
-    def _answer(self, question: "Question", key: str, *, has_lease: bool) -> None:
+    def _answer(self, question: "AskedQuestion", key: str, *, has_lease: bool) -> None:
         from bitta.client import ExpiredError  # noqa: PLC0415 (httpx is an optional dependency)
 
         verdict = _VERDICTS[key]
@@ -218,7 +218,7 @@ class TerminalAnnotator:
             self._show("there is nothing to undo.")
             return
         question, answer = self._history.pop()
-        undone: Undone = self._client.undo(answer.id)
+        undone: UndoReceipt = self._client.undo(answer.id)
         self.n_answered -= 1
         self._to_ask_again.append((question, False))
         self._show(f"undone. {remove_control_characters(undone.note)}")

@@ -24,23 +24,23 @@ from bitta.client.errors import (
     RefusedError,
     UnavailableError,
 )
-from bitta.client.records import Answered, Question, Served, Undone
 from bitta.client.requests import AnswerDetails
+from bitta.records import AskedQuestion, FeedbackReceipt, ServedPrediction, UndoReceipt
 
 __all__ = [
     "AccessError",
     "AnswerDetails",
-    "Answered",
+    "AskedQuestion",
     "AsyncClient",
     "Client",
     "ClientError",
     "ConflictError",
     "ExpiredError",
+    "FeedbackReceipt",
     "NotFoundError",
-    "Question",
     "RateError",
     "RefusedError",
-    "Served",
+    "ServedPrediction",
     "UnavailableError",
-    "Undone",
+    "UndoReceipt",
 ]

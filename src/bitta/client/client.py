@@ -9,10 +9,10 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from bitta.client.images import Image
-from bitta.client.records import Answered, Question, Served, Undone, Verdict
 from bitta.client.requests import AnswerDetails, ApiRequest, Outcome, Plan, RequestPlans
 from bitta.config import require
 from bitta.errors import SettingError
+from bitta.records import AskedQuestion, FeedbackReceipt, ServedPrediction, UndoReceipt, Verdict
 from bitta.version import __version__
 
 T = TypeVar("T")
@@ -76,11 +76,11 @@ class Client(BaseClient):
         super().__init__(url, key, model=model, timeout=timeout, retries=retries)
         self._http = httpx.Client(transport=transport, **self._client_options(key))
 
-    def predict(self, images: Image | Sequence[Image]) -> list[Served]:
+    def predict(self, images: Image | Sequence[Image]) -> list[ServedPrediction]:
         """Serve one image or several: bytes, paths, Pillow images, arrays or torch tensors."""
         return self._run(self._plans.predict(images))
 
-    def next_question(self, *, wait: float = 0) -> Question | None:
+    def next_question(self, *, wait: float = 0) -> AskedQuestion | None:
         """Return the next question for the owner of this key.
 
         Wait up to `wait` seconds for one. Return None if there is none.
@@ -89,12 +89,12 @@ class Client(BaseClient):
 
     def answer(
         self,
-        prediction: str | Question | Served,
+        prediction: str | AskedQuestion | ServedPrediction,
         *,
         correct: bool | None = None,
         verdict: Verdict | None = None,
         **details: Unpack[AnswerDetails],
-    ) -> Answered:
+    ) -> FeedbackReceipt:
         """Answer a question about a prediction, with `correct=` or with `verdict=`.
 
         Return when the server has stored the answer on disk. `AnswerDetails` lists `details`.
@@ -104,15 +104,15 @@ class Client(BaseClient):
 
     def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
-    ) -> Answered:
+    ) -> FeedbackReceipt:
         """Send the click on a thumbs-up or thumbs-down button. A second click changes nothing."""
         return self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
-    def undo(self, feedback_id: str) -> Undone:
-        """Take an answer back, by `Answered.id`."""
+    def undo(self, feedback_id: str) -> UndoReceipt:
+        """Take an answer back, by `FeedbackReceipt.id`."""
         return self._run(self._plans.undo(feedback_id))
 
-    def image(self, prediction: str | Question) -> bytes:
+    def image(self, prediction: str | AskedQuestion) -> bytes:
         """Return the picture of a prediction as PNG. The key is an annotator's or operator's."""
         return self._run(self._plans.image(prediction))
 
@@ -169,37 +169,37 @@ class AsyncClient(BaseClient):
         super().__init__(url, key, model=model, timeout=timeout, retries=retries)
         self._http = httpx.AsyncClient(transport=transport, **self._client_options(key))
 
-    async def predict(self, images: Image | Sequence[Image]) -> list[Served]:
+    async def predict(self, images: Image | Sequence[Image]) -> list[ServedPrediction]:
         """Serve images. See `Client.predict`."""
         return await self._run(self._plans.predict(images))
 
-    async def next_question(self, *, wait: float = 0) -> Question | None:
+    async def next_question(self, *, wait: float = 0) -> AskedQuestion | None:
         """Return the next question, or None. See `Client.next_question`."""
         return await self._run(self._plans.next_question(wait))
 
     async def answer(
         self,
-        prediction: str | Question | Served,
+        prediction: str | AskedQuestion | ServedPrediction,
         *,
         correct: bool | None = None,
         verdict: Verdict | None = None,
         **details: Unpack[AnswerDetails],
-    ) -> Answered:
+    ) -> FeedbackReceipt:
         """Answer a question. See `Client.answer`."""
         plan = self._plans.answer(prediction, correct=correct, verdict=verdict, **details)
         return await self._run(plan)
 
     async def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
-    ) -> Answered:
+    ) -> FeedbackReceipt:
         """Send the click on a thumbs button. See `Client.thumbs`."""
         return await self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
-    async def undo(self, feedback_id: str) -> Undone:
-        """Take an answer back, by `Answered.id`."""
+    async def undo(self, feedback_id: str) -> UndoReceipt:
+        """Take an answer back, by `FeedbackReceipt.id`."""
         return await self._run(self._plans.undo(feedback_id))
 
-    async def image(self, prediction: str | Question) -> bytes:
+    async def image(self, prediction: str | AskedQuestion) -> bytes:
         """Return the picture of a prediction as PNG. See `Client.image`."""
         return await self._run(self._plans.image(prediction))
 

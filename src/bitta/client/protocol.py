@@ -11,11 +11,11 @@ from math import prod
 from typing import Any
 
 from bitta.client.errors import UnavailableError
-from bitta.client.records import Served
+from bitta.records import ServedPrediction
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 _OUTPUTS = ("prediction_id", "label", "class_index", "confidence", "model_version")
-"""Names of the outputs, in the order of the fields of `Served`."""
+"""Names of the outputs, in the order of the fields of `ServedPrediction`."""
 _NUMBERS = {"INT64": "q", "FP32": "f"}
 
 
@@ -29,7 +29,7 @@ class InputTensor:
 
 
 def write_request(name: str, images: InputTensor) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of an inference request. It asks for the fields of `Served`."""
+    """Return body and headers of a request for the fields of `ServedPrediction`."""
     fields = {
         "inputs": [
             {
@@ -46,8 +46,8 @@ def write_request(name: str, images: InputTensor) -> tuple[bytes, dict[str, str]
     return head + images.data, headers
 
 
-def read_response(body: bytes, json_length: str | None) -> list[Served]:
-    """Return one `Served` per image."""
+def read_response(body: bytes, json_length: str | None) -> list[ServedPrediction]:
+    """Return one `ServedPrediction` per image."""
     try:
         columns = _read_columns(body, json_length)
     except (ValueError, KeyError, TypeError, struct.error) as error:
@@ -62,7 +62,7 @@ def read_response(body: bytes, json_length: str | None) -> list[Served]:
             f"{', '.join(columns) or 'nothing'}."
         )
     rows = zip(*(columns[name] for name in _OUTPUTS), strict=True)
-    return [Served(*row) for row in rows]
+    return [ServedPrediction(*row) for row in rows]
 
 
 def pack_bytes(elements: Sequence[bytes]) -> bytes:

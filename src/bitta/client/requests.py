@@ -8,13 +8,13 @@ same plans; one of them blocks and the other awaits.
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import ceil
 from random import Random
 from time import monotonic
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -23,12 +23,21 @@ import httpx
 from bitta.client.errors import ClientError, UnavailableError, connection_error, response_error
 from bitta.client.images import Image, pack_images
 from bitta.client.protocol import JSON_LENGTH, read_response, write_request
-from bitta.client.records import Answered, Kind, ModelInput, Question, Served, Undone, Verdict
 from bitta.config import require
 from bitta.errors import SettingError
+from bitta.records import (
+    AnnotatorKind,
+    AskedQuestion,
+    FeedbackReceipt,
+    Lease,
+    ServedPrediction,
+    UndoReceipt,
+    Verdict,
+)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Record = TypeVar("Record", AskedQuestion, FeedbackReceipt, Lease, UndoReceipt)
 
 MAX_POLL_SECONDS = 25
 """Longest time for which a server holds a request for the next question."""
@@ -64,6 +73,27 @@ Outcome: TypeAlias = httpx.Response | httpx.RequestError
 Plan: TypeAlias = Generator[ApiRequest[Any], Outcome, T]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """Name and shape of the image input of a model."""
+
+    model: str
+    name: str
+    shape: tuple[int, ...]
+    """Shape of one image as an array."""
+
+    @classmethod
+    def from_metadata(cls, model: str, metadata: Mapping[str, Any]) -> Self:
+        """Read the body of GET /v2/models/NAME."""
+        inputs = metadata["inputs"]
+        if len(inputs) != 1:
+            names = ", ".join(each["name"] for each in inputs)
+            raise UnavailableError(
+                f"model {model!r} takes {len(inputs)} inputs ({names}); this client sends one."
+            )
+        return cls(model, inputs[0]["name"], tuple(inputs[0]["shape"][1:]))
+
+
 class AnswerDetails(TypedDict, total=False):
     """Optional parts of an answer. Times are in microseconds since 1970."""
 
@@ -74,7 +104,7 @@ class AnswerDetails(TypedDict, total=False):
     """Time of the answer, if it is sent later than it was given."""
     lead_time_ms: int | None
     """Time that the annotator took."""
-    annotator_kind: Kind
+    annotator_kind: AnnotatorKind
     """HUMAN (the default), CODE or MODEL."""
     idempotency_key: str | None
     """Answers with the same key are stored once. The default is a new key."""
@@ -92,17 +122,17 @@ class RequestPlans:
         self._retry = RetryPolicy(n_retries)
         self._rng = Random()
 
-    def predict(self, images: Image | Sequence[Image]) -> Plan[list[Served]]:
+    def predict(self, images: Image | Sequence[Image]) -> Plan[list[ServedPrediction]]:
         """Serve images, in as many requests as they need."""
         if self._model_input is None:
             model = self._model or (yield from self._send(only_model_request()))
             self._model_input = yield from self._send(model_input_request(model))
-        served: list[Served] = []
+        served: list[ServedPrediction] = []
         for request in predict_requests(images, self._model_input):
             served += yield from self._send(request)
         return served
 
-    def next_question(self, wait: float) -> Plan[Question | None]:
+    def next_question(self, wait: float) -> Plan[AskedQuestion | None]:
         """Poll for a question for up to `wait` seconds."""
         end = monotonic() + wait
         delay = 0.0
@@ -118,12 +148,12 @@ class RequestPlans:
 
     def answer(
         self,
-        prediction: str | Question | Served,
+        prediction: str | AskedQuestion | ServedPrediction,
         *,
         correct: bool | None = None,
         verdict: Verdict | None = None,
         **details: Unpack[AnswerDetails],
-    ) -> Plan[Answered]:
+    ) -> Plan[FeedbackReceipt]:
         """Send an answer."""
         body = answer_body(prediction, parse_verdict(correct, verdict), details)
         key = details.get("idempotency_key") or uuid4().hex
@@ -131,7 +161,7 @@ class RequestPlans:
 
     def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None
-    ) -> Plan[Answered]:
+    ) -> Plan[FeedbackReceipt]:
         """Send the answer of a thumbs button.
 
         The idempotency key is the same for every click of one owner on the same button.
@@ -141,16 +171,16 @@ class RequestPlans:
         identity = json.dumps(["thumbs", self._key_digest, body], sort_keys=True)
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
         answered = yield from self._send(answer_request(body, key))
-        if answered.repeated and not answered.record.get("standing", True):
+        if answered.repeated and not answered.standing:
             # After up, down and up again, the first answer has been superseded: send a new one.
             return (yield from self._send(answer_request(body, uuid4().hex)))
         return answered
 
-    def undo(self, feedback_id: str) -> Plan[Undone]:
+    def undo(self, feedback_id: str) -> Plan[UndoReceipt]:
         """Take an answer back."""
         return (yield from self._send(undo_request(feedback_id)))
 
-    def image(self, prediction: str | Question) -> Plan[bytes]:
+    def image(self, prediction: str | AskedQuestion) -> Plan[bytes]:
         """Fetch the picture of a prediction."""
         return (yield from self._send(image_request(_prediction_id(prediction))))
 
@@ -255,13 +285,13 @@ def model_input_request(model: str) -> ApiRequest[ModelInput]:
     return ApiRequest(
         "GET",
         f"v2/models/{_quote(model)}",
-        lambda response: ModelInput.of(model, _read_json(response)),
+        lambda response: ModelInput.from_metadata(model, _read_json(response)),
     )
 
 
 def predict_requests(
     images: Image | Sequence[Image], model_input: ModelInput
-) -> Iterator[ApiRequest[list[Served]]]:
+) -> Iterator[ApiRequest[list[ServedPrediction]]]:
     """Yield as many requests as the images need.
 
     The requests are not repeatable: the server would serve the images twice and learn from both.
@@ -280,26 +310,26 @@ def predict_requests(
 
 def next_question_request(
     poll_seconds: int, delay_seconds: float = 0.0
-) -> ApiRequest[Question | None]:
+) -> ApiRequest[AskedQuestion | None]:
     """Ask for the next question. The server waits up to `poll_seconds` for one."""
     return ApiRequest(
         "GET",
         f"v1/queue/next?wait={poll_seconds}",
-        lambda response: None if response.status_code == 204 else Question.of(_read_json(response)),
+        lambda response: None if response.status_code == 204 else _read_question(response),
         extra_seconds=poll_seconds,
         delay_seconds=delay_seconds,
     )
 
 
 def answer_body(
-    prediction: str | Question | Served, verdict: Verdict, details: AnswerDetails
+    prediction: str | AskedQuestion | ServedPrediction, verdict: Verdict, details: AnswerDetails
 ) -> dict[str, Any]:
     """Return the JSON body of an answer, without missing values."""
     metadata = details.get("metadata")
     body = {
         "prediction_id": _prediction_id(prediction),
         "verdict": verdict,
-        "lease": prediction.lease if isinstance(prediction, Question) else None,
+        "lease": prediction.lease.token if isinstance(prediction, AskedQuestion) else None,
         "comment": details.get("comment"),
         "metadata": None if metadata is None else dict(metadata),
         "shown_at": details.get("shown_at"),
@@ -310,32 +340,25 @@ def answer_body(
     return {name: value for name, value in body.items() if value is not None}
 
 
-def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[Answered]:
+def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[FeedbackReceipt]:
     """Send an answer. Every retry carries the same key, so the answer is stored once."""
 
-    def read(response: httpx.Response) -> Answered:
-        record = _read_json(response)
-        return Answered(
-            record["id"],
-            record["prediction_id"],
-            record["verdict"],
-            record["status"],
-            repeated=response.status_code == 200,
-            record=record,
-        )
+    def read(response: httpx.Response) -> FeedbackReceipt:
+        is_repeated = response.status_code == 200
+        return _as_record(FeedbackReceipt, _read_json(response) | {"repeated": is_repeated})
 
     headers = {"Idempotency-Key": idempotency_key}
     return ApiRequest("POST", "v1/feedback", read, headers=headers, json=body)
 
 
-def undo_request(feedback_id: str) -> ApiRequest[Undone]:
+def undo_request(feedback_id: str) -> ApiRequest[UndoReceipt]:
     """Take an answer back."""
-
-    def read(response: httpx.Response) -> Undone:
-        body = _read_json(response)
-        return Undone(body["undone"], body["applied"], body["note"])
-
-    return ApiRequest("POST", f"v1/feedback/{_quote(feedback_id)}/undo", read, json={})
+    return ApiRequest(
+        "POST",
+        f"v1/feedback/{_quote(feedback_id)}/undo",
+        lambda response: _as_record(UndoReceipt, _read_json(response)),
+        json={},
+    )
 
 
 def image_request(prediction_id: str) -> ApiRequest[bytes]:
@@ -363,8 +386,28 @@ def parse_verdict(correct: bool | None, verdict: Verdict | None) -> Verdict:
     return "correct" if correct else "incorrect"
 
 
-def _prediction_id(prediction: str | Question | Served) -> str:
+def _prediction_id(prediction: str | AskedQuestion | ServedPrediction) -> str:
     return prediction if isinstance(prediction, str) else prediction.prediction_id
+
+
+def _read_question(response: httpx.Response) -> AskedQuestion:
+    body = _read_json(response)["question"]
+    return _as_record(AskedQuestion, body | {"lease": _as_record(Lease, body["lease"])})
+
+
+def _as_record(record_type: type[Record], body: Mapping[str, Any]) -> Record:
+    """Return a record with the fields of a JSON object. Fields that it does not know are ignored.
+
+    The server can be newer than the client.
+    """
+    names = {each.name for each in fields(record_type)}
+    try:
+        return record_type(**{name: value for name, value in body.items() if name in names})
+    except TypeError as error:
+        raise UnavailableError(
+            f"the response is not a complete {record_type.__name__} ({error}); is the server an "
+            "older version of bitta?"
+        ) from None
 
 
 def _read_json(response: httpx.Response) -> Any:

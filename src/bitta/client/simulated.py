@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from bitta.client.client import Client
 from bitta.client.errors import ExpiredError
-from bitta.client.records import Question, Verdict
 from bitta.config import require
 from bitta.errors import InputError
+from bitta.records import AskedQuestion, Verdict
 
-TrueClass: TypeAlias = Callable[[Question], int | None]
+TrueClass: TypeAlias = Callable[[AskedQuestion], int | None]
 """Function that returns the true class for a question, or None if it is unknown."""
 _POLL_SECONDS = 2
 """Time that one poll for a question takes at most. A stop is noticed between two polls."""
@@ -34,16 +34,16 @@ class TruthFile:
         """Modification time and size at the last reading."""
         self._read_if_changed()
 
-    def __call__(self, question: Question) -> int | None:
+    def __call__(self, question: AskedQuestion) -> int | None:
         """Return the true class, or None if the file does not hold it."""
         found = self._find(question)
         if found is None and self._read_if_changed():
             found = self._find(question)
         return found
 
-    def _find(self, question: Question) -> int | None:
+    def _find(self, question: AskedQuestion) -> int | None:
         for key in (question.prediction_id, question.input_sha256):
-            if key is not None and key in self._classes:
+            if key in self._classes:
                 return self._classes[key]
         return None
 
@@ -107,18 +107,18 @@ class SimulatedBehaviour:
         require(self.delay >= 0, "delay", self.delay, "0 seconds or more")
         require(self.rate is None or self.rate > 0, "rate", self.rate, "more than 0 per second")
 
-    def choose_verdict(self, question: Question, true_class: int | None) -> Verdict:
+    def choose_verdict(self, question: AskedQuestion, true_class: int | None) -> Verdict:
         """Return the verdict on a question. An unknown true class gives a skip."""
         if true_class is None or self._random("skip", question) < self.skip:
             return "skip"
         is_flipped = self._random("flip", question) < self.flip
         return "correct" if (question.class_index == true_class) != is_flipped else "incorrect"
 
-    def thinking_seconds(self, question: Question) -> float:
+    def thinking_seconds(self, question: AskedQuestion) -> float:
         """Return the time between a question and its answer."""
         return self.delay * (0.5 + self._random("delay", question))
 
-    def _random(self, purpose: str, question: Question) -> float:
+    def _random(self, purpose: str, question: AskedQuestion) -> float:
         """Return a random number from 0 to 1."""
         address = f"{self.seed}/{purpose}/{question.prediction_id}".encode()
         return int.from_bytes(hashlib.blake2b(address, digest_size=6).digest()) / 2**48
@@ -179,7 +179,7 @@ class SimulatedAnnotator:
                 on_answer(self.counts)
         return self.counts
 
-    def answer(self, question: Question) -> None:
+    def answer(self, question: AskedQuestion) -> None:
         """Wait for the thinking time, then answer one question."""
         seconds = self._behaviour.thinking_seconds(question)
         sleep(seconds)

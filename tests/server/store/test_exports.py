@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 
 from bitta.errors import SettingError
-from bitta.server.store import FeedbackRecord, reads
+from bitta.records import FeedbackRecord
+from bitta.server.store import reads
 from bitta.server.store.exports import COLUMNS, MEDIA_TYPES, export
 from server.store.made import given, name, question, served
 

@@ -4,15 +4,14 @@ import sqlite3
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from bitta.errors import SettingError
 from bitta.server.store import NewerSchema, Owned, Store, StoreError, connect, lineage
-from bitta.server.store.migrate import HEAD, VERSION_TABLE, _config
+from bitta.server.store.migrate import HEAD, VERSION_TABLE
 from bitta.server.store.tables import metadata
-from server.store.made import Watch, given, served
+from server.store.made import Watch
 
 
 def test_migrations_give_the_tables_that_the_code_means(store):
@@ -20,20 +19,6 @@ def test_migrations_give_the_tables_that_the_code_means(store):
         context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
         assert compare_metadata(context, metadata) == []
         assert context.get_current_revision() == HEAD
-
-
-def test_a_database_of_before_is_brought_to_the_schema_of_now(store, url, tmp_path):
-    store.served(served(range(2))).result()
-    answered = store.answer(given(0, key="k")).result()
-    with store._place.writer.begin() as connection:
-        command.downgrade(_config(connection), "0001")
-    store.close()
-    with Store.open(url, tmp_path) as again:
-        assert again.feedback(answered.id) == answered
-        assert again.answer(given(0, key="k")).result().repeated
-        with again._place.reader.begin() as connection:
-            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-            assert compare_metadata(context, metadata) == []
 
 
 def test_what_was_stored_is_there_after_opening_again(store, reopen):

@@ -42,9 +42,9 @@ def test_a_lease_tells_what_to_show_and_until_when(served_ten, watch):
     held = served_ten.lease("anna", seconds=60, besides=[name(5)]).result()
     assert (held.question.label, held.question.class_index) == ("class 4", 4)
     assert (held.question.model_version, held.question.input_sha256) == ("1.0", f"{4:064x}")
-    assert (held.until, held.left) == (START + 60_000_000, 2)
+    assert (held.lease.until, held.left) == (START + 60_000_000, 2)
     short = served_ten.lease("anna", seconds=60, besides=[name(4)]).result()
-    assert short.until == START + 30_000_000  # no longer than the question itself
+    assert short.lease.until == START + 30_000_000  # no longer than the question itself
 
 
 def test_two_annotators_never_hold_the_same_question(served_ten):
@@ -78,11 +78,11 @@ def test_asking_again_renews_the_same_lease(served_ten, watch):
     served_ten.asked([question(2, step=9)]).result()
     watch.move(40)
     again = served_ten.lease("anna", seconds=60).result()
-    assert (again.question.prediction_id, again.token) == (
+    assert (again.question.prediction_id, again.lease.token) == (
         first.question.prediction_id,
-        first.token,
+        first.lease.token,
     )
-    assert again.until == first.until + 40_000_000
+    assert again.lease.until == first.lease.until + 40_000_000
 
 
 def test_a_lease_that_ran_out_goes_to_the_next(served_ten, watch):
@@ -91,24 +91,24 @@ def test_a_lease_that_ran_out_goes_to_the_next(served_ten, watch):
     watch.move(60)
     assert leased(served_ten, "bert") == name(0)
     with pytest.raises(Expired, match="another annotator has the question"):
-        served_ten.answer(given(0, lease=held.token)).result()
+        served_ten.answer(given(0, lease=held.lease.token)).result()
     served_ten.answer(given(0, by="bert")).result()
     with pytest.raises(Expired, match="another annotator has the question"):
-        served_ten.answer(given(0, lease=held.token)).result()
+        served_ten.answer(given(0, lease=held.lease.token)).result()
 
 
 def test_a_lease_that_ran_out_is_no_loss_while_nobody_else_wants_it(served_ten, watch):
     served_ten.asked([question(0)]).result()
     held = served_ten.lease("anna", seconds=60).result()
     watch.move(600)
-    assert served_ten.answer(given(0, lease=held.token)).result().status == "pending"
+    assert served_ten.answer(given(0, lease=held.lease.token)).result().status == "pending"
 
 
 def test_an_old_lease_is_given_anew_with_another_token(served_ten, watch):
     served_ten.asked([question(0)]).result()
     first = served_ten.lease("anna", seconds=60).result()
     watch.move(60)
-    assert served_ten.lease("anna", seconds=60).result().token != first.token
+    assert served_ten.lease("anna", seconds=60).result().lease.token != first.lease.token
 
 
 def test_a_skipped_question_goes_to_somebody_else(served_ten):

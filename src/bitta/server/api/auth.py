@@ -15,11 +15,12 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from bitta.errors import InputError
+from bitta.records import Role
 from bitta.server.api.errors import Refused
 from bitta.server.api.limits import RateLimit
 from bitta.server.settings import ServeSettings
 from bitta.server.store.keys import Keys
-from bitta.server.store.records import KeyRecord, Role
+from bitta.server.store.records import KeyRecord
 from bitta.statefile import write_atomically
 
 COOKIE = "bitta_session"

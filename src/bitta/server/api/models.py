@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from bitta.server.api.text import Comment, Metadata, Name, whole
-from bitta.server.store.records import (
+from bitta.records import (
     AnnotatorKind,
     FeedbackStatus,
     QuestionReason,
@@ -14,6 +13,7 @@ from bitta.server.store.records import (
     SnapshotReason,
     Verdict,
 )
+from bitta.server.api.text import Comment, Metadata, Name, whole
 
 Whole = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(whole)]
 Time = Annotated[Whole, Field(description="Microseconds since 1970, UTC.")]

@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from structlog.typing import FilteringBoundLogger
 
+from bitta.records import Role
 from bitta.server.api.auth import Auth, Caller
 from bitta.server.api.errors import Refused
 from bitta.server.api.feed import Feed
@@ -21,7 +22,6 @@ from bitta.server.api.tally import Tally
 from bitta.server.api.waiting import outcome
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store
-from bitta.server.store.records import Role
 from bitta.streams import Geometry
 
 T = TypeVar("T")

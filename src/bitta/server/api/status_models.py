@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from bitta.records import Role
 from bitta.server.api.models import Time
-from bitta.server.store.records import Role
 
 
 class _Part(BaseModel):

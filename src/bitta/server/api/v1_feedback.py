@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from bitta.records import FeedbackRecord
 from bitta.server.api.auth import Caller
 from bitta.server.api.documents import refusals
 from bitta.server.api.errors import Refused
@@ -24,7 +24,11 @@ from bitta.server.api.models import (
 )
 from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own, Parts
 from bitta.server.api.pictures import as_png
-from bitta.server.store import FeedbackRecord, GivenAnswer, LeasedQuestion, now
+from bitta.server.store import (
+    GivenAnswer,
+    LeasedQuestion,
+    now,
+)
 from bitta.server.store.exports import MEDIA_TYPES, export
 
 router = APIRouter(prefix="/v1", tags=["feedback"], route_class=KeyedRoute)
@@ -79,7 +83,7 @@ async def next_question(
             input_sha256=question.input_sha256,
             asked_at=question.asked_at,
             expires_at=question.expires_at,
-            lease=Lease(token=leased.token, until=leased.until),
+            lease=Lease(token=leased.lease.token, until=leased.lease.until),
             model_version=question.model_version,
         ),
         left=leased.left,
@@ -161,12 +165,7 @@ async def undo_feedback(parts: Own, caller: Everybody, id: Id) -> UndoneBody:  #
     if found is None or (found.annotator_id != caller.id and caller.role != "operator"):
         raise Refused(404, f"there is no feedback {id!r} of yours.")
     undone = await parts.wait(parts.store.undo(id, caller.id))
-    note = (
-        "The model had already learned from it; a rollback undoes that."
-        if undone.applied
-        else "It was not learned from."
-    )
-    return UndoneBody(undone=id, applied=undone.applied, note=note)
+    return UndoneBody(undone=undone.undone, applied=undone.applied, note=undone.note)
 
 
 @router.get(
@@ -265,9 +264,7 @@ def _past(moment: int | None) -> int | None:
 
 
 def _record(record: FeedbackRecord) -> Record:
-    fields = asdict(record)
-    del fields["repeated"]
-    return Record(**fields)
+    return Record(**{name: getattr(record, name) for name in Record.model_fields})
 
 
 def _joined(pieces: Iterable[str]) -> Iterator[str]:

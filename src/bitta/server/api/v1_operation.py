@@ -7,6 +7,7 @@ from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
+from bitta.records import QuestionStatus
 from bitta.server.api.auth import COOKIE
 from bitta.server.api.documents import refusals
 from bitta.server.api.errors import Refused
@@ -29,7 +30,6 @@ from bitta.server.api.status import status_body
 from bitta.server.api.status_models import StatusBody
 from bitta.server.api.v1_feedback import image_url
 from bitta.server.store import Snapshot
-from bitta.server.store.records import QuestionStatus
 
 router = APIRouter(prefix="/v1", tags=["operation"], route_class=KeyedRoute)
 sessions = APIRouter(prefix="/v1/session", tags=["session"])

@@ -12,10 +12,16 @@ from typing import Any
 import torch
 
 from bitta.errors import InputError
+from bitta.records import SnapshotReason
 from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.continued import require_same
 from bitta.server.engine.learner import Learner, copy_into_lineage
-from bitta.server.store import NewSnapshot, Snapshot, SnapshotReason, Store, new_id
+from bitta.server.store import (
+    NewSnapshot,
+    Snapshot,
+    Store,
+    new_id,
+)
 from bitta.server.store.errors import StoreError, UnknownSnapshot
 from bitta.server.store.trouble import of_disk
 from bitta.version import __version__

@@ -1,19 +1,18 @@
 """Changes to answers: given once, replaced, taken back, brought back from a file."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
 
+from bitta.records import FeedbackReceipt, UndoReceipt
 from bitta.server.store.errors import Conflict, Expired, UnknownFeedback, UnknownPrediction
 from bitta.server.store.log import append
 from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
 from bitta.server.store.records import (
     ExportedAnswer,
-    FeedbackRecord,
     GivenAnswer,
     Restored,
-    Undone,
 )
 from bitta.server.store.rows import as_feedback, feedback_records
 from bitta.server.store.strict import canonical
@@ -29,7 +28,7 @@ _SAID = (
 
 def answer(
     connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
-) -> FeedbackRecord:
+) -> FeedbackReceipt:
     """Store a verdict, unless it is stored already."""
     stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
     if stored is not None:
@@ -117,20 +116,20 @@ def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at
     return stands and last is not None
 
 
-def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> Undone:
+def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> UndoReceipt:
     """Take an answer back; once is enough."""
     found = _one(connection, feedback.c.id == feedback_id)
     if found is None:
         raise UnknownFeedback(f"no feedback has the id {feedback_id!r}; it cannot be undone")
     applied = found["status"] == "applied" or found["taken_at"] is not None
     if found["undone_seq"] is not None:
-        return Undone(_record(connection, feedback_id), applied, repeated=True)
+        return _undo_receipt(feedback_id, is_applied=applied)
     body = {"feedback_id": feedback_id, "undoes": found["seq"], "applied": applied, "by": by}
     seq = append(connection, kind="undone", body=body, at=at)
     connection.execute(update(feedback).where(feedback.c.id == feedback_id).values(undone_seq=seq))
     _retire(connection, feedback_id)
     settle(connection, [found["prediction_id"]])
-    return Undone(_record(connection, feedback_id), applied)
+    return _undo_receipt(feedback_id, is_applied=applied)
 
 
 def _retire(connection: Connection, feedback_id: str) -> None:
@@ -187,9 +186,20 @@ def _one(connection: Connection, where: ColumnElement[bool]) -> RowMapping | Non
     return connection.execute(select(feedback).where(where)).mappings().one_or_none()
 
 
-def _record(connection: Connection, feedback_id: str, *, repeated: bool = False) -> FeedbackRecord:
+def _record(connection: Connection, feedback_id: str, *, repeated: bool = False) -> FeedbackReceipt:
     found = feedback_records().where(feedback.c.id == feedback_id)
-    return as_feedback(connection.execute(found).mappings().one(), repeated=repeated)
+    record = as_feedback(connection.execute(found).mappings().one())
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return FeedbackReceipt(**values, repeated=repeated)
+
+
+def _undo_receipt(feedback_id: str, *, is_applied: bool) -> UndoReceipt:
+    note = (
+        "The model had already learned from it; a rollback undoes that."
+        if is_applied
+        else "It was not learned from."
+    )
+    return UndoReceipt(feedback_id, is_applied, note)
 
 
 def _columns(given: GivenAnswer, at: int) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 from bitta.errors import unknown_name_error
-from bitta.server.store.records import FeedbackRecord
+from bitta.records import FeedbackRecord
 
 MEDIA_TYPES = {
     "jsonl": "application/x-ndjson",
     "csv": "text/csv; charset=utf-8",
     "labelstudio": "application/json",
 }
-COLUMNS = tuple(field.name for field in fields(FeedbackRecord) if field.name != "repeated")
+COLUMNS = tuple(field.name for field in fields(FeedbackRecord))
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What makes a spreadsheet run a cell."""
 _ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")

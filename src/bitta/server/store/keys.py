@@ -11,10 +11,11 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Engine, insert, select, update
 
+from bitta.records import Role
 from bitta.server.store import strict
 from bitta.server.store.connect import Clock
 from bitta.server.store.ids import new_id
-from bitta.server.store.records import KeyRecord, NewKey, Role
+from bitta.server.store.records import KeyRecord, NewKey
 from bitta.server.store.tables import keys
 from bitta.server.store.trouble import reading
 

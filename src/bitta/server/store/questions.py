@@ -20,6 +20,7 @@ from sqlalchemy import (
     update,
 )
 
+from bitta.records import Lease
 from bitta.server.store.log import append
 from bitta.server.store.records import LeasedQuestion, NewPrediction, NewQuestion, ServedBatch
 from bitta.server.store.rows import as_question, question_columns
@@ -89,7 +90,7 @@ def lease(
         connection.execute(update(leases).where(mine).values(until=until))
     left = select(func.count()).select_from(_free(annotator_id, at).order_by(None).subquery())
     return LeasedQuestion(
-        as_question(first), held or token, until, int(connection.execute(left).scalar_one())
+        as_question(first), Lease(held or token, until), int(connection.execute(left).scalar_one())
     )
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import (
     select,
 )
 
+from bitta.records import FeedbackRecord, QuestionStatus
 from bitta.server.store.answers import PENDING
 from bitta.server.store.lineage import learned_after
 from bitta.server.store.pictures import find_image
@@ -25,12 +26,10 @@ from bitta.server.store.records import (
     Audit,
     Counts,
     Event,
-    FeedbackRecord,
     ImageRecord,
     PendingAnswer,
     Prediction,
     Question,
-    QuestionStatus,
     Snapshot,
 )
 from bitta.server.store.rows import (

@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+from bitta.records import (
+    AnnotatorKind,
+    FeedbackReceipt,
+    FeedbackStatus,
+    Lease,
+    QuestionReason,
+    QuestionStatus,
+    Role,
+    SnapshotReason,
+    Verdict,
+)
 from bitta.server.store import strict
-
-Verdict = Literal["correct", "incorrect", "skip"]
-AnnotatorKind = Literal["HUMAN", "CODE", "MODEL"]
-FeedbackStatus = Literal["pending", "applied", "expired", "superseded"]
-QuestionReason = Literal["uncertain", "audit"]
-QuestionStatus = Literal["open", "closed", "expired"]
-SnapshotReason = Literal["source", "interval", "asked", "rollback"]
-Role = Literal["client", "annotator", "operator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,7 @@ class LeasedQuestion:
     """A question that one annotator holds until a moment."""
 
     question: Question
-    token: str
-    until: int
+    lease: Lease
     left: int
     """Open questions that this annotator could still be given, this one included."""
 
@@ -142,45 +144,6 @@ class GivenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackRecord:
-    """A stored answer; field by field the record that is exported."""
-
-    id: str
-    idempotency_key: str
-    seq: int
-    prediction_id: str
-    request_id: str
-    model_name: str
-    model_version: str
-    input_sha256: str
-    predicted_class: int
-    predicted_label: str
-    confidence: float
-    uncertainty: float | None
-    """None, as the reason, where nobody asked."""
-    selection_reason: QuestionReason | None
-    verdict: Verdict
-    annotator_id: str
-    annotator_kind: AnnotatorKind
-    comment: str | None
-    metadata: Mapping[str, Any] | None
-    shown_at: int | None
-    answered_at: int
-    received_at: int
-    lead_time_ms: int | None
-    status: FeedbackStatus
-    """A skip stays pending: it asks for nothing."""
-    supersedes_id: str | None
-    applied_in_version: str | None
-    weight: float
-    standing: bool
-    """Neither undone nor replaced by a later answer of the same annotator."""
-    undone: bool
-    repeated: bool = False
-    """It was stored before, by an earlier request with the same key and body; never exported."""
-
-
-@dataclass(frozen=True, slots=True)
 class ExportedAnswer:
     """A verdict and what became of it, as an export tells it; `InputError` where it is not so."""
 
@@ -213,19 +176,9 @@ class ExportedAnswer:
 class Restored:
     """An answer that came in from a file; `record.repeated` where it was stored before."""
 
-    record: FeedbackRecord
+    record: FeedbackReceipt
     ended: bool
     """One that stood here stands no longer: this one, or the one before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """An answer that was taken back."""
-
-    record: FeedbackRecord
-    applied: bool
-    """It had already been learned from, or is in the step that is being computed."""
-    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

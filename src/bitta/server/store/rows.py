@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, select
 
+from bitta.records import FeedbackRecord
 from bitta.server.store.records import (
-    FeedbackRecord,
     PendingAnswer,
     Question,
     Snapshot,
@@ -36,7 +36,7 @@ def feedback_records() -> Select[Any]:
     ).select_from(feedback.join(predictions))
 
 
-def as_feedback(row: Mapping[Any, Any], *, repeated: bool = False) -> FeedbackRecord:
+def as_feedback(row: Mapping[Any, Any]) -> FeedbackRecord:
     """Read a row of `feedback_records`."""
     written = row["metadata"]
     fields = dict(row) | {
@@ -44,7 +44,7 @@ def as_feedback(row: Mapping[Any, Any], *, repeated: bool = False) -> FeedbackRe
         "standing": bool(row["standing"]),
         "undone": bool(row["undone"]),
     }
-    return FeedbackRecord(**fields, repeated=repeated)
+    return FeedbackRecord(**fields)
 
 
 def learnable() -> Select[Any]:

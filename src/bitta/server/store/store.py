@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection
 
 from bitta.errors import SettingError
+from bitta.records import FeedbackReceipt, UndoReceipt
 from bitta.server.store import answers, pictures, questions
 from bitta.server.store import lineage as lineages
 from bitta.server.store.connect import Clock, Place, is_new, now
@@ -22,7 +23,6 @@ from bitta.server.store.migrate import migrate
 from bitta.server.store.reads import Reads
 from bitta.server.store.records import (
     ExportedAnswer,
-    FeedbackRecord,
     GivenAnswer,
     ImageRecord,
     LearnedStep,
@@ -35,7 +35,6 @@ from bitta.server.store.records import (
     Restored,
     ServedBatch,
     Snapshot,
-    Undone,
 )
 from bitta.server.store.writer import Writer
 
@@ -168,7 +167,7 @@ class Store(Reads):
         """Mark open questions whose time is over; the ids of their predictions."""
         return self.submit(partial(questions.expire, at=self._clock() if at is None else at))
 
-    def answer(self, given: GivenAnswer) -> Future[FeedbackRecord]:
+    def answer(self, given: GivenAnswer) -> Future[FeedbackReceipt]:
         """Store a verdict once; the same key and body again give the stored record.
 
         Raises `Conflict` (same key, other body), `UnknownPrediction`, `Expired`.
@@ -186,7 +185,7 @@ class Store(Reads):
         change = partial(answers.restore, told=told, feedback_id=told.id or new_id(at), at=at)
         return self.submit(change)
 
-    def undo(self, feedback_id: str, by: str) -> Future[Undone]:
+    def undo(self, feedback_id: str, by: str) -> Future[UndoReceipt]:
         """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""
         change = partial(answers.undo, feedback_id=feedback_id, by=by, at=self._clock())
         return self.submit(change)

@@ -1,0 +1,126 @@
+"""Records of predictions, questions and answers, shared by the server's store, API and client.
+
+The fields of a record are the fields of its JSON object in the API. Times are microseconds since
+1970, UTC.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["correct", "incorrect", "skip"]
+"""Judgement of a served label. "skip": the annotator cannot tell."""
+AnnotatorKind: TypeAlias = Literal["HUMAN", "CODE", "MODEL"]
+"""Kind of annotator: a person, a program that knows the truth, or a model that judges."""
+FeedbackStatus: TypeAlias = Literal["pending", "applied", "expired", "superseded"]
+"""State of an answer: not yet learned, learned, impossible to learn, replaced or undone."""
+QuestionReason: TypeAlias = Literal["uncertain", "audit"]
+QuestionStatus: TypeAlias = Literal["open", "closed", "expired"]
+SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]
+Role: TypeAlias = Literal["client", "annotator", "operator"]
+"""Role of an API key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPrediction:
+    """Prediction that was served for one image."""
+
+    prediction_id: str
+    """Names the prediction in every answer."""
+    label: str
+    class_index: int
+    confidence: float
+    model_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Right of one annotator to answer a question first, until a time."""
+
+    token: str
+    until: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedQuestion:
+    """Question to one annotator: is `label` right for this image?"""
+
+    prediction_id: str
+    label: str
+    """The class that was served. The answer judges this class."""
+    class_index: int
+    confidence: float
+    uncertainty: float
+    reason_shown: None = None
+    """Always null. Annotators who know which questions are audits would answer them differently."""
+    image_url: str | None
+    """Path of the image on the server; null if the image was not kept."""
+    input_sha256: str
+    """Hash of the model's input, so that the sender of the image can recognise it."""
+    asked_at: int
+    expires_at: int
+    lease: Lease
+    model_version: str
+
+    @property
+    def has_image(self) -> bool:
+        """True if the server can show the image."""
+        return self.image_url is not None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackRecord:
+    """One answer as it is stored, shown and exported."""
+
+    id: str
+    idempotency_key: str
+    seq: int
+    """Number of its event. Events are numbered in the order in which they were stored."""
+    prediction_id: str
+    request_id: str
+    model_name: str
+    model_version: str
+    input_sha256: str
+    predicted_class: int
+    predicted_label: str
+    confidence: float
+    uncertainty: float | None
+    """Null, like the reason, if nobody asked about this prediction."""
+    selection_reason: QuestionReason | None
+    verdict: Verdict
+    annotator_id: str
+    annotator_kind: AnnotatorKind
+    comment: str | None
+    metadata: Mapping[str, Any] | None
+    shown_at: int | None
+    answered_at: int
+    received_at: int
+    lead_time_ms: int | None
+    status: FeedbackStatus
+    """A skip stays pending, because nothing can be learned from it."""
+    supersedes_id: str | None
+    applied_in_version: str | None
+    weight: float
+    standing: bool
+    """True unless it was undone or replaced by a later answer of the same annotator."""
+    undone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackReceipt(FeedbackRecord):
+    """Record of an answer that was just submitted."""
+
+    repeated: bool = False
+    """True if an earlier request with the same idempotency key has stored it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoReceipt:
+    """Result of undoing an answer."""
+
+    undone: str
+    """ID of the answer."""
+    applied: bool
+    """True if the model had already learned from the answer."""
+    note: str
+    """Sentence for people that says what an undo means for the model."""
