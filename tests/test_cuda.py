@@ -7,7 +7,7 @@ from bitta import Session
 from bitta.bench.prefetch import Prefetch
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.methods import METHODS
-from bitta.nn import Sampling, WrappedModel
+from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.streams import Domain, Stream, embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, needed_settings, toy_classifier
@@ -42,8 +42,10 @@ def test_fan_out_equals_separate_passes(statistics):
     wrapped = WrappedModel(toy_classifier().cuda())
     x = torch.rand(6, 3, 8, 8, generator=generator(1)).cuda()
     drawn = {}
-    for wrapped.fans_out in (True, False):
-        drawn[wrapped.fans_out] = wrapped.sample(x, Sampling(statistics, 0.3, 4), RandomKey((1,)))
+    for wrapped.can_fan_out in (True, False):
+        drawn[wrapped.can_fan_out] = wrapped.sample(
+            x, SamplingSettings(statistics, 0.3, 4), RandomKey((1,))
+        )
     assert torch.allclose(drawn[True], drawn[False], atol=1e-5)
 
 

@@ -82,7 +82,7 @@ def test_requests_can_be_served_between_updates(method, epochs):
     served = []
     session.learn(between_updates=lambda: served.append(session.predict(images(1, n=2))))
     assert len(served) == epochs - 1
-    assert session.adapter.step == 1
+    assert session.adapter.version == 1
     assert session.can_learn == (epochs == 3)
     assert all(torch.isfinite(prediction.confidence).all() for prediction in served)
 

@@ -353,7 +353,7 @@ def test_open_questions_are_saved(tmp_path):
 def test_models_of_other_precisions_adapt_with_fan_out(dtype):
     session = Session(toy_classifier().to(dtype), n_queries=2, feedback=Simulated([0] * 99))
     prediction, _, losses = session.step(images())
-    assert session.adapter.wrapped.fans_out is True
+    assert session.adapter.wrapped.can_fan_out is True
     assert prediction.probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert losses.terms["feedback"].isfinite().all()
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.nn import Snapshot, WrappedModel
+from bitta.nn import SavedWeights, WrappedModel
 from bitta.seeding import generator
 from bitta.source_statistics import SourceStatistics
 from bitta.statefile import save_state
@@ -88,9 +88,11 @@ def test_the_fisher_information_sees_no_more_samples_than_asked_for():
 
 def test_taking_statistics_leaves_the_model_as_it_was():
     model = toy_classifier().requires_grad_(False)
-    before = Snapshot.of(model).tensors
+    before = SavedWeights.copy_of(model).tensors
     SourceStatistics.of(WrappedModel(model), [images()])
-    assert all(torch.equal(before[name], t) for name, t in Snapshot.of(model).tensors.items())
+    assert all(
+        torch.equal(before[name], t) for name, t in SavedWeights.copy_of(model).tensors.items()
+    )
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
 
 
@@ -104,7 +106,7 @@ def test_saved_statistics_come_back_and_know_their_model(tmp_path):
     assert torch.equal(found.fisher["norm.weight"], made.fisher["norm.weight"])
     assert (found.n, found.weights) == (8, made.weights)
     found.require_source(toy_classifier(), path=str(path))
-    found.require_source(Snapshot.of(toy_classifier()), path=str(path))
+    found.require_source(SavedWeights.copy_of(toy_classifier()), path=str(path))
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):

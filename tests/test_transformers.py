@@ -48,6 +48,6 @@ def test_it_adapts_with_fan_out(make):
             assert session.learn().terms["feedback"].isfinite().all()
         sites = session.adapter.wrapped.sites
         assert tuple(name.rpartition(".")[2] for name in sites) == ends
-        assert session.adapter.wrapped.fans_out is True
+        assert session.adapter.wrapped.can_fan_out is True
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(not module._forward_hooks for module in model.modules())

@@ -6,7 +6,7 @@ import torch
 from bitta import Session, Simulated
 from bitta.memory import SampleWindow
 from bitta.nn import batch_norms
-from bitta.nn.weights import tensors_of
+from bitta.nn.weights import named_tensors
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 from bitta.types import Prediction
@@ -71,7 +71,7 @@ def test_window_of_the_batch_size_gives_the_same_results_as_no_window(method, pr
     for window in (0, 8):
         with session(method, preset=preset, window=window, feedback=Simulated(truth)) as running:
             served = serve(running, stream, 8)
-            runs.append((served, tensors_of(running.model)))
+            runs.append((served, named_tensors(running.model)))
     for one, two in zip(runs[0][0], runs[1][0], strict=True):
         assert torch.equal(one.probs, two.probs)
         assert [q.position for q in one.queries] == [q.position for q in two.queries]
@@ -89,9 +89,9 @@ def test_batch_statistics_are_those_of_the_newest_samples():
 def test_running_statistics_are_restored_until_the_window_is_complete():
     stream = images(8) + 2.0
     with session("bitta", window=8, bn_momentum=0.5) as running:
-        source = tensors_of(running.model)
+        source = named_tensors(running.model)
         served = serve(running, stream[:7], 1)
-        moved = tensors_of(running.model)
+        moved = named_tensors(running.model)
         assert all(torch.equal(moved[name], source[name]) for name in source)
         plain = running.adapter.predict(stream[6:7])
         assert not torch.allclose(served[-1].probs, plain.probs, atol=1e-4)
@@ -117,7 +117,7 @@ def test_answers_are_collected_and_learned_once_per_window():
     truth = torch.arange(24) % 5
     with session("bitta", window=8, feedback=Simulated(truth, delay=1)) as running:
         counts = [len(running.step(part)[1]) for part in images(24).split(1)]
-        assert running.adapter.step == 3
+        assert running.adapter.version == 3
     # One window late: those of the first come with the second.
     assert [(place, count) for place, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
 
@@ -138,7 +138,7 @@ def test_learn_may_be_called_after_later_requests():
         for part in images(6).split(1):
             running.predict(part)
         assert running.learn().terms
-        assert running.adapter.step == 1
+        assert running.adapter.version == 1
         assert not running.learn().terms
 
 

@@ -195,7 +195,7 @@ class QuerySelector:
                 uncertainty=sample.uncertainty if sample.uncertainty > -inf else 0.0,
                 input=inputs[sample.row].detach().clone(),
                 step=step,
-                version=self._adapter.step,
+                version=self._adapter.version,
                 position=n_served - len(inputs) + sample.row,
                 audit=place >= len(uncertain),
             )
@@ -222,7 +222,7 @@ class QuerySelector:
         """Return the uncertainty of each row, (batch,), and π if it was computed."""
         if n_queries <= 0:
             return torch.zeros(len(inputs), device=inputs.device), None
-        scores = self._adapter.choose_rows(inputs, n_queries)
+        scores = self._adapter.query_scores(inputs, n_queries)
         if scores is not None:
             return scores, None
         policies: list[Tensor] = []

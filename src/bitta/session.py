@@ -15,8 +15,15 @@ from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import CompleteWindow, SampleWindow
 from bitta.methods import METHODS, method_named
-from bitta.methods.base import Adapter, nothing
-from bitta.nn import Execution, LogitsOf, Precision, WrappedModel, explain_out_of_memory, give_back
+from bitta.methods.base import Adapter, do_nothing
+from bitta.nn import (
+    Execution,
+    LogitsOf,
+    Precision,
+    WrappedModel,
+    explain_out_of_memory,
+    restore_model,
+)
 from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, move_to_device
@@ -126,7 +133,7 @@ class Session:
             )
             self._query_selector = QuerySelector(self.adapter, self.budget)
         except BaseException:
-            give_back(model)
+            restore_model(model)
             raise
 
     @property
@@ -173,11 +180,11 @@ class Session:
         `between_updates` is called between two updates of the optimiser. It may call `predict`.
         """
         self._require_open()
-        self.adapter.between_steps = between_updates or nothing
+        self.adapter.between_updates = between_updates or do_nothing
         try:
             return self._adapt(self._collect())
         finally:
-            self.adapter.between_steps = nothing
+            self.adapter.between_updates = do_nothing
 
     @property
     def can_learn(self) -> bool:
@@ -329,7 +336,7 @@ class Session:
         batch = recent if uses_batch_statistics else inputs
         if not observes:
             return adapter.predict(batch).last_rows(len(inputs))
-        with nullcontext() if completes_window else adapter.wrapped.statistics_put_back():
+        with nullcontext() if completes_window else adapter.wrapped.statistics_restored():
             adapter.observe(recent)
             return adapter.predict(batch).last_rows(len(inputs))
 
@@ -387,7 +394,7 @@ class Session:
 
     def _check_inputs(self, inputs: Tensor) -> Tensor:
         self._require_open()
-        inputs = self.adapter.wrapped.accepted(inputs)
+        inputs = self.adapter.wrapped.prepare_inputs(inputs)
         if self._unlabelled is not None and inputs.shape[1:] != self._unlabelled.shape[1:]:
             raise InputError(
                 f"inputs are now {tuple(inputs.shape[1:])} and were "
@@ -396,7 +403,7 @@ class Session:
         return inputs
 
     def _require_open(self) -> None:
-        if not self.adapter.wrapped.borrowed:
+        if not self.adapter.wrapped.is_in_use:
             raise ModelError(
                 "this session is closed, or a later session has taken its model over; "
                 "start a new one."

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.nn import Snapshot, WrappedModel, scale_and_shift, weight_hash
+from bitta.nn import SavedWeights, WrappedModel, norm_parameters, weight_hash
 from bitta.statefile import load_state, save_state
 from bitta.types import State
 
@@ -43,7 +43,7 @@ class SourceStatistics:
         """Look at images of the source; the Fisher information sees the first of them only."""
         moments, fisher = _Moments(), Fisher(wrapped, fisher_samples)
         for batch in batches:
-            inputs = wrapped.accepted(batch)
+            inputs = wrapped.prepare_inputs(batch)
             with torch.no_grad():
                 moments.add(*wrapped.features(inputs, statistics="running"))
             fisher.add(inputs)
@@ -90,7 +90,7 @@ class SourceStatistics:
             )
         return found
 
-    def require_source(self, source: nn.Module | Snapshot, *, path: str) -> None:
+    def require_source(self, source: nn.Module | SavedWeights, *, path: str) -> None:
         """Refuse statistics of other weights: their features mean something else."""
         here = weight_hash(source)
         if here != self.weights:
@@ -133,7 +133,7 @@ class Fisher:
         self.wrapped = wrapped
         self._wanted = n_samples
         self._n_samples = self._n_batches = 0
-        chosen = {id(parameter) for parameter in scale_and_shift(wrapped.model)}
+        chosen = {id(parameter) for parameter in norm_parameters(wrapped.model)}
         named = wrapped.model.named_parameters()
         self._parameters = {name: p for name, p in named if id(p) in chosen}
         self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}

@@ -222,5 +222,5 @@ def test_conditions_that_time_nothing_are_refused():
 
 
 def test_the_machine_has_a_rate():
-    execution = Execution.chosen(CPU, torch.float32, eager=True, precision="float32")
+    execution = Execution.choose(CPU, torch.float32, eager=True, precision="float32")
     assert matmul_rate(CPU, execution) > 0

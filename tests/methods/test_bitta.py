@@ -9,7 +9,7 @@ from bitta import Session
 from bitta.errors import SettingError
 from bitta.memory import MixedBatch
 from bitta.methods.bitta import augmented_passes, perturbed_passes
-from bitta.nn import Sampling, WrappedModel
+from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -147,7 +147,7 @@ def test_no_dropout_and_the_softmax_policy_are_the_same():
 
 def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
     wrapped, x = WrappedModel(toy_classifier()), images()
-    how = Sampling("batch", 0.0, 3)
+    how = SamplingSettings("batch", 0.0, 3)
     with torch.no_grad():
         first, second = (augmented_passes(wrapped, x, how, RandomKey((1,))) for _ in range(2))
         other = augmented_passes(wrapped, x, how, RandomKey((2,)))
@@ -161,7 +161,7 @@ def test_an_ensemble_without_noise_is_the_plain_pass():
     model, x = toy_classifier(), images()
     wrapped, before = WrappedModel(model), toy_classifier().state_dict()
     weights = list(model.parameters())
-    how = Sampling("batch", 0.0, 2)
+    how = SamplingSettings("batch", 0.0, 2)
     with torch.no_grad():
         plain = wrapped(x, statistics="batch")
         still = perturbed_passes(wrapped, x, how, RandomKey((1,)), size=0.0)

@@ -10,8 +10,8 @@ from bitta import Session
 from bitta.errors import InputError, SettingError
 from bitta.losses import entropy
 from bitta.methods import cotta
-from bitta.nn import follow, restore_stochastically
-from bitta.nn.weights import tensors_of
+from bitta.nn import restore_stochastically, update_teacher
+from bitta.nn.weights import named_tensors
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -84,10 +84,10 @@ def test_the_source_decides_whether_to_augment_however_the_teacher_changes(monke
 
 def test_the_anchor_is_the_source_after_learning_resetting_and_loading(tmp_path):
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1)
-    source = tensors_of(toy_classifier())
+    source = named_tensors(toy_classifier())
 
     def assert_source(held):
-        assert all(map(torch.equal, tensors_of(held.adapter.anchor.model).values(),
+        assert all(map(torch.equal, named_tensors(held.adapter.anchor.model).values(),
                        source.values()))  # fmt: skip
 
     session.step(images())
@@ -103,7 +103,7 @@ def test_after_a_step_the_teacher_is_a_thousandth_student():
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=0.0)
     before = weights(session.adapter.wrapped)
     session.step(images())
-    student = weights(session.adapter.learner)
+    student = weights(session.adapter.trained_model)
     assert not torch.allclose(student["head.weight"], before["head.weight"], atol=0.05)
     for name, teacher in weights(session.adapter.wrapped).items():
         assert torch.allclose(teacher, 0.999 * before[name] + 0.001 * student[name], atol=1e-7)
@@ -116,7 +116,7 @@ def test_following_by_hand():
         teacher.weight.copy_(torch.tensor([1.0, 2.0]))
         student.weight.copy_(torch.tensor([5.0, -2.0]))
         student.running_mean.fill_(7)
-    follow(teacher, student, rate=0.25)
+    update_teacher(teacher, student, rate=0.25)
     assert teacher.weight.tolist() == [2.0, 1.0]
     assert teacher.running_mean.tolist() == [0.0, 0.0]
 
@@ -125,7 +125,7 @@ def test_restoring_all_leaves_the_student_at_the_source_and_the_teacher_on_its_w
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=1.0)
     before = weights(session.adapter.wrapped)
     session.step(images())
-    assert all(map(torch.equal, weights(session.adapter.learner).values(), before.values()))
+    assert all(map(torch.equal, weights(session.adapter.trained_model).values(), before.values()))
     assert not torch.equal(session.model.head.weight, before["head.weight"])
 
 
@@ -135,10 +135,14 @@ def test_restoring_goes_by_the_address_of_the_step():
     some = Session(toy_classifier(), "cotta", restore=0.3, **settings)
     for session in (kept, some):
         session.step(images())
-    student = kept.adapter.learner.model
-    assert not torch.equal(student.stem.weight, some.adapter.learner.model.stem.weight)
-    restore_stochastically(student, tensors_of(toy_classifier()), rate=0.3, key=(4, "restore", 1))
-    for one, two in zip(student.parameters(), some.adapter.learner.model.parameters(), strict=True):
+    student = kept.adapter.trained_model.model
+    assert not torch.equal(student.stem.weight, some.adapter.trained_model.model.stem.weight)
+    restore_stochastically(
+        student, named_tensors(toy_classifier()), rate=0.3, key=(4, "restore", 1)
+    )
+    for one, two in zip(
+        student.parameters(), some.adapter.trained_model.model.parameters(), strict=True
+    ):
         assert torch.equal(one, two)
 
 
@@ -162,8 +166,8 @@ def test_both_losses_by_hand(monkeypatch):
         session = Session(Brightness(), "cotta", symmetric=symmetric)
         student = torch.zeros(1, 2, requires_grad=True)
         monkeypatch.setattr(session.adapter, "target", lambda x, random_key: there)
-        monkeypatch.setattr(session.adapter, "learner", lambda x, statistics, z=student: z)
-        loss = session.adapter.unsupervised(images(), None)["consistency"]
+        monkeypatch.setattr(session.adapter, "trained_model", lambda x, statistics, z=student: z)
+        loss = session.adapter.unsupervised_terms(images(), None)["consistency"]
         assert loss.item() == pytest.approx(float(expected), abs=1e-5)
         loss.backward()
         pull = (-0.25 - 0.25 * math.log(3)) / 2 if symmetric else -0.25
@@ -173,14 +177,14 @@ def test_both_losses_by_hand(monkeypatch):
 def test_answers_reach_the_student():
     right, wrong = answered_session(True), answered_session(False)
     assert right.adapter.learns_from_feedback
-    one, two = (weights(session.adapter.learner) for session in (right, wrong))
+    one, two = (weights(session.adapter.trained_model) for session in (right, wrong))
     assert not torch.allclose(one["head.weight"], two["head.weight"], atol=1e-5)
 
 
 def test_answers_about_the_teacher_change_nothing():
     right, wrong = (answered_session(correct, preset="reference") for correct in (True, False))
     assert not right.adapter.learns_from_feedback
-    for name in ("wrapped", "learner"):
+    for name in ("wrapped", "trained_model"):
         one, two = (weights(getattr(session.adapter, name)) for session in (right, wrong))
         assert all(map(torch.equal, one.values(), two.values()))
 

@@ -3,7 +3,7 @@
 import torch
 
 from bitta import Session
-from bitta.nn import scale_and_shift
+from bitta.nn import norm_parameters
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 
@@ -32,7 +32,7 @@ def test_bn_stats_serves_what_training_mode_would():
 
 def test_tent_trains_scale_and_shift_alone_and_lowers_entropy():
     model = toy_classifier()
-    trained = {id(parameter) for parameter in scale_and_shift(model)}
+    trained = {id(parameter) for parameter in norm_parameters(model)}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     session = Session(model, "tent", lr=0.01)
     losses = [session.step(images())[2].terms["entropy"].item() for _ in range(10)]

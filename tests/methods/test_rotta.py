@@ -223,7 +223,7 @@ def test_statistics_move_while_learning_and_not_while_serving():
     assert session.model.norm.running_mean.abs().max() == 0
     session.learn()
     assert torch.allclose(session.model.norm.running_mean, 0.05 * batch_mean, atol=1e-6)
-    student = adapter.learner.model.norm.running_mean
+    student = adapter.trained_model.model.norm.running_mean
     assert student.abs().max() > 0
     assert not torch.allclose(student, session.model.norm.running_mean, atol=1e-4)
 
@@ -231,13 +231,21 @@ def test_statistics_move_while_learning_and_not_while_serving():
 def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
     session = Session(toy_classifier(), "rotta", n_queries=2)
     adapter = session.adapter
-    before = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
+    before = (
+        statistics(adapter.wrapped),
+        statistics(adapter.trained_model),
+        weights(adapter.trained_model),
+    )
     judged = JudgedSamples(images(3, 2), torch.tensor([0, 1]))
     losses = adapter.adapt(
         images()[:0], Feedback(judged, JudgedSamples(images()[:0], judged.labels[:0]))
     )
     assert losses.terms.keys() == {"correct"}
-    after = statistics(adapter.wrapped), statistics(adapter.learner), weights(adapter.learner)
+    after = (
+        statistics(adapter.wrapped),
+        statistics(adapter.trained_model),
+        weights(adapter.trained_model),
+    )
     for place, same in ((0, True), (1, True), (2, False)):
         assert all(map(torch.equal, before[place].values(), after[place].values())) == same
 
@@ -247,7 +255,7 @@ def test_scale_and_shift_of_the_teacher_follow_the_student_by_a_thousandth(norm)
     session = Session(toy_classifier(norm), "rotta", lr=0.1)
     before = weights(session.adapter.wrapped)
     session.step(images())
-    student, teacher = weights(session.adapter.learner), weights(session.adapter.wrapped)
+    student, teacher = weights(session.adapter.trained_model), weights(session.adapter.wrapped)
     moved = {name for name in before if not torch.equal(before[name], student[name])}
     assert moved == {name for name in before if "norm" in name}
     for name in before:
@@ -261,7 +269,7 @@ def test_answers_about_the_teacher_change_nothing():
         for query in session.predict(images()).queries:
             session.answer(query.id, correct=correct)
         assert session.learn().terms.keys() == {"consistency"}
-        ends.append(weights(session.adapter.learner) | statistics(session.adapter.wrapped))
+        ends.append(weights(session.adapter.trained_model) | statistics(session.adapter.wrapped))
     assert not session.adapter.learns_from_feedback
     assert all(map(torch.equal, ends[0].values(), ends[1].values()))
 

@@ -11,7 +11,7 @@ from bitta import Session
 from bitta.errors import SettingError
 from bitta.losses import entropy
 from bitta.models import build_model
-from bitta.nn import below_the_top, scale_and_shift, uphill
+from bitta.nn import norm_parameters, norm_parameters_below_top, sam_ascent
 from bitta.testing import toy_classifier
 
 PIXELS = {"n_classes": 10, "mean": (0.5,) * 3, "std": (0.2,) * 3}
@@ -50,7 +50,7 @@ def leaf(value, gradient):
 
 def test_uphill_shares_one_norm_over_all_parameters_and_comes_back_exactly():
     one, two = leaf(0.1, 3.0), leaf(0.7, 4.0)  # a gradient of length 5
-    with uphill([one, two], rho=0.5):
+    with sam_ascent([one, two], rho=0.5):
         assert one.item() == pytest.approx(0.1 + 0.3)
         assert two.item() == pytest.approx(0.7 + 0.4)
     assert torch.equal(one.detach(), torch.tensor([0.1]))
@@ -59,25 +59,25 @@ def test_uphill_shares_one_norm_over_all_parameters_and_comes_back_exactly():
 
 def test_uphill_comes_back_after_an_error():
     parameter = leaf(0.1, 3.0)
-    with suppress(ArithmeticError), uphill([parameter], rho=0.5):
+    with suppress(ArithmeticError), sam_ascent([parameter], rho=0.5):
         raise ArithmeticError
     assert torch.equal(parameter.detach(), torch.tensor([0.1]))
 
 
 def test_uphill_stays_where_there_is_no_slope():
     flat, unused = leaf(0.1, 0.0), nn.Parameter(torch.ones(1))
-    with uphill([flat, unused], rho=0.5):
+    with sam_ascent([flat, unused], rho=0.5):
         assert flat.item() == pytest.approx(0.1)
         assert unused.item() == 1
 
 
 def names_below(model):
-    chosen = {id(parameter) for parameter in below_the_top(model)}
+    chosen = {id(parameter) for parameter in norm_parameters_below_top(model)}
     return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
 
 
 def norms_of(model):
-    every = {id(parameter) for parameter in scale_and_shift(model)}
+    every = {id(parameter) for parameter in norm_parameters(model)}
     return {name for name, parameter in model.named_parameters() if id(parameter) in every}
 
 

@@ -173,11 +173,11 @@ def test_wishing_changes_nothing():
     session = Session(toy_classifier(), "simatta", clusters=2, cluster_growth=0)
     session.step(images())
     adapter = session.adapter
-    before = [adapter.anchors.weights.clone(), len(adapter.source_like), adapter.step]
-    one, two = (adapter.choose_rows(images(1), 3) for _ in range(2))
+    before = [adapter.anchors.weights.clone(), len(adapter.source_like), adapter.version]
+    one, two = (adapter.query_scores(images(1), 3) for _ in range(2))
     assert torch.equal(one, two)
     assert torch.equal(before[0], adapter.anchors.weights)
-    assert before[1:] == [len(adapter.source_like), adapter.step]
+    assert before[1:] == [len(adapter.source_like), adapter.version]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 from bitta import Session
 from bitta.errors import SettingError
 from bitta.methods.tast import Support, centroids_of, neighbours_of
-from bitta.nn import scale_and_shift
+from bitta.nn import norm_parameters
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 
@@ -108,7 +108,7 @@ def test_labels_and_entropies_stay_as_they_were_when_a_sample_came_in():
 
 def test_it_trains_scale_and_shift_alone_and_draws_samples_to_their_neighbours():
     model = toy_classifier()
-    trained = {id(parameter) for parameter in scale_and_shift(model)}
+    trained = {id(parameter) for parameter in norm_parameters(model)}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     session = Session(model, "tast", lr=0.05, epochs=8, tau=2.0)
     losses = session.step(images(n=16))[2].terms["neighbours"]

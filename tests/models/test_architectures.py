@@ -181,7 +181,7 @@ def test_every_architecture_adapts_with_fan_out(name):
         for query in session.predict(images).queries:
             session.answer(query.id, correct=True)
         assert session.learn().terms["feedback"].isfinite().all()
-        assert session.adapter.wrapped.fans_out is True
+        assert session.adapter.wrapped.can_fan_out is True
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import Sampling, WrappedModel
-from bitta.nn.batchnorm import Rows
+from bitta.nn import SamplingSettings, WrappedModel
+from bitta.nn.batchnorm import RowLayout
 from bitta.nn.passes import _kept, _Words, dropout_at
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
@@ -22,9 +22,9 @@ def kept(shape, rate, key, **part):
     return _kept(torch.ones(shape), rate, _Words(RandomKey(key), (0, 0), (0,), **part))[0]
 
 
-def sample(wrapped, x, statistics, *, fans_out, passes=PASSES):
-    wrapped.fans_out = fans_out
-    return wrapped.sample(x, Sampling(statistics, 0.3, passes), RandomKey(KEY))
+def sample(wrapped, x, statistics, *, can_fan_out, passes=PASSES):
+    wrapped.can_fan_out = can_fan_out
+    return wrapped.sample(x, SamplingSettings(statistics, 0.3, passes), RandomKey(KEY))
 
 
 def gradients(model, logits):
@@ -39,8 +39,8 @@ def test_fan_out_equals_separate_passes(norm, statistics, memory_format):
     model = toy_classifier(norm).to(memory_format=memory_format)
     buffers = [buffer.clone() for buffer in model.buffers()]
     wrapped, x = WrappedModel(model), images().to(memory_format=memory_format)
-    fanned = sample(wrapped, x, statistics, fans_out=True)
-    separate = sample(wrapped, x, statistics, fans_out=False)
+    fanned = sample(wrapped, x, statistics, can_fan_out=True)
+    separate = sample(wrapped, x, statistics, can_fan_out=False)
     assert fanned.shape == (PASSES, 6, 5)
     assert torch.allclose(fanned, separate, atol=1e-6, rtol=0)
     for one, two in zip(gradients(model, fanned), gradients(model, separate), strict=True):
@@ -49,15 +49,15 @@ def test_fan_out_equals_separate_passes(norm, statistics, memory_format):
 
 
 def test_passes_differ_from_one_another():
-    logits = sample(WrappedModel(toy_classifier()), images(), "batch", fans_out=True)
+    logits = sample(WrappedModel(toy_classifier()), images(), "batch", can_fan_out=True)
     assert not torch.allclose(logits[0], logits[1])
 
 
 def test_pooled_statistics_would_be_noticed():
     """Per-pass normalisation is not what a plain BatchNorm over all rows would give."""
     model = toy_classifier()
-    wrapped, x, rows = WrappedModel(model), images(), Rows()
-    fanned = sample(wrapped, x, "batch", fans_out=True)
+    wrapped, x, rows = WrappedModel(model), images(), RowLayout()
+    fanned = sample(wrapped, x, "batch", can_fan_out=True)
     model.train()  # plain BatchNorm, pooling the passes
     with (
         torch.no_grad(),
@@ -82,9 +82,9 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
             lambda _, inputs, name=name: rows.setdefault(name, []).append(len(inputs[0]))
         )
     wrapped = WrappedModel(model)
-    wrapped.accepted(images(6))  # tries the layout
+    wrapped.prepare_inputs(images(6))  # tries the layout
     rows.clear()
-    sample(wrapped, images(6), "batch", fans_out=True)
+    sample(wrapped, images(6), "batch", can_fan_out=True)
     assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
     assert wrapped.counts.forwards == 24
 
@@ -118,7 +118,9 @@ def test_a_mask_lies_in_memory_as_what_it_masks():
 def test_kept_elements_are_scaled_up():
     """Rate 1/2 on ones leaves zeros and twos: the expectation stays."""
     model = nn.Sequential(nn.Identity())
-    with dropout_at(model, ["0"], rate=0.5, passes=(0,), random_key=RandomKey(KEY), rows=Rows()):
+    with dropout_at(
+        model, ["0"], rate=0.5, passes=(0,), random_key=RandomKey(KEY), rows=RowLayout()
+    ):
         out = model(torch.ones(50, 7))
     assert set(out.unique().tolist()) == {0.0, 2.0}
     assert out.mean().item() == pytest.approx(1, abs=0.2)
@@ -127,7 +129,7 @@ def test_kept_elements_are_scaled_up():
 def test_rate_zero_needs_no_site_and_one_pass():
     wrapped = WrappedModel(nn.Linear(4, 3))
     x = torch.rand(5, 4, generator=generator(2))
-    logits = wrapped.sample(x, Sampling("running", 0.0, 4), RandomKey(KEY))
+    logits = wrapped.sample(x, SamplingSettings("running", 0.0, 4), RandomKey(KEY))
     assert logits.shape == (1, 5, 3)
     assert torch.equal(logits[0], wrapped.model(x))
 
@@ -136,7 +138,7 @@ def test_hooks_are_gone_after_an_exception():
     model = toy_classifier()
     wrapped = WrappedModel(model)
     with pytest.raises(RuntimeError):
-        sample(wrapped, torch.rand(2, 9, 8, 8), "batch", fans_out=True)
+        sample(wrapped, torch.rand(2, 9, 8, 8), "batch", can_fan_out=True)
     assert all(not module._forward_hooks for module in model.modules())
     assert all("forward" not in module.__dict__ for module in model.modules())
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import ModelError, SettingError
-from bitta.nn import MectaNorm, Sampling, WrappedModel, batch_norms
+from bitta.nn import MectaNorm, SamplingSettings, WrappedModel, batch_norms
 from bitta.nn.mecta import Moments, distance
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
@@ -191,7 +191,7 @@ def test_a_step_moves_statistics_once_by_the_mean_over_its_passes():
     last = batch_norms(model)[-1]
     handle = last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
     with norm.step(CHANCE):
-        norm.noted(lambda: wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((1,))))
+        norm.noted(lambda: wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((1,))))
         assert last.running_mean.abs().max() == 0  # not before its end
     handle.remove()
     passes = seen[-1].chunk(3)

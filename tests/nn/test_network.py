@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta import FallbackWarning, Session
 from bitta.errors import ModelError
-from bitta.nn import Sampling, WrappedModel
+from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -43,7 +43,7 @@ class RemembersBatchSize(nn.Module):
 
 
 def sampled(wrapped, x):
-    return wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((0,)))
+    return wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((0,)))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_models_that_cannot_fan_out_run_pass_by_pass(model, sites, shape):
     x = torch.rand(shape, generator=generator(0))
     with pytest.warns(FallbackWarning, match="running 3 forwards instead"):
         logits = sampled(wrapped, x)
-    assert wrapped.fans_out is False
+    assert wrapped.can_fan_out is False
     assert logits.shape[:2] == (3, 4)
     assert torch.equal(logits, sampled(wrapped, x))
 
@@ -77,7 +77,7 @@ def test_a_model_with_a_skip_across_stages_adapts():
 def test_one_image_is_enough_for_the_probe():
     wrapped = WrappedModel(toy_classifier())
     sampled(wrapped, torch.rand(1, 3, 8, 8))
-    assert wrapped.fans_out is True
+    assert wrapped.can_fan_out is True
 
 
 def test_logits_of_a_model_that_returns_an_object():
@@ -178,7 +178,7 @@ def test_a_plain_chain_of_layers_adapts_as_it_is():
             session.answer(query.id, correct=True)
         assert session.learn().terms["feedback"].isfinite().all()
         assert session.adapter.wrapped.sites == ("2", "4")
-        assert session.adapter.wrapped.fans_out is True
+        assert session.adapter.wrapped.can_fan_out is True
 
 
 def test_a_model_that_calls_group_norm_itself_keeps_the_usual_layout_on_a_cpu():

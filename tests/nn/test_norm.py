@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from bitta.errors import ModelError
-from bitta.nn import Sampling, WrappedModel, batch_norms, scale_and_shift
-from bitta.nn.batchnorm import Rows, normalised_by
+from bitta.nn import SamplingSettings, WrappedModel, batch_norms, norm_parameters
+from bitta.nn.batchnorm import RowLayout, use_statistics
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -85,8 +85,8 @@ def test_every_batch_norm_normalises_each_pass_by_itself(layer, shape, statistic
     wrapped = WrappedModel(Model(), sites=["site"])
     x = torch.randn(shape, generator=generator(3))
     drawn = [
-        wrapped.sample(x, Sampling(statistics, 0.3, 3), RandomKey((1,)))
-        for wrapped.fans_out in (True, False)
+        wrapped.sample(x, SamplingSettings(statistics, 0.3, 3), RandomKey((1,)))
+        for wrapped.can_fan_out in (True, False)
     ]
     assert torch.allclose(*drawn, atol=1e-6)
 
@@ -104,8 +104,8 @@ def test_batch_norm_over_flattened_tokens_normalises_each_pass_by_itself():
     wrapped = WrappedModel(Tokens(), sites=["site"])
     x = torch.randn(6, 5, 4, generator=generator(0))
     drawn = [
-        wrapped.sample(x, Sampling("batch", 0.3, 3), RandomKey((0,)))
-        for wrapped.fans_out in (True, False)
+        wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((0,)))
+        for wrapped.can_fan_out in (True, False)
     ]
     assert torch.allclose(*drawn, atol=1e-6)
 
@@ -125,8 +125,8 @@ def test_one_value_without_running_statistics_is_refused():
 def test_scale_and_shift_are_those_of_the_norm_layers():
     model = toy_classifier("batch")
     expected = [p for norm in batch_norms(model) for p in (norm.weight, norm.bias)]
-    assert [id(p) for p in scale_and_shift(model)] == [id(p) for p in expected]
-    assert len(scale_and_shift(toy_classifier("layer"))) == len(expected)
+    assert [id(p) for p in norm_parameters(model)] == [id(p) for p in expected]
+    assert len(norm_parameters(toy_classifier("layer"))) == len(expected)
 
 
 def test_channels_last_on_a_cpu_is_as_exact_as_the_usual_layout():
@@ -140,7 +140,7 @@ def test_channels_last_on_a_cpu_is_as_exact_as_the_usual_layout():
         rows = x.to(dtype).contiguous(memory_format=layout).requires_grad_()
         layer = nn.BatchNorm2d(16).to(dtype)
         layer.weight.data, layer.bias.data = weight.to(dtype), bias.to(dtype)
-        with normalised_by(layer, "batch", rows=Rows()):
+        with use_statistics(layer, "batch", rows=RowLayout()):
             out = layer(rows)
         slopes = slope.to(out).contiguous(memory_format=layout)
         return out, *torch.autograd.grad(out, (rows, layer.weight, layer.bias), slopes)

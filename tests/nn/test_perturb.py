@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import perturbed
+from bitta.nn import perturbed_weights
 from bitta.seeding import RandomKey
 
 CHANCE = RandomKey((3,))
@@ -14,7 +14,7 @@ def weight_seen(model, **how):
     """What the first linear layer computed with."""
     seen = []
     handle = model[0].register_forward_hook(lambda module, *_: seen.append(module.weight))
-    with perturbed(model, random_key=CHANCE, **how):
+    with perturbed_weights(model, random_key=CHANCE, **how):
         model(torch.zeros(1, 300))
     handle.remove()
     return seen[0]
@@ -33,7 +33,7 @@ def test_the_gradient_is_that_at_the_noisy_weights_and_goes_to_the_weights():
     """L = (w·x)², so ∂L/∂w = 2 (w·x) x with the noisy w."""
     model = nn.Linear(3, 1, bias=False)
     x = torch.tensor([[1.0, 2.0, 3.0]])
-    with perturbed(model, size=0.5, random_key=CHANCE):
+    with perturbed_weights(model, size=0.5, random_key=CHANCE):
         out = model(x)
     out.square().sum().backward()
     assert abs(out.item() - model(x).item()) > 1e-3
@@ -43,7 +43,7 @@ def test_the_gradient_is_that_at_the_noisy_weights_and_goes_to_the_weights():
 def test_weights_are_put_back_also_after_an_error_and_tied_ones_stay_tied():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Flatten(7))
     model[1].weight = weight = model[0].weight
-    with pytest.raises(IndexError), perturbed(model, size=0.5, random_key=CHANCE):
+    with pytest.raises(IndexError), perturbed_weights(model, size=0.5, random_key=CHANCE):
         model(torch.zeros(1, 4))
     assert model[0].weight is weight
     assert model[1].weight is weight

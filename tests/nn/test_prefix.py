@@ -4,22 +4,22 @@ import pytest
 import torch
 from torch import nn
 
-from bitta.nn import Sampling, WrappedModel
+from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
-HOW = Sampling("batch", 0.3, 4)
+HOW = SamplingSettings("batch", 0.3, 4)
 
 
 def images(n=6):
     return torch.rand(n, 3, 8, 8, generator=generator(1))
 
 
-@pytest.mark.parametrize("fans_out", [True, False])
+@pytest.mark.parametrize("can_fan_out", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_plain_logits_are_those_of_a_whole_forward(norm, fans_out):
+def test_plain_logits_are_those_of_a_whole_forward(norm, can_fan_out):
     wrapped = WrappedModel(toy_classifier(norm))
-    wrapped.fans_out = fans_out
+    wrapped.can_fan_out = can_fan_out
     sampled, plain = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
     with torch.no_grad():
         assert torch.equal(plain, wrapped(images(), statistics="batch"))
@@ -78,7 +78,7 @@ def test_gradients_reach_what_comes_before_the_first_site(norm):
     for with_plain in (True, False):
         model = toy_classifier(norm)
         wrapped = WrappedModel(model)
-        wrapped.fans_out = True
+        wrapped.can_fan_out = True
         if with_plain:
             sampled, _ = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
         else:
@@ -90,7 +90,7 @@ def test_gradients_reach_what_comes_before_the_first_site(norm):
 
 def test_gradients_are_tracked_again_after_an_exception():
     wrapped = WrappedModel(toy_classifier())
-    wrapped.fans_out = True
+    wrapped.can_fan_out = True
     wrapped.model.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
@@ -144,7 +144,7 @@ def doubling_hook():
 @pytest.mark.parametrize("passes", [1, 3])
 def test_models_whose_prefix_cannot_be_shared_run_twice(make, site, passes):
     model, x = make(), torch.randn(5, 4, generator=generator(4))
-    wrapped, how = WrappedModel(model, sites=[site]), Sampling("batch", 0.3, passes)
+    wrapped, how = WrappedModel(model, sites=[site]), SamplingSettings("batch", 0.3, passes)
     sampled, plain = wrapped.sample_with_plain(x, how, RandomKey((0,)))
     sampled.sum().backward()
     assert torch.allclose(sampled, wrapped.sample(x, how, RandomKey((0,))), atol=1e-6)

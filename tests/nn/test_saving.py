@@ -6,22 +6,22 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import DeviceMemoryError
-from bitta.nn import Sampling, WrappedModel
+from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
-HOW = {name: Sampling(name, 0.3, 3) for name in ("running", "batch")}
+HOW = {name: SamplingSettings(name, 0.3, 3) for name in ("running", "batch")}
 
 
 def images(n=7):
     return torch.rand(n, 3, 8, 8, generator=generator(1))
 
 
-def gradients(statistics, *, norm="batch", fans_out=True, **saving):
+def gradients(statistics, *, norm="batch", can_fan_out=True, **saving):
     """Of a loss that mixes the passes, as the mean of softmaxes does."""
     model = toy_classifier(norm)
     wrapped = WrappedModel(model)
-    wrapped.fans_out = fans_out
+    wrapped.can_fan_out = can_fan_out
     for name, value in saving.items():
         setattr(wrapped, name, value)
     logits = wrapped.sample(images(), HOW[statistics], RandomKey((2,)))
@@ -60,12 +60,12 @@ def test_both_savings_work_together():
 def test_low_memory_keeps_no_activations_but_the_inputs_of_each_pass():
     def n_saved(*, low):
         wrapped = WrappedModel(toy_classifier())
-        wrapped.fans_out, wrapped.low_memory = True, low
+        wrapped.can_fan_out, wrapped.low_memory = True, low
         saved = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: saved.append(x.numel()) or x, lambda x: x
         ):
-            logits = wrapped.sample(images(), Sampling("batch", 0.3, 4), RandomKey((2,)))
+            logits = wrapped.sample(images(), SamplingSettings("batch", 0.3, 4), RandomKey((2,)))
         assert logits.requires_grad
         return sum(saved)
 

@@ -176,7 +176,7 @@ def _judged(
 
 @torch.no_grad()
 def _served(wrapped: WrappedModel, images: Tensor) -> Tensor:
-    inputs = wrapped.accepted(as_floats(images))
+    inputs = wrapped.prepare_inputs(as_floats(images))
     return wrapped(inputs, statistics="running").argmax(-1).cpu()
 
 
@@ -212,7 +212,7 @@ def _step(
     wrapped: WrappedModel, optimiser: torch.optim.Optimizer, samples: _Samples, rows: Tensor
 ) -> float:
     """Cross-entropy on what is right and complementary loss on what is not."""
-    inputs = wrapped.accepted(as_floats(samples.images[rows]))
+    inputs = wrapped.prepare_inputs(as_floats(samples.images[rows]))
     labels, right = (part[rows].to(inputs.device) for part in (samples.labels, samples.right))
     logits = wrapped(inputs, statistics="running")
     terms = []

@@ -67,7 +67,7 @@ def fill_memories(session: Session, inputs: Tensor, n_classes: int) -> None:
     """Let a method that remembers answers have as many as it can, about these inputs."""
     adapter = session.adapter
     if isinstance(adapter, GradientAdapter):
-        inputs = adapter.wrapped.accepted(inputs)
+        inputs = adapter.wrapped.prepare_inputs(inputs)
         capacity = max(adapter.memory.correct.capacity, adapter.memory.incorrect.capacity)
         adapter.memory.add(
             Feedback.from_answers(_answers(inputs, capacity, n_classes), like=inputs)

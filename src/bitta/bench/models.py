@@ -70,7 +70,7 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
     """
     wrapped = WrappedModel(model, logits=logits)
     try:
-        n_classes = wrapped(wrapped.accepted(inputs), statistics="running").shape[1]
+        n_classes = wrapped(wrapped.prepare_inputs(inputs), statistics="running").shape[1]
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

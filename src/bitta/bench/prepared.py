@@ -160,7 +160,7 @@ def prepare(experiment: Experiment, clock: Clock) -> Prepared:
     logits = experiment.model.logits or None
     check_fit(model, few, stream.truth, logits=logits)
     with closing(WrappedModel(model, logits=logits)) as wrapped, torch.no_grad():
-        n_classes = wrapped(wrapped.accepted(few), statistics="running").shape[1]
+        n_classes = wrapped(wrapped.prepare_inputs(few), statistics="running").shape[1]
     return Prepared(experiment, stream, model, n_classes, clean)
 
 
@@ -185,7 +185,7 @@ def labels_served(session: Session) -> Callable[[Tensor], Tensor]:
 
     def labels(inputs: Tensor) -> Tensor:
         counted = wrapped.counts.values()
-        served = session.adapter.predict(wrapped.accepted(inputs))
+        served = session.adapter.predict(wrapped.prepare_inputs(inputs))
         wrapped.counts.set(counted)
         return _finite_labels(served)
 
@@ -194,7 +194,7 @@ def labels_served(session: Session) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _source_labels(wrapped: WrappedModel, inputs: Tensor) -> Tensor:
-    logits = wrapped(wrapped.accepted(inputs), statistics="running")
+    logits = wrapped(wrapped.prepare_inputs(inputs), statistics="running")
     return _finite_labels(Prediction.from_logits(logits))
 
 

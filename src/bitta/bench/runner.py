@@ -168,7 +168,7 @@ def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) ->
         peak_memory=life.peak_memory,
         final_weights=weight_hash(session.model),
         extra={
-            "fans_out": wrapped.fans_out,
+            "fans_out": wrapped.can_fan_out,
             "execution": life.execution,
             "seconds": asdict(life.seconds),
             "price": session.budget.price,

@@ -22,7 +22,7 @@ from bitta.metrics import (
     reset_peak_memory,
 )
 from bitta.nn import Execution, Precision
-from bitta.nn.fast.execution import ran_out_of_memory
+from bitta.nn.fast.execution import is_out_of_memory
 from bitta.session import Session
 
 _WINDOW = 64
@@ -70,7 +70,7 @@ def measure(
     try:
         return _measured(case, conditions, rate)
     except (RuntimeError, BittaError) as error:
-        if isinstance(error, DeviceMemoryError) or ran_out_of_memory(error):
+        if isinstance(error, DeviceMemoryError) or is_out_of_memory(error):
             failure = DOES_NOT_FIT
         elif isinstance(error, BittaError) and not isinstance(error, SettingError):
             failure = str(error)

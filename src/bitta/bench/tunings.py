@@ -13,7 +13,7 @@ from torch import nn
 
 from bitta.bench.leftovers import read_tuning
 from bitta.bench.locks import alone
-from bitta.nn import Snapshot
+from bitta.nn import SavedWeights
 from bitta.results import table_hash
 from bitta.statefile import check_writable, save_state
 from bitta.types import State
@@ -71,7 +71,7 @@ class Tuning:
     def put(self, model: nn.Module, optimiser: torch.optim.Optimizer | None = None) -> None:
         """Make both what they were when it was written, if it was."""
         if "weights" in self._kept:
-            Snapshot(self._kept["weights"]).put_back(model)
+            SavedWeights(self._kept["weights"]).restore(model)
         if optimiser is not None:
             moving = self._kept.get("momenta", {})
             for name, parameter in model.named_parameters():
@@ -94,7 +94,10 @@ class Tuning:
         """To its file; where that cannot be, say so and do without."""
         if self._path is None:
             return
-        state: State = {"identity": self._identity, "weights": Snapshot.of(model).state_dict()}
+        state: State = {
+            "identity": self._identity,
+            "weights": SavedWeights.copy_of(model).state_dict(),
+        }
         if self.told is not None:
             state |= {"told": self.told}
         else:

@@ -13,12 +13,19 @@ from bitta.config import Config, build_config, require
 from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, MixedBatch
-from bitta.nn import Sampling, Sites, Snapshot, Statistics, WrappedModel, explain_out_of_memory
-from bitta.nn.weights import tensors_of
+from bitta.nn import (
+    SamplingSettings,
+    SavedWeights,
+    Sites,
+    Statistics,
+    WrappedModel,
+    explain_out_of_memory,
+)
+from bitta.nn.weights import named_tensors
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, Prediction, State, softmax
 
-Order: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
+ObserveTime: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
 """When a batch's statistics are taken in."""
 
 
@@ -52,7 +59,7 @@ class AdapterConfig(Config):
 A = TypeVar("A", bound=AdapterConfig)
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """What happens between two steps unless somebody says otherwise."""
 
 
@@ -78,20 +85,20 @@ class Adapter(ABC, Generic[A]):
     """What normalises when serving."""
     policy_statistics: Statistics = "running"
     """What normalises in the stochastic passes that questions are chosen by."""
-    observes: Order = "before_serving"
+    observes: ObserveTime = "before_serving"
 
     def __init__(self, wrapped: WrappedModel, config: A, *, seed: int = 0) -> None:
         self.seed = seed
-        self.between_steps: Callable[[], None] = nothing
+        self.between_updates: Callable[[], None] = do_nothing
         """Called between two steps of one `adapt`; it may predict and observe."""
-        self.step = 0
+        self.version = 0
         """How often this model has learned: its version."""
         self.wrapped = wrapped
         if config.sites is not None:
             # A predicate becomes names, which can be saved.
             config = replace(config, sites=wrapped.sites)
         self.config = config
-        self.source = Snapshot.of(wrapped.model)
+        self.source_weights = SavedWeights.copy_of(wrapped.model)
 
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
@@ -120,17 +127,17 @@ class Adapter(ABC, Generic[A]):
     def policy(self, inputs: Tensor) -> Tensor:
         """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
         how = self.sampling(self.policy_statistics)
-        return self.sampled_probs(inputs, how, RandomKey((self.seed, "policy", self.step)))
+        return self.sampled_probs(inputs, how, RandomKey((self.seed, "policy", self.version)))
 
-    def sampling(self, statistics: Statistics) -> Sampling:
+    def sampling(self, statistics: Statistics) -> SamplingSettings:
         """How uncertainty is sampled where these normalise."""
-        return Sampling(statistics, self.config.dropout, self.config.passes)
+        return SamplingSettings(statistics, self.config.dropout, self.config.passes)
 
-    def sampled_probs(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
+    def sampled_probs(self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey) -> Tensor:
         """Eq. 4: π, the mean of N stochastic softmaxes."""
         return softmax(self.wrapped.sample(inputs, how, random_key)).mean(0)
 
-    def choose_rows(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
+    def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
         """How much a method with a way of its own wants each row judged, (batch,).
 
         Rows at -inf are never asked about. None leaves the choice to `selection`. Changes nothing.
@@ -149,28 +156,28 @@ class Adapter(ABC, Generic[A]):
 
     def reset(self) -> None:
         """Exactly the source model, as if nothing had been seen."""
-        self.source.put_back(self.model)
-        self.step = 0
+        self.source_weights.restore(self.model)
+        self.version = 0
 
     def state_dict(self) -> State:
         """All that the following steps depend on."""
         return {
-            "step": self.step,
+            "version": self.version,
             "forwards": self.wrapped.counts.forwards,
             "backwards": self.wrapped.counts.backwards,
-            "weights": tensors_of(self.model),
-            "source": self.source.state_dict(),
-            "fans_out": self.wrapped.fans_out,
+            "weights": named_tensors(self.model),
+            "source": self.source_weights.state_dict(),
+            "can_fan_out": self.wrapped.can_fan_out,
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
-        Snapshot(state["weights"]).put_back(self.model)
-        self.source = Snapshot(state["source"])
-        self.step = state["step"]
+        SavedWeights(state["weights"]).restore(self.model)
+        self.source_weights = SavedWeights(state["source"])
+        self.version = state["version"]
         self.wrapped.counts.forwards = state["forwards"]
         self.wrapped.counts.backwards = state["backwards"]
-        self.wrapped.fans_out = state["fans_out"]
+        self.wrapped.can_fan_out = state["can_fan_out"]
 
     def close(self) -> None:
         """Give the model back."""
@@ -217,7 +224,7 @@ class GradientAdapter(Adapter[G]):
     """Descend on `objective`, `epochs` times a batch."""
 
     trains: ClassVar[str] = "all"
-    captured: bool = True
+    is_capturable: bool = True
     """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
 
     def __init__(self, wrapped: WrappedModel, config: G, *, seed: int = 0) -> None:
@@ -225,27 +232,27 @@ class GradientAdapter(Adapter[G]):
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
-        self.learner = self.make_learner()
+        self.trained_model = self.make_trained_model()
         """The network that is trained; a method may serve another."""
-        self.parameters = self._trainable(self.learner.model)
-        self.learner.train_only(self.parameters)
-        self.learner.low_memory = config.memory == "low"
-        self.learner.micro_batch = config.micro_batch
+        self.parameters = self._trainable(self.trained_model.model)
+        self.trained_model.train_only(self.parameters)
+        self.trained_model.low_memory = config.memory == "low"
+        self.trained_model.micro_batch = config.micro_batch
         self.optimiser = self.make_optimiser()
 
-    def make_learner(self) -> WrappedModel:
+    def make_trained_model(self) -> WrappedModel:
         """The network that serves, unless a method trains a student apart from it."""
         return self.wrapped
 
     @abstractmethod
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters that change, as far as the user has not frozen them."""
 
     @abstractmethod
     def make_optimiser(self) -> torch.optim.Optimizer:
         """A fresh optimiser over `self.parameters`."""
 
-    def sgd(
+    def make_sgd(
         self, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
     ) -> torch.optim.Optimizer:
         """Stochastic gradient descent, on the path of the learner."""
@@ -255,12 +262,12 @@ class GradientAdapter(Adapter[G]):
             momentum=momentum,
             weight_decay=weight_decay,
             nesterov=nesterov and momentum > 0,
-            fused=self.learner.execution.fused,
+            fused=self.trained_model.execution.fused,
         )
 
-    def adam(self, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    def make_adam(self, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
         """Adam with the usual moments, on the path of the learner."""
-        fused = self.learner.execution.fused
+        fused = self.trained_model.execution.fused
         return torch.optim.Adam(
             self.parameters,
             lr=self.config.lr,
@@ -287,9 +294,9 @@ class GradientAdapter(Adapter[G]):
         with explain_out_of_memory(samples, _LESS_MEMORY):
             epochs = [self._descend(mixed, 0)]
             for epoch in range(1, self.config.epochs):
-                self.between_steps()
+                self.between_updates()
                 epochs.append(self._descend(mixed, epoch))
-        self.step += 1
+        self.version += 1
         names = dict.fromkeys(name for terms in epochs for name in terms)
         absent = unlabelled.new_full((), torch.nan, dtype=torch.float32)
         return Losses(
@@ -303,26 +310,26 @@ class GradientAdapter(Adapter[G]):
     def reset(self) -> None:
         """Source weights, empty memories, a fresh optimiser."""
         super().reset()
-        if self.learner is not self.wrapped:
-            self.source.put_back(self.learner.model)
+        if self.trained_model is not self.wrapped:
+            self.source_weights.restore(self.trained_model.model)
         self.memory.clear()
         self._start_optimiser()
 
     def state_dict(self) -> State:
         """Memories and optimiser beside the weights."""
         slots = self.optimiser.state_dict()["state"]
-        apart = self.learner is not self.wrapped
+        apart = self.trained_model is not self.wrapped
         return super().state_dict() | {
             "memory": self.memory.state_dict(),
             "optimiser": {str(place): slot for place, slot in slots.items()},
-            "learner": tensors_of(self.learner.model) if apart else {},
+            "trained_model": named_tensors(self.trained_model.model) if apart else {},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        if self.learner is not self.wrapped:
-            Snapshot(state["learner"]).put_back(self.learner.model)
+        if self.trained_model is not self.wrapped:
+            SavedWeights(state["trained_model"]).restore(self.trained_model.model)
         self.memory.load_state_dict(state["memory"], device=self.wrapped.device)
         self._start_optimiser()
         self.optimiser.load_state_dict(
@@ -332,13 +339,13 @@ class GradientAdapter(Adapter[G]):
 
     def close(self) -> None:
         """Give the model back, and let a student go."""
-        self.learner.close()
+        self.trained_model.close()
         super().close()
 
     def _trainable(self, model: nn.Module) -> list[nn.Parameter]:
         """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
         frozen = not any(parameter.requires_grad for parameter in model.parameters())
-        chosen = [p for p in self.trained(model) if p.requires_grad or frozen]
+        chosen = [p for p in self.select_parameters(model) if p.requires_grad or frozen]
         if not chosen:
             raise ModelError(
                 f"{type(self).__name__} finds nothing to train in {type(model).__name__}; "
@@ -349,18 +356,20 @@ class GradientAdapter(Adapter[G]):
     def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
         if not len(mixed.inputs):
             return {}
-        random_key = RandomKey((self.seed, "adapt", self.step, epoch))
-        if not self.captured:
+        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
+        if not self.is_capturable:
             return self._step(*mixed, random_key=random_key)
-        return self.learner.repeat("descend", self._step, mixed, random_key, turn=self.step)
+        return self.trained_model.run_or_replay(
+            "descend", self._step, mixed, random_key, turn=self.version
+        )
 
     def _step(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        terms = self.gradients(MixedBatch(*mixed), random_key)
+        terms = self.compute_gradients(MixedBatch(*mixed), random_key)
         if terms:
             self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
 
-    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
+    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Leave the gradient of the objective in the parameters; no terms, no step."""
         return self.backward(lambda: self.objective(mixed, random_key))
 
@@ -372,7 +381,7 @@ class GradientAdapter(Adapter[G]):
         terms = objective()
         tracked = counts.tracked - before
         if terms:
-            with self.learner.execution.arithmetic():
+            with self.trained_model.execution.arithmetic():
                 torch.stack(list(terms.values())).sum().backward()
             counts.backwards += tracked
         return terms
@@ -380,7 +389,7 @@ class GradientAdapter(Adapter[G]):
     def _start_optimiser(self) -> None:
         """A fresh one; what was captured has the state of the last one in it."""
         self.optimiser = self.make_optimiser()
-        self.learner.graphs.clear()
+        self.trained_model.graphs.clear()
 
     def _align_optimiser(self) -> None:
         """Saved momenta may lie in memory in another order than the parameters do here."""
@@ -391,7 +400,7 @@ class GradientAdapter(Adapter[G]):
                     slot[name] = torch.empty_like(parameter).copy_(value)
 
 
-HANDICAP: Mapping[str, Any] = {
+PUBLISHED_BASELINE: Mapping[str, Any] = {
     "selection": "last",
     "correct_memory": 3,
     "incorrect_memory": 3,
@@ -429,7 +438,7 @@ class UnsupervisedAdapter(GradientAdapter[U]):
     whether or not somebody answers.
     """
 
-    learner_statistics: Statistics = "batch"
+    training_statistics: Statistics = "batch"
     """What normalises while learning."""
 
     def __init__(self, wrapped: WrappedModel, config: U, *, seed: int = 0) -> None:
@@ -437,20 +446,20 @@ class UnsupervisedAdapter(GradientAdapter[U]):
         self.learns_from_feedback = config.feedback_weight > 0
 
     @abstractmethod
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """The terms of the method's own loss."""
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Both losses, as far as there are samples for them."""
         *_, unlabelled = mixed.split(mixed.inputs)
-        own = self.unsupervised(unlabelled, random_key) if len(unlabelled) else {}
-        return own | self.answered(mixed)
+        own = self.unsupervised_terms(unlabelled, random_key) if len(unlabelled) else {}
+        return own | self.feedback_terms(mixed)
 
-    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
+    def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """Cross-entropy on correct and complementary loss on incorrect samples."""
         if not (mixed.n_judged and self.config.feedback_weight):
             return {}
-        correct, incorrect = self.judged_logits(mixed)
+        correct, incorrect = self.feedback_logits(mixed)
         if self.config.feedback_softmax == "double":
             correct, incorrect = softmax(correct), softmax(incorrect)
         terms = {}
@@ -460,17 +469,17 @@ class UnsupervisedAdapter(GradientAdapter[U]):
             terms["incorrect"] = complementary_loss(incorrect, mixed.incorrect)
         return {name: self.config.feedback_weight * term for name, term in terms.items()}
 
-    def judged_logits(self, mixed: MixedBatch) -> tuple[Tensor, Tensor]:
+    def feedback_logits(self, mixed: MixedBatch) -> tuple[Tensor, Tensor]:
         """Of the samples judged correct and incorrect, by the network that is trained."""
         if self.config.judged_among == "alike":
             correct, incorrect, _ = mixed.split(mixed.inputs)
-            return self.learner_logits(correct), self.learner_logits(incorrect)
+            return self.training_logits(correct), self.training_logits(incorrect)
         among = len(mixed.inputs) if self.config.judged_among == "all" else mixed.n_judged
-        correct, incorrect, _ = mixed.split(self.learner_logits(mixed.inputs[:among]))
+        correct, incorrect, _ = mixed.split(self.training_logits(mixed.inputs[:among]))
         return correct, incorrect
 
-    def learner_logits(self, inputs: Tensor) -> Tensor:
+    def training_logits(self, inputs: Tensor) -> Tensor:
         """Of some rows, which may be none; running statistics stay where they are."""
         if not len(inputs):
             return inputs.new_zeros((0, 2))
-        return self.learner(inputs, statistics=self.learner_statistics)
+        return self.trained_model(inputs, statistics=self.training_statistics)

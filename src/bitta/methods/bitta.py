@@ -21,15 +21,21 @@ from bitta.augment import augmented
 from bitta.config import require
 from bitta.losses import policy_loss
 from bitta.memory import BalancedMemory, MixedBatch
-from bitta.methods.base import Order
+from bitta.methods.base import ObserveTime
 from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Sampling, Statistics, WrappedModel, perturbed, restore_stochastically
+from bitta.nn import (
+    SamplingSettings,
+    Statistics,
+    WrappedModel,
+    perturbed_weights,
+    restore_stochastically,
+)
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, JudgedSamples, Losses, State, softmax
 
 
 def augmented_passes(
-    wrapped: WrappedModel, inputs: Tensor, how: Sampling, random_key: RandomKey
+    wrapped: WrappedModel, inputs: Tensor, how: SamplingSettings, random_key: RandomKey
 ) -> Tensor:
     """Logits of N random views of each image, (passes, batch, classes)."""
 
@@ -41,12 +47,17 @@ def augmented_passes(
 
 
 def perturbed_passes(
-    wrapped: WrappedModel, inputs: Tensor, how: Sampling, random_key: RandomKey, *, size: float
+    wrapped: WrappedModel,
+    inputs: Tensor,
+    how: SamplingSettings,
+    random_key: RandomKey,
+    *,
+    size: float,
 ) -> Tensor:
     """Logits of an ensemble of N models with noise on their weights, (passes, batch, classes)."""
 
     def one(number: int) -> Tensor:
-        with perturbed(wrapped.model, size=size, random_key=random_key, number=number):
+        with perturbed_weights(wrapped.model, size=size, random_key=random_key, number=number):
             return wrapped(inputs, statistics=how.statistics)
 
     return _each(wrapped, one, how.passes)
@@ -86,7 +97,7 @@ class BittaConfig(MectaConfig):
     """Apply softmax again to π inside the loss, which bounds the incorrect term."""
     adapt_statistics: Statistics = "batch"
     """What normalises while adapting and in the policy."""
-    observes: Order = "before_serving"
+    observes: ObserveTime = "before_serving"
     """When a batch's statistics are taken in: before_serving, before_asking or after_asking."""
     policy: Literal["dropout", "augmentation", "ensemble", "softmax"] = "dropout"
     """What π is the mean of: passes with dropout, random views of the images, models with noise on
@@ -154,16 +165,18 @@ class Bitta(MectaAdapter[BittaConfig]):
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
         if config.policy in ("augmentation", "ensemble"):
-            self.captured = False  # what is drawn goes through the host
+            self.is_capturable = False  # what is drawn goes through the host
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
         return list(model.parameters())
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with Nesterov momentum, if any."""
         config = self.config
-        return self.sgd(momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
+        return self.make_sgd(
+            momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True
+        )
 
     def observe(self, inputs: Tensor) -> None:
         """Let the running statistics follow the stream."""
@@ -173,12 +186,12 @@ class Bitta(MectaAdapter[BittaConfig]):
             return None  # they follow what is remembered of it, when that is learned from
         return self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
 
-    def sampling(self, statistics: Statistics) -> Sampling:
-        """Without dropout where something else makes passes differ, or nothing does."""
+    def sampling(self, statistics: Statistics) -> SamplingSettings:
+        """Without dropout where something else makes passes differ, or do_nothing does."""
         how = super().sampling(statistics)
         return how if self.config.policy == "dropout" else replace(how, rate=0.0)
 
-    def sampled_probs(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
+    def sampled_probs(self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey) -> Tensor:
         """Eq. 4: π, the mean of N softmaxes that differ by chance."""
         config = self.config
         if config.policy == "augmentation":
@@ -209,9 +222,9 @@ class Bitta(MectaAdapter[BittaConfig]):
         if self.config.restore:
             restore_stochastically(
                 self.model,
-                self.source.near(self.wrapped.device),
+                self.source_weights.near(self.wrapped.device),
                 rate=self.config.restore,
-                key=(self.seed, "restore", self.step),
+                key=(self.seed, "restore", self.version),
             )
         return losses
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from bitta.augment import augmented
 from bitta.config import require
 from bitta.memory import MixedBatch
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Statistics, WrappedModel, follow, restore_stochastically
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import Statistics, WrappedModel, restore_stochastically, update_teacher
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, softmax
 
@@ -57,7 +57,7 @@ class CottaConfig(UnsupervisedConfig):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {
-            **HANDICAP,
+            **PUBLISHED_BASELINE,
             "optimiser": "sgd",
             "weight_decay": 5e-4,
             "augment_below": 0.1,
@@ -83,19 +83,19 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
     paper: ClassVar[str] = "Wang et al., CVPR 2022"
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: CottaConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
-        self.anchor = wrapped.twin()
+        self.anchor = wrapped.clone_model()
         """The source model, which nothing changes."""
         self.learns_from_feedback &= config.feedback_on == "student"
 
-    def make_learner(self) -> WrappedModel:
+    def make_trained_model(self) -> WrappedModel:
         """A student; the user's model is the teacher."""
-        return self.wrapped.twin()
+        return self.wrapped.clone_model()
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
         return list(model.parameters())
 
@@ -103,12 +103,14 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         """Adam, or SGD with Nesterov momentum."""
         config = self.config
         if config.optimiser == "adam":
-            return self.adam(weight_decay=config.weight_decay)
-        return self.sgd(momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True)
+            return self.make_adam(weight_decay=config.weight_decay)
+        return self.make_sgd(
+            momentum=config.momentum, weight_decay=config.weight_decay, nesterov=True
+        )
 
     def logits(self, inputs: Tensor) -> Tensor:
         """The teacher's, averaged over augmented copies where the source model is unsure."""
-        return self.target(inputs, RandomKey((self.seed, "cotta", self.step)))
+        return self.target(inputs, RandomKey((self.seed, "cotta", self.version)))
 
     @torch.no_grad()
     def target(self, inputs: Tensor, random_key: RandomKey) -> Tensor:
@@ -123,36 +125,36 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
                 total = total + self.wrapped(view, statistics="batch")
         return total / n
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """Cross-entropy of the student with the teacher's probabilities."""
         teacher = self.target(inputs, random_key)
-        student = self.learner(inputs, statistics="batch")
+        student = self.trained_model(inputs, statistics="batch")
         loss = F.cross_entropy(student, teacher.softmax(-1))
         if self.config.symmetric:
             loss = (loss + F.cross_entropy(teacher, student.softmax(-1))) / 2
         return {"consistency": loss}
 
-    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
+    def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """The usual loss on the student; none on the teacher, which has no gradient."""
-        return super().answered(mixed) if self.config.feedback_on == "student" else {}
+        return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """A step of the student; the teacher follows; some of the student goes home."""
         losses = super().adapt(unlabelled, feedback)
         if losses.terms:
-            follow(self.model, self.learner.model, rate=self.config.teacher_rate)
+            update_teacher(self.model, self.trained_model.model, rate=self.config.teacher_rate)
             restore_stochastically(
-                self.learner.model,
-                self.source.near(self.learner.device),
+                self.trained_model.model,
+                self.source_weights.near(self.trained_model.device),
                 rate=self.config.restore,
-                key=(self.seed, "restore", self.step),
+                key=(self.seed, "restore", self.version),
             )
         return losses
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state, whose source the anchor becomes."""
         super().load_state_dict(state)
-        self.source.put_back(self.anchor.model)
+        self.source_weights.restore(self.anchor.model)
 
     def close(self) -> None:
         """Give the model back, and let the student and the anchor go."""

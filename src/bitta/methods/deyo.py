@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.losses import entropy
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Statistics, below_the_top
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import Statistics, norm_parameters_below_top
 from bitta.seeding import RandomKey
 from bitta.types import softmax
 
@@ -47,7 +47,7 @@ class DeyoConfig(UnsupervisedConfig):
     patches: int = 4
     """Patches along each side of an image."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {**HANDICAP}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {**PUBLISHED_BASELINE}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,20 +66,20 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers below the top"
-    captured: bool = False
+    is_capturable: bool = False
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift, but not in the last stage."""
-        return below_the_top(model)
+        return norm_parameters_below_top(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return self.sgd(momentum=self.config.momentum)
+        return self.make_sgd(momentum=self.config.momentum)
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """Mean of (exp(Ent₀ - H) + exp(PLPD)) H over the samples that pass both filters."""
         _require_images(inputs)
-        logits = self.learner(inputs, statistics="batch")
+        logits = self.trained_model(inputs, statistics="batch")
         each, nats = entropy(logits), log(logits.shape[-1])
         sure = each.detach() < self.config.entropy_margin * nats
         if not sure.any():
@@ -97,7 +97,7 @@ class Deyo(UnsupervisedAdapter[DeyoConfig]):
         drawn = random_key.at("destroy", device=inputs.device)
         destroyed = destroyed_by(self.config.destroy, inputs, drawn, patches=self.config.patches)
         before, label = softmax(logits).max(-1, keepdim=True)
-        after = softmax(self.learner(destroyed, statistics="batch")).gather(-1, label)
+        after = softmax(self.trained_model(destroyed, statistics="batch")).gather(-1, label)
         return (before - after).squeeze(-1)
 
 

@@ -26,9 +26,9 @@ from bitta.config import require
 from bitta.errors import InputError
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Statistics, WrappedModel, scale_and_shift
+from bitta.nn import Statistics, WrappedModel, norm_parameters
 from bitta.seeding import RandomKey
 from bitta.source_statistics import Fisher, SourceStatistics
 from bitta.types import Feedback, Losses, State, softmax
@@ -54,7 +54,7 @@ class EtaConfig(MectaConfig, UnsupervisedConfig):
     """Weight of a batch in that moving mean."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {**HANDICAP, "weight_decay": 5e-4},
+        "reference": {**PUBLISHED_BASELINE, "weight_decay": 5e-4},
         "paper": {"lr": 1e-3, "similarity": 0.5},
     }
 
@@ -76,24 +76,24 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: EtaConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.mean_probs: Tensor | None = None  # (classes,)
         """m, the moving mean of the probabilities of selected samples."""
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
-        return scale_and_shift(model)
+        return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return self.sgd(momentum=self.config.momentum, weight_decay=self.config.weight_decay)
+        return self.make_sgd(momentum=self.config.momentum, weight_decay=self.config.weight_decay)
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean of exp(E₀ - H) H over the samples selected; nothing where there are none."""
-        logits = self.learner(inputs, statistics="batch")
+        logits = self.trained_model(inputs, statistics="batch")
         margin = self.config.entropy_margin * log(logits.shape[-1])
         each = entropy(logits)
         selected = self._selected(softmax(logits.detach()), each.detach() < margin)
@@ -163,7 +163,9 @@ class Eata(Eta):
     def __init__(self, wrapped: WrappedModel, config: EataConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         ours = {id(parameter) for parameter in self.parameters}
-        self._named = {n: p for n, p in self.learner.model.named_parameters() if id(p) in ours}
+        self._named = {
+            n: p for n, p in self.trained_model.model.named_parameters() if id(p) in ours
+        }
         self.fisher: dict[str, Tensor] = {}
         """F by parameter, once it is known."""
         self._collected: Fisher | None = None
@@ -176,7 +178,7 @@ class Eata(Eta):
         """Let images of the stream stand for the source's until there are enough; then as ETA."""
         if self._read_from is not None:
             # Now, not before: the weights of a loaded session come after it is made.
-            self._read_from.require_source(self.source, path=self.config.source_statistics)
+            self._read_from.require_source(self.source_weights, path=self.config.source_statistics)
             self._read_from = None
         if self._collected is not None and len(unlabelled):
             self._collected.add(unlabelled)
@@ -190,7 +192,7 @@ class Eata(Eta):
         terms = super().objective(mixed, random_key)
         if not terms or not self.fisher or not self.config.fisher_weight:
             return terms
-        source = self.source.near(self.wrapped.device)
+        source = self.source_weights.near(self.wrapped.device)
         each = [
             (self.fisher[name] * (parameter - source[name]).square()).sum()
             for name, parameter in self._named.items()
@@ -235,8 +237,8 @@ class Eata(Eta):
         if self.config.source_statistics:
             self.fisher = self._read(self.config.source_statistics)
             return
-        source = self.wrapped.twin()
-        self.source.put_back(source.model)
+        source = self.wrapped.clone_model()
+        self.source_weights.restore(source.model)
         self._collected = Fisher(source, self.config.fisher_samples)
 
     def _read(self, path: str) -> dict[str, Tensor]:

@@ -46,7 +46,9 @@ class MectaAdapter(GradientAdapter[M]):
         if self.mecta is not None:
             wrapped.normaliser = self.mecta
             self.statistics = "running"
-            self.captured = False  # the gate looks at a value, and a step remembers between calls
+            self.is_capturable = (
+                False  # the gate looks at a value, and a step remembers between calls
+            )
         super().__init__(wrapped, config, seed=seed)
 
     def observe(self, inputs: Tensor) -> None:
@@ -56,12 +58,12 @@ class MectaAdapter(GradientAdapter[M]):
         with self.mecta.following():
             return self.wrapped.observe(inputs, momentum=1.0)  # MECTA knows the rate itself
 
-    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
+    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """With the channels of this step."""
         if self.mecta is None:
-            return super().gradients(mixed, random_key)
+            return super().compute_gradients(mixed, random_key)
         with self.mecta.step(random_key):
-            return super().gradients(mixed, random_key)
+            return super().compute_gradients(mixed, random_key)
 
     def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """What is run again for its gradient does not count a second time."""

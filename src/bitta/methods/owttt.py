@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.config import require
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, WrappedModel
 from bitta.seeding import RandomKey
 from bitta.source_statistics import SourceStatistics
@@ -131,7 +131,7 @@ class OwtttConfig(UnsupervisedConfig):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "authors": {"lr": 0.01},
-        "reference": {**HANDICAP},
+        "reference": {**PUBLISHED_BASELINE},
     }
 
     def __post_init__(self) -> None:
@@ -152,8 +152,8 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     paper: ClassVar[str] = "Li et al., ICCV 2023"
     needs: ClassVar[str] = "source statistics"
     trains: ClassVar[str] = "all but the head"
-    learner_statistics: Statistics = "running"
-    captured: bool = False
+    training_statistics: Statistics = "running"
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: OwtttConfig, *, seed: int = 0) -> None:
         self._path = config.source_statistics
@@ -169,7 +169,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         self._forget()
         super().__init__(wrapped, config, seed=seed)
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Everything but the last linear layer, which is not asked for its opinion."""
         shape = self._source.prototypes.shape
         layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
@@ -179,19 +179,19 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return self.sgd(momentum=self.config.momentum)
+        return self.make_sgd(momentum=self.config.momentum)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
         """Cosines to the prototypes, over δ."""
         self._require_fit()
-        return self.learner_logits(inputs)
+        return self.training_logits(inputs)
 
-    def learner_logits(self, inputs: Tensor) -> Tensor:
+    def training_logits(self, inputs: Tensor) -> Tensor:
         """The same of any rows; answers are learned from through what is served."""
         if not len(inputs):
             return inputs.new_zeros((0, len(self._prototypes)))
-        features, _ = self.learner.features(inputs, statistics="running")
+        features, _ = self.trained_model.features(inputs, statistics="running")
         return F.normalize(features.float()) @ self._prototypes.T / self.config.delta
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
@@ -206,11 +206,11 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         self._stream = self._next
         return losses
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Distribution alignment, and cross-entropy on the surer half."""
         terms = {}
         if self.config.da_scale:
-            features, _ = self.learner.features(
+            features, _ = self.trained_model.features(
                 inputs, statistics="batch", momentum=self.config.bn_momentum
             )
             moving = self._stream.moved(features.double(), horizon=self.config.horizon)
@@ -218,7 +218,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
             loss = symmetric_divergence(self._reference, moving)
             terms["alignment"] = _KL_SCALE * self.config.da_scale * loss.float()
         if self.config.ce_scale:
-            logits = self.learner_logits(inputs)
+            logits = self.training_logits(inputs)
             surest = self._scores(logits).argsort(stable=True)[: (len(logits) + 1) // 2]
             loss = F.cross_entropy(logits[surest], logits[surest].argmax(-1))
             terms["prototypes"] = self.config.ce_scale / 2 * loss
@@ -251,7 +251,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     def _require_fit(self) -> None:
         """At first use: the weights of a loaded session are not there before."""
         if not self._fits:
-            self._source.require_source(self.source, path=self._path)
+            self._source.require_source(self.source_weights, path=self._path)
             self._fits = True
 
     def _forget(self) -> None:

@@ -20,8 +20,15 @@ from bitta.augment import augmented
 from bitta.config import require
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import RobustNorm, Statistics, WrappedModel, batch_norms, follow, scale_and_shift
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import (
+    RobustNorm,
+    Statistics,
+    WrappedModel,
+    batch_norms,
+    norm_parameters,
+    update_teacher,
+)
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, move_to_device
 
@@ -179,7 +186,7 @@ class RottaConfig(UnsupervisedConfig):
     nothing follows from it since only the student is trained."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {**HANDICAP, "insertion": "until_full", "feedback_on": "teacher"}
+        "reference": {**PUBLISHED_BASELINE, "insertion": "until_full", "feedback_on": "teacher"}
     }
 
     def __post_init__(self) -> None:
@@ -196,9 +203,9 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
 
     Config = RottaConfig
     paper: ClassVar[str] = "Yuan et al., CVPR 2023"
-    learner_statistics: Statistics = "running"
+    training_statistics: Statistics = "running"
     trains: ClassVar[str] = "norm layers"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: RottaConfig, *, seed: int = 0) -> None:
         require(
@@ -216,18 +223,18 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         )
         self.learns_from_feedback &= config.feedback_on == "student"
 
-    def make_learner(self) -> WrappedModel:
+    def make_trained_model(self) -> WrappedModel:
         """A student; the user's model is the teacher. Both get the robust BatchNorm."""
         self.wrapped.normaliser = RobustNorm(self.config.alpha)
-        return self.wrapped.twin()
+        return self.wrapped.clone_model()
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
-        return scale_and_shift(model)
+        return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam, as the authors use."""
-        return self.adam()
+        return self.make_adam()
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Offer the new samples to the memory, and learn from it in their place."""
@@ -236,10 +243,10 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
             unlabelled = self.timely.inputs
         losses = super().adapt(unlabelled, feedback)
         if losses.terms:
-            follow(self.model, self.learner.model, rate=self.config.teacher_rate)
+            update_teacher(self.model, self.trained_model.model, rate=self.config.teacher_rate)
         return losses
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         """The student, on a strong view, learns what the teacher says; less of old samples.
 
         Running statistics of both follow what they are given.
@@ -247,7 +254,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         with torch.no_grad():
             teacher = self.wrapped(inputs, statistics="batch")
         view = augmented(inputs, random_key, "augment")
-        student = self.learner(view, statistics="batch")
+        student = self.trained_model(view, statistics="batch")
         each = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
         return {"consistency": (self.age_weights(like=each) * each).mean()}
 
@@ -255,9 +262,9 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         """exp(-age / N) / (1 + exp(-age / N)) of each sample remembered."""
         return torch.sigmoid(-like.new_tensor(self.timely.ages) / self.config.capacity)
 
-    def answered(self, mixed: MixedBatch) -> dict[str, Tensor]:
+    def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """The usual loss on the student; none on the teacher, which has no gradient."""
-        return super().answered(mixed) if self.config.feedback_on == "student" else {}
+        return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def reset(self) -> None:
         """An empty memory of the stream, too."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from bitta.config import require
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Statistics, WrappedModel, below_the_top, uphill
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import Statistics, WrappedModel, norm_parameters_below_top, sam_ascent
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
@@ -47,7 +47,7 @@ class SarConfig(UnsupervisedConfig):
     """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {**HANDICAP, "entropy_eps": 1e-6, "recovery_watches": "loss"},
+        "reference": {**PUBLISHED_BASELINE, "entropy_eps": 1e-6, "recovery_watches": "loss"},
         "paper": {"rho": 0.5},
     }
 
@@ -67,7 +67,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers below the top"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: SarConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
@@ -75,26 +75,26 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         """Moving average of the second pass's loss."""
         self._reliable: Tensor | None = None
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift, but not in the last stage."""
-        return below_the_top(model)
+        return norm_parameters_below_top(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return self.sgd(momentum=self.config.momentum)
+        return self.make_sgd(momentum=self.config.momentum)
 
-    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
+    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
         self._reliable = None
-        super().gradients(mixed, random_key)
-        with uphill(self.parameters, rho=self.config.rho):
-            terms = super().gradients(mixed, random_key)
+        super().compute_gradients(mixed, random_key)
+        with sam_ascent(self.parameters, rho=self.config.rho):
+            terms = super().compute_gradients(mixed, random_key)
         self._watch(terms)
         return terms
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy of reliable samples; in the second pass, of those that still are."""
-        logits = self.learner(inputs, statistics="batch")
+        logits = self.trained_model(inputs, statistics="batch")
         each = entropy(logits, eps=self.config.entropy_eps)
         reliable = each < self.config.entropy_margin * log(logits.shape[-1])
         if self._reliable is not None:
@@ -108,7 +108,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         losses = super().adapt(unlabelled, feedback)
         limit = self.config.recover_below
         if limit and self.average is not None and self.average < limit:
-            self.source.put_back(self.model)
+            self.source_weights.restore(self.model)
         return losses
 
     def reset(self) -> None:

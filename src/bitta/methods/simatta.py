@@ -315,20 +315,20 @@ class Simatta(GradientAdapter[SimattaConfig]):
         super().__init__(wrapped, config, seed=seed)
         self.anchors = Anchors(config.max_anchors)
         self.source_like = FifoMemory(config.max_source_like)
-        self.teacher = wrapped.twin()
+        self.teacher = wrapped.clone_model()
         """The source model; it never changes."""
         self._parted = Parted()
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """All of them."""
         return list(model.parameters())
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return self.sgd(momentum=self.config.momentum)
+        return self.make_sgd(momentum=self.config.momentum)
 
     @torch.no_grad()
-    def choose_rows(self, inputs: Tensor, n_queries: int) -> Tensor:
+    def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor:
         """How many uncertain samples a sample is to stand for; those of other clusters at -inf."""
         features, entropies = self._seen(inputs)
         entropies = entropies[len(self.anchors) :]
@@ -342,10 +342,10 @@ class Simatta(GradientAdapter[SimattaConfig]):
             chosen = [(int(candidates[row]), size) for row, size in clusters.unanchored()]
         else:
             chosen = []
-        choose_rows = torch.full((len(inputs),), -torch.inf)
+        query_scores = torch.full((len(inputs),), -torch.inf)
         for row, size in chosen[:n_queries]:
-            choose_rows[row] = size
-        return choose_rows.to(inputs.device)
+            query_scores[row] = size
+        return query_scores.to(inputs.device)
 
     @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
@@ -357,7 +357,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         inputs = torch.cat([right, wrong, self.source_like.inputs])
         self._drop_momentum()
         losses = self._train(MixedBatch(inputs, right_labels, wrong_labels))
-        self.step += 1
+        self.version += 1
         return losses
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
@@ -386,7 +386,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
     def load_state_dict(self, state: State) -> None:
         """Go on from a saved state."""
         super().load_state_dict(state)
-        self.source.put_back(self.teacher.model)
+        self.source_weights.restore(self.teacher.model)
         self.anchors.load_state_dict(state["anchors"], device=self.wrapped.device)
         self.source_like.load_state_dict(state["source_like"], device=self.wrapped.device)
 
@@ -438,7 +438,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         ):
             for number in range(n_steps):
                 if number:
-                    self.between_steps()
+                    self.between_updates()
                 taken.append(self._descend(mixed, number))
                 on_anchors = [taken[-1][n] for n in ("correct", "incorrect") if n in taken[-1]]
                 if on_anchors and patience.ends(torch.stack(on_anchors).sum()):
@@ -450,9 +450,11 @@ class Simatta(GradientAdapter[SimattaConfig]):
 
     def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
         """Draw first: a GPU repeats the step on other rows, not the drawing of them."""
-        random_key = RandomKey((self.seed, "adapt", self.step, epoch))
+        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
         counts, drawn = self._mini_batch(mixed, random_key)
-        terms = self.learner.repeat("descend", self._step, drawn, random_key, turn=self.step)
+        terms = self.trained_model.run_or_replay(
+            "descend", self._step, drawn, random_key, turn=self.version
+        )
         return _with_rows(terms, counts)
 
     def _step(self, *drawn: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
@@ -462,7 +464,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
 
     def _terms(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """All three, 0 where a term has no rows: sums of weighted rows, whichever they are."""
-        logits = self.learner(inputs, statistics="running")
+        logits = self.trained_model(inputs, statistics="running")
         towards = F.cross_entropy(logits, labels, reduction="none")
         complementary = partial(complementary_loss, eps=self.config.complementary_eps)
         away = torch.vmap(complementary)(logits, labels)
@@ -511,13 +513,13 @@ class Simatta(GradientAdapter[SimattaConfig]):
             self.anchors.weights,
             n_clusters=self._n_clusters(),
             starts=self.config.starts,
-            seed=derive_seed(self.seed, "clusters", self.step),
+            seed=derive_seed(self.seed, "clusters", self.version),
         )
 
     def _n_clusters(self) -> int:
         """More on every batch, as anchors get more, and no more than those can become."""
         config = self.config
-        return config.clusters + min(self.step * config.cluster_growth, config.max_anchors)
+        return config.clusters + min(self.version * config.cluster_growth, config.max_anchors)
 
 
 def _with_rows(terms: dict[str, Tensor], counts: list[int]) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from bitta.config import require
 from bitta.errors import SettingError
 from bitta.losses import entropy
 from bitta.memory import ConfidentMemory, MixedBatch
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import WrappedModel, batch_norms, below_the_top, uphill
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import WrappedModel, batch_norms, norm_parameters_below_top, sam_ascent
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
@@ -44,7 +44,7 @@ class SottaConfig(UnsupervisedConfig):
     """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {**HANDICAP, "weight_decay": 5e-4, "entropy_eps": 1e-6},
+        "reference": {**PUBLISHED_BASELINE, "weight_decay": 5e-4, "entropy_eps": 1e-6},
         "paper": {"rho": 0.5},
     }
 
@@ -63,7 +63,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
     Config = SottaConfig
     paper: ClassVar[str] = "Gong et al., NeurIPS 2023"
     trains: ClassVar[str] = "norm layers below the top"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: SottaConfig, *, seed: int = 0) -> None:
         if config.micro_batch and batch_norms(wrapped.model):
@@ -76,13 +76,13 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
             config.capacity, min_confidence=config.confident, key=(seed, "sotta")
         )
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift, but not in the last stage."""
-        return below_the_top(model)
+        return norm_parameters_below_top(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam."""
-        return self.adam(weight_decay=self.config.weight_decay)
+        return self.make_adam(weight_decay=self.config.weight_decay)
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Remember what is confident; learn from the memory instead of the batch."""
@@ -92,15 +92,15 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         remembered = self.confident.inputs if len(self.confident) else unlabelled[:0]
         return super().adapt(remembered, feedback)
 
-    def gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
+    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Of the second pass, made where the first one's gradient leads uphill."""
-        super().gradients(mixed, random_key)
-        with uphill(self.parameters, rho=self.config.rho):
-            return super().gradients(mixed, random_key)
+        super().compute_gradients(mixed, random_key)
+        with sam_ascent(self.parameters, rho=self.config.rho):
+            return super().compute_gradients(mixed, random_key)
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy of the memory, whose statistics the model takes in."""
-        logits = self.learner(inputs, statistics="batch", momentum=self.config.bn_momentum)
+        logits = self.trained_model(inputs, statistics="batch", momentum=self.config.bn_momentum)
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}
 
     def reset(self) -> None:

@@ -27,7 +27,7 @@ class Source(Adapter[SourceConfig]):
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:  # noqa: ARG002
         """Learn nothing."""
-        self.step += 1
+        self.version += 1
         return Losses()
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bitta.config import require
 from bitta.losses import entropy
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.nn import Statistics, WrappedModel, scale_and_shift
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.nn import Statistics, WrappedModel, norm_parameters
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State
 
@@ -75,7 +75,7 @@ class TastConfig(UnsupervisedConfig):
     tau: float = 10.0
     """Factor before cosines; the authors' value."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {**HANDICAP}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {**PUBLISHED_BASELINE}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,19 +92,19 @@ class Tast(UnsupervisedAdapter[TastConfig]):
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers"
-    captured: bool = False
+    is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: TastConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.support: Support | None = None
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
-        return scale_and_shift(model)
+        return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam."""
-        return self.adam()
+        return self.make_adam()
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
             self.support = self._extended(unlabelled)
         return super().adapt(unlabelled, feedback)
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """KL divergence of each sample's prototype prediction from its neighbours' classes."""
         assert self.support is not None, "adapt takes the samples in before it learns from them"
         samples, centroids, support = self._seen(inputs, self.support)
@@ -162,7 +162,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
     def _seen(self, inputs: Tensor, support: Support) -> tuple[Tensor, Tensor, Tensor]:
         """Directions of samples, class centroids and support set, from one forward of all."""
         both = torch.cat([inputs, support.inputs])
-        features, logits = self.learner.features(both, statistics="batch")
+        features, logits = self.trained_model.features(both, statistics="batch")
         samples, supporting = features.float().tensor_split((len(inputs),))
         centroids = centroids_of(supporting, support.labels, logits.shape[1])
         return F.normalize(samples), centroids, F.normalize(supporting)

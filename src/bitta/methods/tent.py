@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bitta.losses import entropy
-from bitta.methods.base import HANDICAP, UnsupervisedAdapter, UnsupervisedConfig
+from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Statistics, scale_and_shift
+from bitta.nn import Statistics, norm_parameters
 from bitta.seeding import RandomKey
 
 
@@ -29,7 +29,7 @@ class TentConfig(MectaConfig, UnsupervisedConfig):
     """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "reference": {**HANDICAP, "entropy_eps": 1e-6}
+        "reference": {**PUBLISHED_BASELINE, "entropy_eps": 1e-6}
     }
 
 
@@ -42,15 +42,15 @@ class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers"
 
-    def trained(self, model: nn.Module) -> list[nn.Parameter]:
+    def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Scale and shift only."""
-        return scale_and_shift(model)
+        return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
         """Adam, as the authors use on CIFAR."""
-        return self.adam()
+        return self.make_adam()
 
-    def unsupervised(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
+    def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
         """Mean entropy."""
-        logits = self.learner(inputs, statistics="batch")
+        logits = self.trained_model(inputs, statistics="batch")
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}

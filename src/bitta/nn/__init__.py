@@ -1,48 +1,48 @@
 """Surgery on any `nn.Module`: borrowed, used, given back as it was."""
 
 from bitta.nn.batchnorm import (
-    Call,
+    BatchNormCall,
     Normaliser,
     RobustNorm,
     Statistics,
     batch_norms,
-    scale_and_shift,
+    norm_parameters,
 )
 from bitta.nn.fast.execution import Execution, Precision, explain_out_of_memory
 from bitta.nn.mecta import MectaNorm
-from bitta.nn.prepared_model import LogitsOf, give_back
-from bitta.nn.structure import Sites, below_the_top
+from bitta.nn.prepared_model import LogitsOf, restore_model
+from bitta.nn.structure import Sites, norm_parameters_below_top
 from bitta.nn.weights import (
-    Snapshot,
-    follow,
-    perturbed,
+    SavedWeights,
+    perturbed_weights,
     restore_stochastically,
-    uphill,
+    sam_ascent,
+    update_teacher,
     weight_hash,
 )
-from bitta.nn.wrapped_model import Sampling, WrappedModel
+from bitta.nn.wrapped_model import SamplingSettings, WrappedModel
 
 __all__ = [
-    "Call",
+    "BatchNormCall",
     "Execution",
     "LogitsOf",
     "MectaNorm",
     "Normaliser",
     "Precision",
     "RobustNorm",
-    "Sampling",
+    "SamplingSettings",
+    "SavedWeights",
     "Sites",
-    "Snapshot",
     "Statistics",
     "WrappedModel",
     "batch_norms",
-    "below_the_top",
     "explain_out_of_memory",
-    "follow",
-    "give_back",
-    "perturbed",
+    "norm_parameters",
+    "norm_parameters_below_top",
+    "perturbed_weights",
+    "restore_model",
     "restore_stochastically",
-    "scale_and_shift",
-    "uphill",
+    "sam_ascent",
+    "update_teacher",
     "weight_hash",
 ]

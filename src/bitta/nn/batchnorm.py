@@ -24,13 +24,13 @@ from bitta.errors import ModelError
 from bitta.nn.fast import fused
 
 
-def exact_fits(x: Tensor) -> bool:
+def needs_precise_sums(x: Tensor) -> bool:
     """Whether x is what this is for."""
     last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return last and x.device.type == "cpu" and not x.is_contiguous()
 
 
-def exact_normalise_passes(
+def normalise_passes_precisely(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, passes: int, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """BatchNorm of each pass by its own statistics; also these, mean and variance (passes, C)."""
@@ -96,7 +96,7 @@ _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(slots=True)
-class Rows:
+class RowLayout:
     """What the rows now flowing through the model are."""
 
     passes: int = 1
@@ -114,18 +114,18 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def scale_and_shift(model: nn.Module) -> list[nn.Parameter]:
+def norm_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The affine parameters of every normalisation layer."""
     norms = (module for module in model.modules() if isinstance(module, _NORMS))
     return [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
 
 
 @contextmanager
-def normalised_by(
+def use_statistics(
     model: nn.Module,
     statistics: Statistics,
     *,
-    rows: Rows,
+    rows: RowLayout,
     momentum: float = 0.0,
     kernels: bool = False,
     normaliser: "Normaliser | None" = None,
@@ -143,7 +143,7 @@ def normalised_by(
         yield
 
 
-class CallsOf(TorchFunctionMode):
+class CallDetector(TorchFunctionMode):
     """Notices whether a function is called."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -163,7 +163,7 @@ class CallsOf(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Call(NamedTuple):
+class BatchNormCall(NamedTuple):
     """The arguments of `torch.nn.functional.batch_norm`; a layer is known by its buffers."""
 
     input: Tensor
@@ -176,7 +176,7 @@ class Call(NamedTuple):
     eps: float = 1e-5
 
 
-Normaliser: TypeAlias = Callable[[Call, int], Tensor]
+Normaliser: TypeAlias = Callable[[BatchNormCall, int], Tensor]
 """What a BatchNorm layer gives for a call that holds so many stochastic passes."""
 
 
@@ -184,7 +184,7 @@ class _BatchNormCalls(TorchFunctionMode):
     def __init__(
         self,
         statistics: Statistics,
-        rows: Rows,
+        rows: RowLayout,
         momentum: float,
         kernels: bool,
         normaliser: Normaliser | None,
@@ -203,25 +203,25 @@ class _BatchNormCalls(TorchFunctionMode):
     ) -> Any:
         if func is not F.batch_norm:
             return func(*args, **(kwargs or {}))
-        call = Call(*args, **(kwargs or {}))
+        call = BatchNormCall(*args, **(kwargs or {}))
         if self._statistics == "running" and call.running_mean is not None:
             return F.batch_norm(*call)
         return self._of_the_batch(call, self._rows.passes)
 
-    def _of_the_batch(self, call: Call, passes: int) -> Tensor:
+    def _of_the_batch(self, call: BatchNormCall, passes: int) -> Tensor:
         if self._normaliser is not None and call.running_mean is not None:
             return self._normaliser(call, passes)
         if call.input.numel() == passes * call.input.shape[1]:
             return _by_running(call)
         if self._kernels and not self._momentum and fused.fits(call.input, call.weight, call.bias):
             return fused.normalise_passes(call.input, call.weight, call.bias, passes, eps=call.eps)
-        if exact_fits(call.input):
+        if needs_precise_sums(call.input):
             return _exactly(call, passes=passes, momentum=self._momentum)
         return _by_batch(call, passes=passes, momentum=self._momentum)
 
 
-def _exactly(call: Call, *, passes: int, momentum: float) -> Tensor:
-    out, mean, var = exact_normalise_passes(
+def _exactly(call: BatchNormCall, *, passes: int, momentum: float) -> Tensor:
+    out, mean, var = normalise_passes_precisely(
         call.input, call.weight, call.bias, passes, eps=call.eps
     )
     if momentum and call.running_mean is not None and call.running_var is not None:
@@ -231,14 +231,14 @@ def _exactly(call: Call, *, passes: int, momentum: float) -> Tensor:
     return out
 
 
-def _by_batch(call: Call, *, passes: int, momentum: float) -> Tensor:
+def _by_batch(call: BatchNormCall, *, passes: int, momentum: float) -> Tensor:
     if passes > 1:
         return _per_pass(call, passes)
     mean, var = (call.running_mean, call.running_var) if momentum else (None, None)
     return F.batch_norm(call.input, mean, var, call.weight, call.bias, True, momentum, call.eps)
 
 
-def _by_running(call: Call) -> Tensor:
+def _by_running(call: BatchNormCall) -> Tensor:
     """One value per channel has no variance: fall back on what the model carries."""
     if call.running_mean is None:
         raise ModelError(
@@ -248,7 +248,7 @@ def _by_running(call: Call) -> Tensor:
     return F.batch_norm(*call._replace(training=False))
 
 
-def _per_pass(call: Call, passes: int) -> Tensor:
+def _per_pass(call: BatchNormCall, passes: int) -> Tensor:
     """Each stochastic pass normalised by its own statistics; pooling them would mix variances."""
     each = [
         F.batch_norm(x, None, None, call.weight, call.bias, True, 0.0, call.eps)
@@ -266,7 +266,7 @@ class RobustNorm:
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def __call__(self, call: Call, passes: int) -> Tensor:  # noqa: ARG002
+    def __call__(self, call: BatchNormCall, passes: int) -> Tensor:  # noqa: ARG002
         """What the layer gives; all rows count as one batch."""
         x, running_mean, running_var, weight, bias, *_, eps = call
         assert running_mean is not None

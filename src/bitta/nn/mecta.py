@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import ModelError
-from bitta.nn.batchnorm import Call, batch_norms
+from bitta.nn.batchnorm import BatchNormCall, batch_norms
 from bitta.seeding import RandomKey
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class MectaNorm:
         self._following = False
         self._step: _Step | None = None
 
-    def __call__(self, call: Call, passes: int) -> Tensor:
+    def __call__(self, call: BatchNormCall, passes: int) -> Tensor:
         """What the layer gives, each pass by its own statistics."""
         if call.input.numel() == passes * call.input.shape[1]:
             # One value per channel has no variance: go by what the model carries.
@@ -98,7 +98,7 @@ class MectaNorm:
         finally:
             self._step.noting = False
 
-    def _normalised(self, call: Call) -> Tensor:
+    def _normalised(self, call: BatchNormCall) -> Tensor:
         assert call.running_mean is not None
         assert call.running_var is not None
         with torch.no_grad():
@@ -121,7 +121,7 @@ class MectaNorm:
             return torch.full_like(batch.mean[0], self._rate)
         return -torch.expm1(-distance(batch, running).mean())
 
-    def _kept(self, call: Call, rate: Tensor) -> Tensor | None:
+    def _kept(self, call: BatchNormCall, rate: Tensor) -> Tensor | None:
         """Channels cached for the gradient; None where the layer is matched."""
         n = call.input.shape[1]
         if self._step is None:
@@ -142,7 +142,7 @@ class _Step:
     _drawn: dict[int, Tensor] = field(default_factory=dict)
     _moves: dict[int, tuple[Moments, list[Moments]]] = field(default_factory=dict)
 
-    def channels(self, call: Call, n_kept: int) -> Tensor:
+    def channels(self, call: BatchNormCall, n_kept: int) -> Tensor:
         """The same ones whenever a layer is asked in this step."""
         assert call.running_mean is not None
         place = self.places.get(call.running_mean.data_ptr(), len(self.places))
@@ -235,7 +235,7 @@ def _moved(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
     return old.to(new.dtype).lerp(new, rate).to(old.dtype)
 
 
-def _by(call: Call, by: Moments) -> Tensor:
+def _by(call: BatchNormCall, by: Moments) -> Tensor:
     return F.batch_norm(call.input, *by, call.weight, call.bias, False, 0.0, call.eps)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bitta.errors import ModelError
-from bitta.nn.batchnorm import Rows
+from bitta.nn.batchnorm import RowLayout
 from bitta.nn.fast import fused
 from bitta.seeding import RandomKey
 
@@ -29,7 +29,7 @@ def dropout_at(
     rate: float,
     passes: Sequence[int],
     random_key: RandomKey,
-    rows: Rows,
+    rows: RowLayout,
     kernels: bool = False,
 ) -> Iterator[None]:
     """Drop elements after each site; several passes fan out at the first one that runs.
@@ -69,7 +69,7 @@ def dropout_at(
             handle.remove()
 
 
-def _rows_of(n: int, rows: Rows) -> tuple[int, int, int]:
+def _rows_of(n: int, rows: RowLayout) -> tuple[int, int, int]:
     """Rows at a site, of how many in the whole batch, and where they begin among these.
 
     A model may fold something else into its rows, as many to each sample.
@@ -157,7 +157,7 @@ def _on_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     )
 
 
-class Prefix:
+class SharedPrefix:
     """What modules returned before the first site: a second forward takes it instead of computing.
 
     Whatever a model does between these modules is done again, on the same values.
@@ -169,7 +169,7 @@ class Prefix:
         self._outputs: dict[str, deque[Any]] = {}
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
+    def record(self) -> Iterator[None]:
         """Remember what the outermost finished modules return in the one forward inside.
 
         Gradients are tracked up to the first site only: what follows is not to be differentiated.
@@ -204,7 +204,7 @@ class Prefix:
                 handle.remove()
 
     @contextmanager
-    def given_again(self) -> Iterator[None]:
+    def reuse(self) -> Iterator[None]:
         """Let these modules return what they returned, as often as they did."""
 
         def stand_in(forward: Callable[..., Any], outputs: deque[Any]) -> Callable[..., Any]:
@@ -231,7 +231,7 @@ _TOLERANCE = 1e-3
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
-def reason_against_fast_path(fast: Callable[[], Tensor], plain: Tensor) -> str:
+def explain_mismatch(fast: Callable[[], Tensor], plain: Tensor) -> str:
     """Why the fast way cannot stand for the plain one; empty if it can."""
     try:
         given = fast()
@@ -253,7 +253,7 @@ def same_outputs(
     return len(one) == len(two) and all(map(_near, one, two))
 
 
-def gradients_of(logits: Tensor, model: nn.Module) -> list[Tensor]:
+def compute_probe_gradients(logits: Tensor, model: nn.Module) -> list[Tensor]:
     """Of a sum that weighs the classes differently, with respect to what is trained."""
     weights = torch.linspace(-1, 1, logits.shape[-1]).to(logits)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.errors import InputError, ModelError
-from bitta.nn.batchnorm import CallsOf, Rows, normalised_by
+from bitta.nn.batchnorm import CallDetector, RowLayout, use_statistics
 from bitta.nn.fast.execution import Execution, Precision
-from bitta.nn.fast.graphs import Counts, Graphs, Tensors, Work
+from bitta.nn.fast.graphs import CudaGraphs, PassCounts, Tensors, Work
 from bitta.nn.passes import N_PROBE_ROWS
 from bitta.seeding import RandomKey
 
@@ -25,7 +25,7 @@ LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
 """Which part of a model's output holds the logits: a name, a place, a function; None for all."""
 
 
-def logits_of(output: Any, part: LogitsOf, *, rows: int) -> Tensor:
+def extract_logits(output: Any, part: LogitsOf, *, rows: int) -> Tensor:
     """The part that is said to hold the logits, (rows, classes)."""
     found = _part(output, part)
     if not isinstance(found, Tensor):
@@ -58,13 +58,13 @@ def _part(output: Any, part: LogitsOf) -> Any:
         ) from None
 
 
-class Loan:
+class ModelRestorer:
     """How a model was before it was borrowed; kept on the model, so that a new session on it can
     take over from one that was never closed.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        give_back(model)
+        restore_model(model)
         self._model = model
         self._modes = {module: module.training for module in model.modules()}
         self._gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
@@ -101,9 +101,9 @@ class Loan:
         self._lay_out_as_before()
 
 
-def give_back(model: nn.Module) -> None:
+def restore_model(model: nn.Module) -> None:
     """End whatever loan there is."""
-    loan: Loan | None = model.__dict__.pop(_LOAN, None)
+    loan: ModelRestorer | None = model.__dict__.pop(_LOAN, None)
     if loan is not None:
         loan.undo()
 
@@ -112,7 +112,7 @@ _BLOCK = 16
 """Channels that oneDNN takes at a time, at most."""
 
 
-class Borrowed:
+class PreparedModel:
     """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
 
     def __init__(
@@ -122,21 +122,21 @@ class Borrowed:
         logits: LogitsOf = None,
         eager: bool = False,
         precision: Precision = "auto",
-        counts: Counts | None = None,
+        counts: PassCounts | None = None,
     ) -> None:
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
-        self.counts = counts or Counts()
-        chosen = Execution.chosen(self.device, self._dtype, eager=eager, precision=precision)
+        self.counts = counts or PassCounts()
+        chosen = Execution.choose(self.device, self._dtype, eager=eager, precision=precision)
         if self.device.type == "cpu" and any(map(_too_narrow, model.modules())):
             chosen = replace(chosen, channels_last=False)
         self.execution = chosen
-        self.graphs = Graphs(self.counts, enabled=self.execution.graphs)
+        self.graphs = CudaGraphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._path: dict[str, Any] = {"eager": eager, "precision": precision}
         self._modules = list(model.modules())
-        self._loan = Loan(model)
+        self._loan = ModelRestorer(model)
         model.eval()
         self._tried = not self.execution.channels_last
         self._loan.lay_out(self._layout)
@@ -152,7 +152,7 @@ class Borrowed:
         floats = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         return next(floats, torch.get_default_dtype())
 
-    def accepted(self, inputs: Tensor) -> Tensor:
+    def prepare_inputs(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device and in its precision, free of the caller's autograd."""
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
             given = (
@@ -171,7 +171,7 @@ class Borrowed:
         inputs = self._laid_out(inputs)
         return inputs.clone() if inputs.is_inference() else inputs
 
-    def repeat(
+    def run_or_replay(
         self,
         name: Hashable,
         work: Work,
@@ -197,15 +197,15 @@ class Borrowed:
             parameter.requires_grad_(True)
 
     @property
-    def borrowed(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether the model is still ours: not closed, not taken over by a later session."""
         return self._loan.running
 
     def close(self) -> None:
         """Give the model back, unless that has happened already, and what was captured."""
         self.graphs.clear()
-        if self.borrowed:
-            give_back(self.model)
+        if self.is_in_use:
+            restore_model(self.model)
 
     @property
     def _hooked(self) -> bool:
@@ -217,7 +217,7 @@ class Borrowed:
             self.model.eval()
         with self.execution.arithmetic(), self.execution.autocast(inputs.device):
             output = self.model(self._laid_out(inputs))
-        logits = logits_of(output, self._logits, rows=passes * len(inputs))
+        logits = extract_logits(output, self._logits, rows=passes * len(inputs))
         half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
         return logits.float() if half else logits
 
@@ -250,9 +250,9 @@ class Borrowed:
             return
         self._tried = True
         few = inputs[:N_PROBE_ROWS].clone()
-        counted, watch = self.counts.values(), CallsOf(F.group_norm)
+        counted, watch = self.counts.values(), CallDetector(F.group_norm)
         try:
-            with watch, normalised_by(self.model, "running", rows=Rows()):
+            with watch, use_statistics(self.model, "running", rows=RowLayout()):
                 self._forward(few)
             # torch 2.13 crashes in its gradient where images lie so and need none themselves.
             allowed = not (watch.seen and few.device.type == "cpu")

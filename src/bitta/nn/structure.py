@@ -8,7 +8,7 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from bitta.errors import ModelError, unknown_name_error
-from bitta.nn.batchnorm import scale_and_shift
+from bitta.nn.batchnorm import norm_parameters
 
 Sites: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 """Module names, a predicate over (name, module), or None for the stages found by structure."""
@@ -130,13 +130,13 @@ def _example(model: nn.Module) -> str:
     return names[(len(names) - 1) // 2] if names else "layer"
 
 
-def below_the_top(model: nn.Module) -> list[nn.Parameter]:
+def norm_parameters_below_top(model: nn.Module) -> list[nn.Parameter]:
     """Scale and shift of the normalisation layers before the last stage; of all without stages.
 
     Deep layers are sensitive: SAR, SoTTA and DeYO leave them as they are. What is registered after
     the last stage, such as a transformer's final normalisation, belongs to the top.
     """
-    every, stages = scale_and_shift(model), _stages_of(model)
+    every, stages = norm_parameters(model), _stages_of(model)
     if len(stages) < 2:
         return every
     below = stages[-2]
@@ -189,7 +189,7 @@ def find_head(model: nn.Module, forward: Callable[[], Tensor]) -> str:
 
 
 @contextmanager
-def input_of(module: nn.Module) -> Iterator[list[Tensor]]:
+def record_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect what goes into a module in the forwards inside."""
     seen: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))

@@ -16,7 +16,7 @@ from bitta.seeding import Key, RandomKey, generator
 from bitta.types import State
 
 
-class Snapshot:
+class SavedWeights:
     """A private copy of a model's parameters and buffers, out of the way of a GPU's work."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -24,9 +24,9 @@ class Snapshot:
         self._near: dict[torch.device, dict[str, Tensor]] = {}
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
+    def copy_of(cls, model: nn.Module) -> Self:
         """Copy what the model holds now."""
-        tensors = tensors_of(model)
+        tensors = named_tensors(model)
         return cls({name: t.detach().to("cpu", copy=True) for name, t in tensors.items()})
 
     def near(self, device: torch.device) -> dict[str, Tensor]:
@@ -36,9 +36,9 @@ class Snapshot:
         return self._near[device]
 
     @torch.no_grad()
-    def put_back(self, model: nn.Module) -> None:
+    def restore(self, model: nn.Module) -> None:
         """Make the model exactly what it was, in place."""
-        target = tensors_of(model)
+        target = named_tensors(model)
         if target.keys() != self.tensors.keys():
             odd = sorted(target.keys() ^ self.tensors.keys())
             raise InputError(f"saved weights belong to another model; {odd[0]!r} is in only one.")
@@ -56,14 +56,14 @@ class Snapshot:
         return dict(self.tensors)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer once, non-persistent ones included."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def weight_hash(model: nn.Module | Snapshot) -> str:
+def weight_hash(model: nn.Module | SavedWeights) -> str:
     """SHA-256 over names and values: two models with one hash serve the same."""
-    tensors = model.tensors if isinstance(model, Snapshot) else tensors_of(model)
+    tensors = model.tensors if isinstance(model, SavedWeights) else named_tensors(model)
     digest = sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
@@ -73,7 +73,7 @@ def weight_hash(model: nn.Module | Snapshot) -> str:
 
 
 @torch.no_grad()
-def follow(teacher: nn.Module, student: nn.Module, *, rate: float) -> None:
+def update_teacher(teacher: nn.Module, student: nn.Module, *, rate: float) -> None:
     """teacher <- (1 - rate) teacher + rate student, in place; buffers stay as they are."""
     for kept, new in zip(teacher.parameters(), student.parameters(), strict=True):
         kept.lerp_(new, rate)
@@ -91,7 +91,7 @@ def restore_stochastically(
 
 
 @contextmanager
-def perturbed(
+def perturbed_weights(
     model: nn.Module, *, size: float, random_key: RandomKey, number: int = 0
 ) -> Iterator[None]:
     """Add Gaussian noise to the weights that a forward inside sees; gradients go to the weights.
@@ -136,7 +136,7 @@ def _with_noise(weight: Tensor, size: float, generator: torch.Generator) -> Tens
 
 
 @contextmanager
-def uphill(parameters: Sequence[nn.Parameter], *, rho: float) -> Iterator[None]:
+def sam_ascent(parameters: Sequence[nn.Parameter], *, rho: float) -> Iterator[None]:
     """θ + ρ g / ‖g‖ inside, g being the gradient left in the parameters; exactly θ afterwards."""
     gradients = [(p, p.grad) for p in parameters if p.grad is not None]
     kept = [(parameter, parameter.detach().clone()) for parameter, _ in gradients]

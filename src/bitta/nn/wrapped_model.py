@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bitta.errors import FallbackWarning, ModelError
-from bitta.nn.batchnorm import Normaliser, Rows, Statistics, batch_norms, normalised_by
+from bitta.nn.batchnorm import Normaliser, RowLayout, Statistics, batch_norms, use_statistics
 from bitta.nn.fast.execution import Precision
-from bitta.nn.fast.graphs import Counts, Tensors
+from bitta.nn.fast.graphs import PassCounts, Tensors
 from bitta.nn.passes import (
     N_PROBE_ROWS,
-    Prefix,
+    SharedPrefix,
+    compute_probe_gradients,
     dropout_at,
-    gradients_of,
-    reason_against_fast_path,
+    explain_mismatch,
     same_outputs,
 )
-from bitta.nn.prepared_model import Borrowed, LogitsOf
-from bitta.nn.structure import Sites, find_head, find_sites, input_of
+from bitta.nn.prepared_model import LogitsOf, PreparedModel
+from bitta.nn.structure import Sites, find_head, find_sites, record_inputs
 from bitta.seeding import RandomKey
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingSettings:
     """How stochastic passes are made."""
 
     statistics: Statistics
@@ -37,7 +37,7 @@ class Sampling:
     passes: int
 
 
-class WrappedModel(Borrowed):
+class WrappedModel(PreparedModel):
     """A borrowed model and the ways of running it that methods are made of."""
 
     def __init__(
@@ -48,11 +48,11 @@ class WrappedModel(Borrowed):
         sites: Sites = None,
         eager: bool = False,
         precision: Precision = "auto",
-        counts: Counts | None = None,
+        counts: PassCounts | None = None,
     ) -> None:
         self._sites = find_sites(model, sites) if sites is not None else None
         super().__init__(model, logits=logits, eager=eager, precision=precision, counts=counts)
-        self.fans_out: bool | None = None
+        self.can_fan_out: bool | None = None
         """Whether N passes share one forward; None until the first stochastic pass was probed."""
         self.low_memory = False
         """Whether stochastic passes with gradient keep no activations, but are run twice."""
@@ -63,7 +63,7 @@ class WrappedModel(Borrowed):
         self._shares_prefix: bool | None = None
         self._head: str | None = None
 
-    def twin(self) -> "WrappedModel":
+    def clone_model(self) -> "WrappedModel":
         """A private copy of the model as it is now, on the same path; its passes count as ours."""
         try:
             model = deepcopy(self.model)
@@ -75,7 +75,7 @@ class WrappedModel(Borrowed):
         twin = WrappedModel(
             model, logits=self._logits, sites=self._sites, counts=self.counts, **self._path
         )
-        twin.fans_out, twin.normaliser = self.fans_out, self.normaliser
+        twin.can_fan_out, twin.normaliser = self.can_fan_out, self.normaliser
         return twin
 
     @property
@@ -101,7 +101,7 @@ class WrappedModel(Borrowed):
             with self._trying(), torch.no_grad():
                 few = inputs[:N_PROBE_ROWS]
                 self._head = find_head(self.model, lambda: self._forward(few))
-        with input_of(self.model.get_submodule(self._head)) as seen:
+        with record_inputs(self.model.get_submodule(self._head)) as seen:
             logits = self._plain(inputs, statistics=statistics, momentum=momentum)
         return seen[-1].flatten(1), logits
 
@@ -111,16 +111,16 @@ class WrappedModel(Borrowed):
         if not batch_norms(self.model):
             return
 
-        def follow(inputs: Tensor, *, random_key: RandomKey) -> Tensors:  # noqa: ARG001
+        def observe(inputs: Tensor, *, random_key: RandomKey) -> Tensors:  # noqa: ARG001
             self._count(len(inputs))
-            with self._normalised("batch", Rows(), momentum):
+            with self._normalised("batch", RowLayout(), momentum):
                 self._forward(inputs)
             return {}
 
-        self.repeat(("observe", momentum), follow, [inputs], RandomKey(()))
+        self.run_or_replay(("observe", momentum), observe, [inputs], RandomKey(()))
 
     @contextmanager
-    def statistics_put_back(self) -> Iterator[None]:
+    def statistics_restored(self) -> Iterator[None]:
         """Let running statistics move inside, and be as before afterwards."""
         norms = [norm for norm in batch_norms(self.model) if norm.running_mean is not None]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
@@ -131,7 +131,7 @@ class WrappedModel(Borrowed):
             if buffers:
                 torch._foreach_copy_(buffers, kept)
 
-    def sample(self, inputs: Tensor, how: Sampling, random_key: RandomKey) -> Tensor:
+    def sample(self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey) -> Tensor:
         """Stochastic logits, (passes, batch, classes); one pass stands for all at rate 0."""
         if how.rate == 0:
             return self(inputs, statistics=how.statistics).unsqueeze(0)
@@ -142,7 +142,7 @@ class WrappedModel(Borrowed):
         return self._logits_again(("sample", how), run, inputs, random_key)
 
     def sample_with_plain(
-        self, inputs: Tensor, how: Sampling, random_key: RandomKey
+        self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         """Stochastic logits, and the deterministic ones of the same rows without gradient.
 
@@ -166,7 +166,7 @@ class WrappedModel(Borrowed):
         def work(inputs: Tensor, *, random_key: RandomKey) -> Tensors:
             return {"logits": run(inputs, random_key=random_key)}
 
-        return self.repeat(name, work, [inputs], random_key)["logits"]
+        return self.run_or_replay(name, work, [inputs], random_key)["logits"]
 
     def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """With gradients; run a second time where activations are not kept."""
@@ -176,7 +176,7 @@ class WrappedModel(Borrowed):
             return run(inputs)
         parts = [
             checkpoint(
-                run, part, rows=Rows(n=len(part), start=start, total=len(inputs)),
+                run, part, rows=RowLayout(n=len(part), start=start, total=len(inputs)),
                 use_reentrant=False, preserve_rng_state=False,
             )
             for start, part in zip(range(0, len(inputs), size), inputs.split(size), strict=True)
@@ -189,22 +189,27 @@ class WrappedModel(Borrowed):
         *,
         statistics: Statistics,
         momentum: float = 0.0,
-        rows: Rows | None = None,
+        rows: RowLayout | None = None,
         tracked: bool = True,
         random_key: RandomKey | None = None,  # noqa: ARG002
     ) -> Tensor:
         self._count(len(inputs), tracked=tracked)
-        with self._normalised(statistics, rows or Rows(), momentum):
+        with self._normalised(statistics, rows or RowLayout(), momentum):
             return self._forward(inputs)
 
     def _sampled(
-        self, inputs: Tensor, *, how: Sampling, random_key: RandomKey, rows: Rows | None = None
+        self,
+        inputs: Tensor,
+        *,
+        how: SamplingSettings,
+        random_key: RandomKey,
+        rows: RowLayout | None = None,
     ) -> Tensor:
         run = partial(self._pass, how=how, random_key=random_key, rows=rows)
         if torch.is_grad_enabled() and self.low_memory:
             again = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
             return torch.cat([again(inputs, (number,)) for number in range(how.passes)])
-        if self.fans_out:
+        if self.can_fan_out:
             return run(inputs, range(how.passes))
         return torch.cat([run(inputs, (number,)) for number in range(how.passes)])
 
@@ -213,12 +218,12 @@ class WrappedModel(Borrowed):
         inputs: Tensor,
         passes: Sequence[int],
         *,
-        how: Sampling,
+        how: SamplingSettings,
         random_key: RandomKey,
-        rows: Rows | None = None,
+        rows: RowLayout | None = None,
     ) -> Tensor:
         self._count(len(passes) * len(inputs))
-        rows = replace(rows) if rows else Rows()
+        rows = replace(rows) if rows else RowLayout()
         with (
             self._normalised(how.statistics, rows),
             dropout_at(
@@ -236,9 +241,9 @@ class WrappedModel(Borrowed):
         return split
 
     def _normalised(
-        self, statistics: Statistics, rows: Rows, momentum: float = 0.0
+        self, statistics: Statistics, rows: RowLayout, momentum: float = 0.0
     ) -> AbstractContextManager[None]:
-        return normalised_by(
+        return use_statistics(
             self.model,
             statistics,
             rows=rows,
@@ -248,16 +253,16 @@ class WrappedModel(Borrowed):
         )
 
     @torch.no_grad()
-    def _probe(self, inputs: Tensor, how: Sampling) -> None:
+    def _probe(self, inputs: Tensor, how: SamplingSettings) -> None:
         """Try fan-out, once, on a few rows against separate passes with the same masks."""
-        if self.fans_out is not None:
+        if self.can_fan_out is not None:
             return
         few = inputs[:N_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
         run = partial(self._pass, few, how=how, random_key=RandomKey((0,)))
         with self._trying():
             separate = torch.cat([run((number,)) for number in range(how.passes)])
-            reason = reason_against_fast_path(partial(run, range(how.passes)), separate)
-        self.fans_out = not reason
+            reason = explain_mismatch(partial(run, range(how.passes)), separate)
+        self.can_fan_out = not reason
         if reason:
             warnings.warn(
                 f"{type(self.model).__name__} cannot carry {how.passes} stochastic passes in one "
@@ -267,15 +272,15 @@ class WrappedModel(Borrowed):
             )
 
     def _sharing_prefix(
-        self, inputs: Tensor, how: Sampling, random_key: RandomKey
+        self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
-        prefix = Prefix(self.model, self.sites)
-        with prefix.recorded():
+        prefix = SharedPrefix(self.model, self.sites)
+        with prefix.record():
             plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
-        with prefix.given_again():
+        with prefix.reuse():
             return self._sampled(inputs, how=how, random_key=random_key), plain
 
-    def _can_share(self, inputs: Tensor, how: Sampling) -> bool:
+    def _can_share(self, inputs: Tensor, how: SamplingSettings) -> bool:
         """Try, once, whether a shared prefix gives what two whole forwards give."""
         if self._hooked:
             return False
@@ -284,12 +289,12 @@ class WrappedModel(Borrowed):
 
             def sharing() -> list[Tensor]:
                 sampled, plain = self._sharing_prefix(few, how, random_key)
-                return [sampled, plain, *gradients_of(sampled, self.model)]
+                return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
 
             def apart() -> list[Tensor]:
                 sampled = self._sampled(few, how=how, random_key=random_key)
                 plain = self._plain(few, statistics=how.statistics)
-                return [sampled, plain, *gradients_of(sampled, self.model)]
+                return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
 
             with self._trying():
                 self._shares_prefix = same_outputs(sharing, apart)

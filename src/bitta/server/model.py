@@ -81,7 +81,7 @@ def _check(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) ->
     """One small forward before anybody depends on it."""
     wrapped = WrappedModel(module, eager=True)
     try:
-        n = wrapped(wrapped.accepted(torch.zeros(2, *shape)), statistics="running").shape[-1]
+        n = wrapped(wrapped.prepare_inputs(torch.zeros(2, *shape)), statistics="running").shape[-1]
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bitta.errors import FeedbackError
 from bitta.feedback import Simulated
 from bitta.methods.base import Adapter
-from bitta.nn.weights import tensors_of
+from bitta.nn.weights import named_tensors
 from bitta.seeding import generator
 from bitta.session import Session
 from bitta.testing.toy_models import N_CLASSES, NORMS, Norm, needed_settings, toy_classifier
@@ -86,7 +86,7 @@ def asked_of(prediction: Prediction) -> list[tuple[int, int, int]]:
 
 def copy_of(model: nn.Module) -> dict[str, Tensor]:
     """Every tensor of a model, copied."""
-    return {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(model).items()}
 
 
 def leaves_of(tree: State) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def predict_changes_nothing(subject: Subject) -> None:
         assert torch.equal(first.probs, second.probs), "predict gave two answers"
         assert torch.equal(adapter.policy(images), adapter.policy(images)), "policy changed"
         after = leaves_of(adapter.state_dict())
-        for counted in ("forwards", "fans_out"):
+        for counted in ("forwards", "can_fan_out"):
             del before[counted], after[counted]
         assert same(before, after), "predict or policy changed the method's state"
 
@@ -432,7 +432,7 @@ def _holds(state: State, sample: Tensor) -> bool:
 
 
 def _assert_finite(session: Session, situation: str) -> None:
-    for name, tensor in tensors_of(session.model).items():
+    for name, tensor in named_tensors(session.model).items():
         assert tensor.isfinite().all(), f"{situation}: {name} is not finite"
 
 

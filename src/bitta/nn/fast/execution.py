@@ -18,14 +18,14 @@ def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not ran_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise DeviceMemoryError(
             f"{work} does not fit into the device's memory; {remedy}"
         ) from error
 
 
-def ran_out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Also where another error came of it, as it does while a graph is captured."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
@@ -54,7 +54,7 @@ class Execution:
     """Whether passes are normalised and dropped by kernels of our own."""
 
     @classmethod
-    def chosen(
+    def choose(
         cls, device: torch.device, dtype: torch.dtype, *, eager: bool, precision: Precision
     ) -> Self:
         """The fastest path for a model of this type on this device, or the plain one."""

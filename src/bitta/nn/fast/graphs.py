@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bitta.errors import FallbackWarning
-from bitta.nn.fast.execution import ran_out_of_memory
+from bitta.nn.fast.execution import is_out_of_memory
 from bitta.seeding import Key, RandomKey, derive_seed
 
 Tensors: TypeAlias = dict[str, Tensor]
@@ -22,7 +22,7 @@ _STEADY_TURNS = 3
 
 
 @dataclass(slots=True)
-class Counts:
+class PassCounts:
     """Samples times passes so far."""
 
     forwards: int = 0
@@ -47,7 +47,7 @@ class Counts:
         self.backwards += more[2]
 
 
-class Graphs:
+class CudaGraphs:
     """Runs work plainly until its shapes have been the same for a few turns, then replays it.
 
     One graph is kept for each name, in memory of its own: a memory that fills gives a step a new
@@ -55,7 +55,7 @@ class Graphs:
     anew it has to be steady for twice as long, so that little is captured in vain.
     """
 
-    def __init__(self, counts: Counts, *, enabled: bool) -> None:
+    def __init__(self, counts: PassCounts, *, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds = 0.0
         """Spent on capturing so far."""
@@ -116,7 +116,7 @@ class Graphs:
             with self._nothing_inside():
                 graph = _Graph(work, inputs, places, self._counts)
         except RuntimeError as error:
-            if ran_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             self.enabled = False
             self._counts.set(counted)
@@ -180,7 +180,7 @@ class _Graph:
         work: Work,
         inputs: Sequence[Tensor],
         places: Places,
-        counts: Counts,
+        counts: PassCounts,
     ) -> None:
         self._inputs = [x.clone() for x in inputs]
         self._draws = [(place, torch.Generator(device)) for place, device in places]

@@ -19,7 +19,7 @@ from bitta.memory import CompleteWindow
 from bitta.methods.base import Adapter
 from bitta.nn import WrappedModel
 from bitta.nn.batchnorm import batch_norms
-from bitta.nn.prepared_model import Loan
+from bitta.nn.prepared_model import ModelRestorer
 from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.session import Session
 from bitta.types import Losses, Prediction
@@ -159,7 +159,9 @@ class Twin:
         model = wrapped.model
         self._tensors = tuple(chain(model.parameters(), model.buffers()))
         shared: dict[int, Any] = {id(tensor): tensor for tensor in self._tensors}
-        shared |= {id(each): each for each in vars(model).values() if isinstance(each, Loan)}
+        shared |= {
+            id(each): each for each in vars(model).values() if isinstance(each, ModelRestorer)
+        }
         self._network = copy(wrapped)
         self._network.model = deepcopy(model, shared)
         self._seen: tuple[int, ...] = ()

@@ -84,7 +84,7 @@ class Learner:
     @property
     def step(self) -> int:
         """How often it has learned in its lineage."""
-        return self._session.adapter.step
+        return self._session.adapter.version
 
     @property
     def due(self) -> bool:
@@ -109,7 +109,7 @@ class Learner:
     @property
     def distance(self) -> float:
         """How far the parameters are from the source's, relative to their length."""
-        source = self._session.adapter.source.tensors
+        source = self._session.adapter.source_weights.tensors
         now = dict(self._session.model.named_parameters())
         return distance((now[name].detach().cpu() for name in now), (source[n] for n in now))
 
@@ -124,7 +124,7 @@ class Learner:
         if self._source is None:
             return None
         try:
-            inputs = self._source.accepted(given[None])
+            inputs = self._source.prepare_inputs(given[None])
             return int(self._source(inputs, statistics="running").argmax())
         except ModelError:  # it normalises by the batch, and this is none
             return None
@@ -226,7 +226,7 @@ class Learner:
         limit = self.config.max_distance
         if not limit or (gone := self.distance) <= limit:
             return
-        source = self._session.adapter.source.tensors
+        source = self._session.adapter.source_weights.tensors
         for name, parameter in self._session.model.named_parameters():
             parameter.lerp_(source[name].to(parameter), 1 - limit / gone)
 
