@@ -18,7 +18,7 @@ SOAKED ?= results/serving/soak.json
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
-.PHONY: demo test test-full soak lint types clean
+.PHONY: demo test test-full check-published soak lint types clean
 
 demo: $(VENV)/.demo
 	$(BIN)/bitta demo
@@ -28,6 +28,9 @@ test: $(VENV)/.dev
 
 test-full: $(VENV)/.dev
 	$(PYTEST)
+
+check-published: $(VENV)/.dev
+	$(PYTEST) tests/published
 
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python scripts/soak.py --kills $(KILLS) \

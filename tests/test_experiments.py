@@ -10,7 +10,7 @@ from bitta.bench.experiment import Experiment
 from bitta.bench.sets import KINDS
 from bitta.methods import METHODS
 from bitta.methods.base import UnsupervisedAdapter
-from bitta.report.paper import paper_table, paper_tables
+from reproduction.claims.tables import paper_table, paper_tables
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "reproduction" / "experiments"

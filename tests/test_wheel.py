@@ -46,6 +46,17 @@ def test_packs_models_and_licence_are_inside_and_small(wheel):
     assert not [name for name in sizes if name.endswith((".pt", ".pth", ".pkl", ".npy"))]
 
 
+def test_wheel_contains_nothing_of_the_reproduction(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"bitta"}
+    folders = {folder for name in names for folder in Path(name).parts[:-1]}
+    assert not folders & {"reproduction", "paper", "claims", "experiments", "results", "pretrain"}
+    tables = [name for name in names if name.endswith(".toml") and "assets/" not in name]
+    assert tables == []
+    assert not [name for name in names if "claim" in name or "paper" in Path(name).name]
+
+
 def test_it_runs_from_a_folder_of_its_own(wheel, tmp_path):
     """Unpacked elsewhere and run in isolation: the checkout is not on the path."""
     site = tmp_path / "site"

@@ -12,10 +12,12 @@ from bitta.report.beside import MEASURES, beside_table
 from bitta.report.cells import Cell, Table, as_markdown, as_text
 from bitta.report.comparison import compare
 from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
+from bitta.report.reference_numbers import read_paper_tables
 from bitta.report.rows import read_sections
 from made_results import made_run, made_section
 
 ROOT = Path(__file__).parents[2]
+PAPER = read_paper_tables(ROOT / "reproduction" / "paper")
 WIDE = Screen(1000, bold=False)
 
 
@@ -259,11 +261,12 @@ def test_the_papers_memory_stands_beside_ours(tmp_path):
     """1 MB each; Table 4 has 2,081 for the source model and 8,304 for BiTTA."""
     (tmp_path / "memory").mkdir()
     runs = [made_run("source", "source", [4, 8]), made_run("bitta", "bitta", [6, 8])]
-    on_cpu = compare(made_section(tmp_path / "memory", runs))
+    on_cpu = compare(made_section(tmp_path / "memory", runs), paper=PAPER)
     assert beside_table(on_cpu, ("memory",)).header == ["method", "peak MB"]
     gpu = runs[0].environment | {"device": "H200"}
     compared = compare(
-        made_section(tmp_path / "memory", [replace(run, environment=gpu) for run in runs])
+        made_section(tmp_path / "memory", [replace(run, environment=gpu) for run in runs]),
+        paper=PAPER,
     )
     table = beside_table(compared, ("memory",))
     assert table.notes == [

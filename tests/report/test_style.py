@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bitta.methods import METHODS
-from bitta.report.paper import paper_table
 from bitta.report.style import literal, look_of, looks_of
+from reproduction.claims.tables import paper_table
 
 EYES = {
     "usual": np.eye(3),

@@ -1,4 +1,4 @@
-"""bitta report: tables, plots and a page from results, beside the paper's numbers."""
+"""bitta report: make tables, plots and a page from results."""
 
 import argparse
 import os
@@ -12,12 +12,13 @@ from bitta.report.comparison import Comparison, check_rows, compare
 from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
 from bitta.report.figures import plots_of
 from bitta.report.page import page
+from bitta.report.reference_numbers import NO_PAPER, read_paper_tables
 from bitta.report.rows import Section, read_sections
 from bitta.statefile import check_writable, write_atomically
 
 _EPILOG = """\
 examples:
-  bitta report results/main-cifar10-c
+  bitta report results/main-cifar10-c --paper reproduction/paper
   bitta report results/a results/b --measure all --format markdown > report.md
   bitta report results/cifar10-c --rows 'source,tent*,bitta' --against tent-feedback
   bitta report results/main-cifar10-c --out report      report.md, report.csv, report.html, plots
@@ -49,9 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--paper",
-        metavar="ID",
-        help="table of the paper to stand beside, such as tab:tinyimagenetc/cifar10-c "
-        "(default: that of the folder's name)",
+        metavar="DIR",
+        help="folder with the tables of a paper (in a checkout: reproduction/paper), shown beside "
+        "results in folders of the same experiments; or one table, for results in any folder",
     )
     parser.add_argument(
         "--against", metavar="ROW", help="row to test the others against (default: bitta, or best)"
@@ -74,9 +75,8 @@ def main(arguments: argparse.Namespace) -> int:
     sections = _chosen(read_sections([Path(f) for f in arguments.folders]), arguments.rows)
     if arguments.against is not None:
         check_rows(sections, [arguments.against])
-    compared = [
-        compare(section, paper=arguments.paper, against=arguments.against) for section in sections
-    ]
+    paper = NO_PAPER if arguments.paper is None else read_paper_tables(Path(arguments.paper))
+    compared = [compare(section, paper=paper, against=arguments.against) for section in sections]
     if arguments.out is not None:
         _write(compared, measures, Path(arguments.out), html_alone=arguments.html)
         return 0

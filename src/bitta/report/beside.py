@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from bitta.report.accuracy import seeds_note, spread_text
 from bitta.report.cells import NOTHING, Cell, Table, best_cells, number
 from bitta.report.comparison import Comparison
-from bitta.report.matching import costs_for
+from bitta.report.reference_numbers import match_costs
 from bitta.report.row import Spread
-from bitta.report.rows import Section
 from bitta.results import RunResult
 
 
@@ -69,7 +68,7 @@ def beside_table(
         found = [row.spread(measure.of) for row in rows]
         if any(found):
             columns = {measure.title: _column(measure, found, deviations)}
-            if printed := printed_beside(measure, comparison.section):
+            if printed := printed_beside(measure, comparison):
                 columns |= _paper_measure(measure, [printed.get(row.name) for row in rows], found)
                 notes.append(_PAPER)
             header += columns
@@ -78,9 +77,11 @@ def beside_table(
     return Table(header, cells, 1, notes)
 
 
-def printed_beside(measure: Measure, section: Section) -> dict[str, float]:
-    """The paper's numbers in our unit, by row name; of few measures there are such."""
-    costs = costs_for(section, measure.unit) if measure.unit else {}
+def printed_beside(measure: Measure, comparison: Comparison) -> dict[str, float]:
+    """Return the paper's numbers in our unit by row name. Few measures have them."""
+    if not measure.unit:
+        return {}
+    costs = match_costs(comparison.section, comparison.paper, measure.unit)
     return {name: printed.mean * measure.per_unit for name, printed in costs.items()}
 
 

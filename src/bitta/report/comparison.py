@@ -3,11 +3,19 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bitta.errors import SettingError, unknown_name_error
-from bitta.report.matching import PER_DOMAIN, Printed, is_shorter, printed_for, tables_for
+from bitta.errors import unknown_name_error
 from bitta.report.names import between, listed_seeds
 from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
-from bitta.report.paper import PaperTable
+from bitta.report.reference_numbers import (
+    NO_PAPER,
+    SAMPLES_PER_CORRUPTION,
+    PaperMatch,
+    PaperTable,
+    PaperTables,
+    is_shorter,
+    match_rows,
+    tables_for,
+)
 from bitta.report.row import Row
 from bitta.report.rows import Section
 
@@ -21,13 +29,13 @@ class Comparison:
     section: Section
     tables: Sequence[PaperTable]
     """Of the paper, as far as one of our rows is in it."""
-    printed: Mapping[str, Printed]
+    printed: Mapping[str, PaperMatch]
     """The paper's row, by the name of ours."""
     against: Row
     """Whom the others are tested against."""
     tests: Mapping[str, Paired]
-    asked: str | None = None
-    """The table that was named, whether it fits or not."""
+    paper: PaperTables = NO_PAPER
+    """All tables of the paper that were given; empty for a report without a paper."""
 
     def difference(self, row: Row) -> float | None:
         """Ours minus the paper's, in points; each domain counts once, as there."""
@@ -41,7 +49,8 @@ class Comparison:
             abs(row.domain_mean.mean - row.accuracy.mean) > 0.005 for row in self.section.rows
         )
         if not self.printed:
-            notes = [f"{self.asked}: no row of it is measured here."] if self.asked else []
+            single = self.paper.tables if self.paper.is_single else ()
+            notes = [f"{table.place}: none of its rows is measured here." for table in single]
             return notes + (["Mean: over all samples."] if uneven else [])
         places = ", ".join(table.place for table in self.tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
@@ -49,7 +58,7 @@ class Comparison:
             sizes = " or ".join(f"{n:,}" for n in sorted(set(self.section.domains.values())))
             notes.append(
                 f"NOT COMPARABLE with the paper: {sizes} samples of each domain here, "
-                f"{PER_DOMAIN:,} there."
+                f"{SAMPLES_PER_CORRUPTION:,} there."
             )
         if uneven:
             notes.append(
@@ -93,26 +102,19 @@ class Comparison:
 
 
 def compare(
-    section: Section, *, paper: str | None = None, against: str | None = None
+    section: Section, *, paper: PaperTables = NO_PAPER, against: str | None = None
 ) -> Comparison:
-    """Find the paper's rows and test ours.
+    """Match our rows to the paper's, and test them against one of them.
 
-    `paper` is the id of a table, found by the folder's name if it is None; `against` names a row,
-    by default BiTTA or else the best; where a section does not have it, that is taken.
+    `against` names that row. Without it, or if the section has no such row, it is BiTTA, else the
+    best row.
     """
     tables = tables_for(section, paper)
-    for table in tables:
-        if table.unit != "%":
-            raise SettingError(
-                f"{table.id} is in {table.unit}; allowed: a table of accuracies, such as "
-                "tab:tinyimagenetc/cifar10-c."
-            )
-    printed = printed_for(section, tables)
+    printed = match_rows(section, tables)
     used = [table for table in tables if any(found.table is table for found in printed.values())]
     named = [row for row in section.rows if against is not None and row.is_called(against)]
     other = named[0] if named else default_against(section)
-    asked = tables[0].place if paper else None
-    return Comparison(section, used, printed, other, paired_tests(section.rows, other), asked)
+    return Comparison(section, used, printed, other, paired_tests(section.rows, other), paper)
 
 
 def check_rows(sections: Sequence[Section], names: Sequence[str]) -> None:

@@ -167,7 +167,7 @@ def _lines(
         yield from _accuracy_lines(comparison, row)
     for measure in (measure for name in measures for measure in MEASURES.get(name, ())):
         if spread := row.spread(measure.of):
-            paper = printed_beside(measure, comparison.section).get(row.name)
+            paper = printed_beside(measure, comparison).get(row.name)
             apart = {} if paper is None else {"paper": paper, "difference": spread.mean - paper}
             yield {"measure": measure.key, **_spread(spread), **apart}
 

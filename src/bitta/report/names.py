@@ -1,11 +1,12 @@
 """What rows are called in print."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from bitta.methods import METHODS
-from bitta.report.paper import Answers
 
+Answers = Literal["none", "verdict", "full"]
+"""The kind of answers that a method learns from."""
 TITLES: Mapping[str, str] = {
     "source": "Source", "bn_stats": "BN-Stats", "tent": "TENT", "eta": "ETA", "eata": "EATA",
     "sar": "SAR", "cotta": "CoTTA", "rotta": "RoTTA", "sotta": "SoTTA", "deyo": "DeYO",

@@ -12,6 +12,7 @@ from bitta.report.document import APART
 from bitta.report.figures import Plot, captioned
 from bitta.report.markup import bullets, drawing, element, pairs, scrolling, text
 from bitta.report.names import shown
+from bitta.report.reference_numbers import NO_PAPER, PaperTables
 from bitta.report.row import Row
 from bitta.report.rows import Section, differing
 from bitta.statefile import write_atomically
@@ -25,7 +26,7 @@ def write_page(
     path: Path,
     *,
     title: str,
-    paper: str | None = None,
+    paper: PaperTables = NO_PAPER,
     against: str | None = None,
 ) -> None:
     """Write one HTML file; `paper` and `against` as in `compare`."""

@@ -8,8 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, Self
 
 from bitta.methods import METHODS
-from bitta.report.names import title_of
-from bitta.report.paper import Answers
+from bitta.report.names import Answers, title_of
 from bitta.results import RunResult
 
 _ALIKE = ("stream", "model", "forgetting")

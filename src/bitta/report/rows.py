@@ -11,8 +11,7 @@ from typing import Any
 from bitta.errors import InputError
 from bitta.methods import METHODS
 from bitta.report.collapse import marked
-from bitta.report.names import preset_of, told_settings
-from bitta.report.paper import Answers
+from bitta.report.names import Answers, preset_of, told_settings
 from bitta.report.row import POINTS, Row, Spread
 from bitta.results import RunResult, table_hash
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
-from bitta.report.claims import Finding, Statement, seeds_of
-from bitta.report.claims_results import Results
-from bitta.report.claims_tables import Measured, measured
-from bitta.report.paper import PaperTable, paper_table, paper_tables
+from bitta.report.reference_numbers import PaperTable
+from reproduction.claims.claim import Finding, Statement, seeds_of
+from reproduction.claims.results import Results
+from reproduction.claims.tables import Measured, measured, paper_table, paper_tables
 
 NEAR = 1.0
 """Points: what we call as good as."""

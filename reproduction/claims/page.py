@@ -6,15 +6,15 @@ from statistics import fmean
 
 from bitta.report.accuracy import spread_text
 from bitta.report.cells import NOTHING, Cell, Table, as_markdown, number
-from bitta.report.claims import Outcome, Verdict, judged, seeds_of
-from bitta.report.claims_leads import Average, Stream, streams
-from bitta.report.claims_list import statements
-from bitta.report.claims_orders import domains_led
-from bitta.report.claims_results import STAND_INS, Results
-from bitta.report.claims_tables import Measured, measured
 from bitta.report.collapse import fallen
-from bitta.report.paper import PaperRow, paper_table, paper_tables
+from bitta.report.reference_numbers import PaperRow
 from bitta.report.row import Row
+from reproduction.claims.averages import Average, Stream, streams
+from reproduction.claims.claim import Outcome, Verdict, judged, seeds_of
+from reproduction.claims.claim_list import statements
+from reproduction.claims.orders import domains_led
+from reproduction.claims.results import STAND_INS, Results
+from reproduction.claims.tables import Measured, measured, paper_table, paper_tables
 
 SHORT = " †"
 """Behind what was measured on streams that are shorter than the paper's."""

@@ -1,6 +1,6 @@
 """Write docs/explanation/comparison.md and the result rows of docs/reference/methods.
 
-    python scripts/write_comparison.py [--check]
+    python -m reproduction.write_comparison [--check]
 
 --check writes nothing and fails where a page does not say what the results hold.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from bitta.methods import METHODS
 from bitta.report.names import TITLES
 from bitta.results import RunResult
+from reproduction.paths import EXPLANATION, METHOD_PAGES, RESULTS, relative
 
-ROOT = Path(__file__).parents[1]
 SETS = {
     "cifar10-c": "Full streams",
     "cifar10-c-resnet8": "Short streams on a CPU",
@@ -39,13 +39,13 @@ def main() -> int:
         for path, text in pages().items():
             path.write_text(text)
     for path in stale:
-        print(f"{'stale' if checking else 'written'}: {path.relative_to(ROOT)}")
+        print(f"{'stale' if checking else 'written'}: {relative(path)}")
     return int(checking and bool(stale))
 
 
 def times_of(folder: str) -> dict[str, dict[str, float]]:
     """What `scripts/time_rows.py` measured, row by row; rows of one run share the machine."""
-    path = ROOT / "results" / f"{folder}-times.json"
+    path = RESULTS / f"{folder}-times.json"
     found: dict[str, dict[str, float]] = (
         json.loads(path.read_text())["rows"] if path.exists() else {}
     )
@@ -54,17 +54,11 @@ def times_of(folder: str) -> dict[str, dict[str, float]]:
 
 def pages() -> dict[Path, str]:
     """Every page with results in it, as it should be."""
-    sets = {folder: results_in(folder) for folder in SETS if (ROOT / "results" / folder).exists()}
-    found = {
-        ROOT / "docs" / "explanation" / "comparison.md": "\n\n".join(
-            map(section, sets, sets.values())
-        )
-    }
+    sets = {folder: results_in(folder) for folder in SETS if (RESULTS / folder).exists()}
+    found = {EXPLANATION / "comparison.md": "\n\n".join(map(section, sets, sets.values()))}
     for method in METHODS:
         rows = [method_rows(method, folder, results) for folder, results in sets.items()]
-        found[ROOT / "docs" / "reference" / "methods" / f"{method}.md"] = "\n\n".join(
-            filter(None, rows)
-        )
+        found[METHOD_PAGES / f"{method}.md"] = "\n\n".join(filter(None, rows))
     return {path: filled(path.read_text(), text) for path, text in found.items()}
 
 
@@ -76,7 +70,7 @@ def filled(page: str, text: str) -> str:
 
 def results_in(folder: str) -> dict[str, RunResult]:
     """By name of the row, in the order of the methods."""
-    found = [RunResult.load(path) for path in (ROOT / "results" / folder).glob("*-seed0.json")]
+    found = [RunResult.load(path) for path in (RESULTS / folder).glob("*-seed0.json")]
     place = {name: number for number, name in enumerate(METHODS)}
     found.sort(key=lambda result: (place[result.experiment["method"]["name"]], result.name))
     return {result.name: result for result in found}
@@ -104,7 +98,7 @@ def circumstances(folder: str, results: Mapping[str, RunResult]) -> str:
         f"{result.environment['device']}, torch {result.environment['torch']}"
         for result in results.values()
     }
-    return "; ".join(sorted(said)) + f" (`results/{folder}`)."
+    return "; ".join(sorted(said)) + f" (`{relative(RESULTS)}/{folder}`)."
 
 
 def row(

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from bitta.report.claims import Finding, seeds_of
-from bitta.report.claims_results import Results
-from bitta.report.claims_tables import Measured, measured
-from bitta.report.paper import paper_table
 from bitta.report.row import Row, on_shared_seeds
+from reproduction.claims.claim import Finding, seeds_of
+from reproduction.claims.results import Results
+from reproduction.claims.tables import Measured, measured, paper_table
 
 _STREAMS = (
     ("CIFAR-10-C", "tab:tinyimagenetc/cifar10-c", "tab:app_original/cifar10-c", "mean"),

@@ -2,7 +2,6 @@
 
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,22 +9,22 @@ from bitta.bench.expand import read_jobs
 from bitta.corruptions import CORRUPTIONS
 from bitta.methods import METHODS
 from bitta.metrics import Reliability
-from bitta.report.claims import Finding, Verdict, judged
-from bitta.report.claims_leads import STARS, from_answers, streams
-from bitta.report.claims_list import statements
-from bitta.report.claims_orders import (
+from made_results import made_run
+from reproduction.claims.averages import STARS, from_answers, streams
+from reproduction.claims.claim import Finding, Verdict, judged
+from reproduction.claims.claim_list import statements
+from reproduction.claims.numbers import stated_numbers
+from reproduction.claims.orders import (
     domains_led,
     leads_everywhere,
     printed_order,
     table_statements,
 )
-from bitta.report.claims_page import reproduction_page
-from bitta.report.claims_results import STAND_INS, Results
-from bitta.report.claims_tables import measured
-from bitta.report.paper import paper_claims, paper_table, paper_tables
-from made_results import made_run
+from reproduction.claims.page import reproduction_page
+from reproduction.claims.results import STAND_INS, Results
+from reproduction.claims.tables import measured, paper_table, paper_tables
+from reproduction.paths import EXPERIMENTS, REASONS
 
-EXPERIMENTS = Path(__file__).parents[2] / "reproduction" / "experiments"
 FOLDERS = sorted(path.name for path in EXPERIMENTS.iterdir() if path.is_dir())
 EVERY = [statement for group in statements().values() for statement in group]
 MAIN = "tab:tinyimagenetc/cifar10-c"
@@ -96,7 +95,7 @@ def order_of(results, table_id=MAIN):
 def test_every_claim_and_table_is_looked_at_once():
     ids = [statement.id for statement in EVERY]
     assert len(ids) == len(set(ids))
-    assert {claim.id for claim in paper_claims()} | set(paper_tables()) <= set(ids)
+    assert {claim.id for claim in stated_numbers()} | set(paper_tables()) <= set(ids)
 
 
 def test_every_statement_is_checked_or_says_why_not():
@@ -107,7 +106,7 @@ def test_every_statement_is_checked_or_says_why_not():
 
 
 def test_reasons_are_kept_for_statements_that_there_are():
-    reasons = tomllib.loads((EXPERIMENTS.parents[1] / "docs" / "reasons.toml").read_text())
+    reasons = tomllib.loads(REASONS.read_text())
     assert set(reasons) <= {statement.id for statement in EVERY}
 
 

@@ -7,13 +7,12 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from bitta.report.claims import Finding, seeds_of
-from bitta.report.claims_numbers import components
-from bitta.report.claims_orders import NEAR
-from bitta.report.claims_results import Results
-from bitta.report.claims_tables import measured
-from bitta.report.paper import paper_claims, paper_table
 from bitta.report.row import Row
+from reproduction.claims.claim import Finding, seeds_of
+from reproduction.claims.numbers import components, stated_numbers
+from reproduction.claims.orders import NEAR
+from reproduction.claims.results import Results
+from reproduction.claims.tables import measured, paper_table
 
 FAR = 2.0
 """Points that we call far below."""
@@ -239,7 +238,7 @@ def printed_augmentation() -> str:
 
 def printed_components() -> str:
     """The three in the paper."""
-    claims = {claim.id: claim.printed for claim in paper_claims()}
+    claims = {claim.id: claim.printed for claim in stated_numbers()}
     both = paper_table("tab:tinyimagenetc/cifar10-c").value("bitta", "verdict", "mean")
     return f"{claims['bfa-only']} < {claims['aba-only']} < {both:.2f}"
 

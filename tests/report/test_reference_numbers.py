@@ -1,17 +1,21 @@
 """The paper's number beside ours, or none."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bitta.errors import SettingError
+from bitta.errors import InputError
 from bitta.report.comparison import compare
-from bitta.report.matching import is_shorter, tables_for
-from bitta.report.paper import paper_table
+from bitta.report.reference_numbers import is_shorter, read_paper_tables, tables_for
 from bitta.report.rows import read_sections
 from made_results import made_run
 
-DOMAINS = paper_table("tab:tinyimagenetc/cifar10-c").columns[:-1]
+FOLDER = Path(__file__).parents[2] / "reproduction" / "paper"
+PAPER = read_paper_tables(FOLDER)
+TABLES = {table.id: table for table in PAPER.tables}
+MAIN = "tinyimagenetc-cifar10-c.toml"
+DOMAINS = TABLES["tab:tinyimagenetc/cifar10-c"].columns[:-1]
 USUAL = {"lr": 1e-4, "epochs": 3, "policy": "dropout", "mecta": "off", "micro_batch": 0}
 
 
@@ -31,7 +35,7 @@ def compared(folder, runs, **options):
     for place, made in enumerate(runs):
         made.save(folder / f"{place}.json")
     [section] = read_sections([folder])
-    return compare(section, **options)
+    return compare(section, **({"paper": PAPER} | options))
 
 
 def means(comparison):
@@ -60,12 +64,12 @@ def test_rows_of_the_main_table_are_found_by_the_folder(tmp_path, folder):
     assert [table.place for table in comparison.tables] == ["Table 1a", "Table 9", "Table 12a"]
 
 
-def test_another_folder_stands_beside_a_table_if_asked(tmp_path):
+def test_single_table_applies_to_results_in_any_folder(tmp_path):
     comparison = compared(tmp_path / "mine", [run("bitta", "bitta")])
     assert not comparison.printed
     assert comparison.paper_notes == []
     [section] = read_sections([tmp_path / "mine"])
-    assert means(compare(section, paper="tab:tinyimagenetc/cifar10-c")) == {"bitta": 87.20}
+    assert means(compare(section, paper=read_paper_tables(FOLDER / MAIN))) == {"bitta": 87.20}
 
 
 def test_another_set_has_another_table(tmp_path):
@@ -101,7 +105,7 @@ def test_variants_are_known_by_their_settings(tmp_path):
 
 def test_a_model_tuned_beforehand_has_rows_of_its_own(tmp_path):
     comparison = compared(tmp_path / "enhanced", [run("enhanced-bn_stats", "bn_stats")])
-    expected = paper_table("tab:app_enhanced_corruption").value("bn_stats", "none", "mean")
+    expected = TABLES["tab:app_enhanced_corruption"].value("bn_stats", "none", "mean")
     assert means(comparison) == {"enhanced-bn_stats": expected}
     assert comparison.section.rows[0].title == "BN-Stats (enhanced)"
 
@@ -122,12 +126,36 @@ def test_a_shorter_stream_is_told(tmp_path):
     assert len(whole.paper_notes) == 1
 
 
-def test_a_table_of_other_things_is_refused(tmp_path):
+def test_table_of_another_stream_is_shown_as_not_measured(tmp_path):
     comparison = compared(tmp_path / "memory", [run("bitta", "bitta")])
-    assert tables_for(comparison.section) == []
-    with pytest.raises(SettingError, match=r"gpu_memory is in MB; allowed: a table of accuracies"):
-        compare(comparison.section, paper="tab:gpu_memory")
-    with pytest.raises(SettingError, match="unknown table of the paper 'tab:main'"):
-        compare(comparison.section, paper="tab:main")
-    [note] = compare(comparison.section, paper="tab:pacs_vlcs").paper_notes
-    assert note == "Table 2: no row of it is measured here."
+    assert tables_for(comparison.section, PAPER) == []
+    [note] = compare(
+        comparison.section, paper=read_paper_tables(FOLDER / "pacs_vlcs.toml")
+    ).paper_notes
+    assert note.startswith("Table 2: ")
+
+
+def test_report_without_a_paper_has_no_numbers_and_no_notes_of_it(tmp_path):
+    options = vars(compared(tmp_path / "main-cifar10-c", [run("bitta", "bitta")]))
+    comparison = compare(options["section"])
+    assert not comparison.printed
+    assert comparison.paper_notes == []
+
+
+def test_folder_is_read_in_the_order_of_the_paper():
+    numbers = [table.place for table in PAPER.tables]
+    assert numbers[:4] == ["Table 1a", "Table 1b", "Table 1c", "Table 2"]
+    assert numbers.index("Table 9") < numbers.index("Table 10")
+
+
+def test_files_that_are_no_table_of_accuracies_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no folder .*nowhere"):
+        read_paper_tables(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="holds no table"):
+        read_paper_tables(tmp_path)
+    with pytest.raises(InputError, match=r"gpu_memory\.toml' is in MB"):
+        read_paper_tables(FOLDER / "gpu_memory.toml")
+    for text in ("rows = []", "no toml", 'id = "tab:1"'):
+        (tmp_path / "wrong.toml").write_text(text)
+        with pytest.raises(InputError, match=r"wrong\.toml' is not a table of a paper"):
+            read_paper_tables(tmp_path)

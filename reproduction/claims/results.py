@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
-from bitta.report.matching import is_shorter
+from bitta.report.reference_numbers import is_shorter
 from bitta.report.row import Row, on_shared_seeds
 from bitta.report.rows import Section, read_sections
 from bitta.results import table_hash

@@ -11,10 +11,11 @@ import pytest
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import SettingError
 from bitta.methods import METHODS
-from bitta.report import paper
-from bitta.report.paper import paper_claims, paper_table, paper_tables
+from reproduction.claims import tables
+from reproduction.claims.numbers import stated_numbers
+from reproduction.claims.tables import paper_table, paper_tables
+from reproduction.paths import EXPERIMENTS
 
-EXPERIMENTS = Path(__file__).parents[2] / "reproduction" / "experiments"
 TABLES = [paper_table(table_id) for table_id in paper_tables()]
 ROWS = [(table, row) for table in TABLES for row in table.rows]
 WITH_MEAN = [(table, row) for table, row in ROWS if "mean" in table.columns]
@@ -153,13 +154,13 @@ def test_what_two_averages_in_sentences_are_by_the_tables():
 
 
 def test_what_measures_a_table_or_a_claim_is_there():
-    named = {folder for entry in (*TABLES, *paper_claims()) for folder in entry.experiments}
+    named = {folder for entry in (*TABLES, *stated_numbers()) for folder in entry.experiments}
     assert named <= {path.name for path in EXPERIMENTS.iterdir()}
     assert all(table.experiments for table in TABLES)
 
 
 def test_claims_have_names_of_their_own_and_print_their_value():
-    claims = paper_claims()
+    claims = stated_numbers()
     assert len({claim.id for claim in claims}) == len(claims)
     for claim in claims:
         assert float(claim.printed.rpartition(" ")[2]) == abs(claim.value)
@@ -173,7 +174,7 @@ def test_reading_by_method_feedback_and_column():
     assert paper_table("tab:gpu_memory").deviation("tent", "verdict", "megabytes") is None
     epochs = paper_table("tab:app_epoch")
     assert epochs.value("bitta", "verdict", "mean", variant="epochs-1") == 87.11
-    assert doctest.testmod(paper).attempted > doctest.testmod(paper).failed == 0
+    assert doctest.testmod(tables).attempted > doctest.testmod(tables).failed == 0
 
 
 def test_what_is_not_there_is_answered_in_a_sentence():
@@ -181,7 +182,7 @@ def test_what_is_not_there_is_answered_in_a_sentence():
         paper_table("tab:tinyimagenetc")
     with pytest.raises(SettingError, match="of tab:pacs_vlcs; did you mean 'cartoon'"):
         paper_table("tab:pacs_vlcs").value("tent", "verdict", "cartoons")
-    with pytest.raises(SettingError, match="has no row 'tent none'; there are source none,"):
+    with pytest.raises(SettingError, match="has no row 'tent none'; its rows: source none,"):
         paper_table("tab:pacs_vlcs").value("tent", "none", "mean")
 
 
@@ -278,7 +279,7 @@ def test_every_value_is_the_printed_one(printed, place):
         assert all(len(v.split("±")[0].strip().partition(".")[2]) == table.decimals for v in values)
 
 
-@pytest.mark.parametrize("claim", paper_claims(), ids=name_of)
+@pytest.mark.parametrize("claim", stated_numbers(), ids=name_of)
 def test_a_claim_is_made_where_it_is_said_to_be(source, claim):
     headings = r"\\begin\{(?=abstract\})|\\(?:sub)*section\*?\{|\\paragraph\{"
     texts = [t for t in re.split(headings, source) if claim.heading in t[: t.find("\n")]]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bitta.report.claims_results import Results
 from bitta.report.names import between
 from bitta.report.row import Row
+from reproduction.claims.results import Results
 
 NO_CAUSE = "no cause found yet"
 

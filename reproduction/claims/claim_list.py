@@ -2,15 +2,15 @@
 
 from functools import partial
 
-from bitta.report.claims import Statement
-from bitta.report.claims_cost import (
+from reproduction.claims.claim import Statement
+from reproduction.claims.cost import (
     beats_at_equal_cost,
     printed_labels,
     true_labels_beat_wrong_ones,
     verdicts_beat_labels,
     verdicts_beat_wrong_labels,
 )
-from bitta.report.claims_directions import (
+from reproduction.claims.directions import (
     FAR,
     MOVES,
     SLACK,
@@ -31,8 +31,8 @@ from bitta.report.claims_directions import (
     saves_for_nothing,
     thresholds_are_unsteady,
 )
-from bitta.report.claims_numbers import number_statements
-from bitta.report.claims_orders import NEAR, leads_everywhere, printed_lead, table_statements
+from reproduction.claims.numbers import number_statements
+from reproduction.claims.orders import NEAR, leads_everywhere, printed_lead, table_statements
 
 _QUESTIONS = "feedback.n_queries"
 

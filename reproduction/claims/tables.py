@@ -2,19 +2,27 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
-from bitta.report.claims_results import STAND_INS, Results
+from bitta.errors import unknown_name_error
 from bitta.report.collapse import behind
-from bitta.report.matching import MEASURED_ON, is_shorter, printed_for
 from bitta.report.names import defaults_of, plain
-from bitta.report.paper import PaperRow, PaperTable
+from bitta.report.reference_numbers import (
+    DATASET_OF_COST,
+    PaperRow,
+    PaperTable,
+    is_shorter,
+    match_rows,
+    read_paper_tables,
+)
 from bitta.report.row import POINTS, Row, Spread
 from bitta.report.rows import Section
+from reproduction.claims.results import STAND_INS, Results
+from reproduction.paths import PAPER_TABLES
 
 _MEANS = ("mean", "mixed-100")
 _KINDS: Mapping[str, tuple[str, ...]] = {
-    unit: tuple(dict.fromkeys((kind, "cifar10-c"))) for unit, kind in MEASURED_ON.items()
+    unit: tuple(dict.fromkeys((kind, "cifar10-c"))) for unit, kind in DATASET_OF_COST.items()
 }
 """Sets on which time and memory are measured; the paper's is the first."""
 
@@ -92,6 +100,23 @@ class Measured:
         return found
 
 
+@cache
+def paper_tables() -> Mapping[str, PaperTable]:
+    """Return all tables of the paper by id, in the paper's order."""
+    return {table.id: table for table in read_paper_tables(PAPER_TABLES).tables}
+
+
+def paper_table(table_id: str) -> PaperTable:
+    """Return one table by its label in the LaTeX source.
+
+    >>> paper_table("tab:tinyimagenetc/cifar10-c").value("bitta", "verdict", "mean")
+    87.2
+    """
+    if table_id not in paper_tables():
+        raise unknown_name_error("table of the paper", table_id, paper_tables())
+    return paper_tables()[table_id]
+
+
 def measured(table: PaperTable, results: Results) -> Measured:
     """Find our rows; where several fit, the one with the fewest unusual settings."""
     fair: dict[Slot, list[Row]] = {}
@@ -103,7 +128,7 @@ def measured(table: PaperTable, results: Results) -> Measured:
         # Time and memory have one column, which is then that of the set.
         kind = section.rows[0].settings["stream"]["kind"]
         asked = table if table.unit == "%" else replace(table, columns=(kind,))
-        found = printed_for(section, [asked])
+        found = match_rows(section, [asked])
         for row in section.rows:
             if row.name in found:
                 slot = found[row.name].row.name, found[row.name].column

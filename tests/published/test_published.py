@@ -15,7 +15,7 @@ from bitta.models import load_model, read_card
 from bitta.results import RunResult
 from bitta.streams import embedded_pack
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "weights"
 LOGS = sorted(WEIGHTS.glob("*.json"))
 RECIPES = sorted((ROOT / "reproduction" / "pretrain").glob("*.toml"))
@@ -160,17 +160,13 @@ def test_the_paths_agree_over_a_full_stream():
     assert abs(half.accuracy - accuracy) <= 0.3
 
 
-def test_the_comparison_shows_what_the_results_hold():
-    script = ROOT / "scripts" / "write_comparison.py"
+@pytest.mark.parametrize("writer", ["write_comparison", "write_page"])
+def test_generated_pages_agree_with_the_results(writer):
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_page_on_the_paper_shows_what_the_results_hold():
-    script = ROOT / "scripts" / "write_reproduction.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", f"reproduction.{writer}", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr

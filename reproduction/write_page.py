@@ -1,6 +1,6 @@
 """Write docs/explanation/reproducing-the-paper.md from everything under results/.
 
-    python scripts/write_reproduction.py [--check]
+    python -m reproduction.write_page [--check]
 
 --check writes nothing and fails where the page does not say what the results hold.
 """
@@ -8,24 +8,23 @@
 import argparse
 import sys
 import tomllib
-from pathlib import Path
 
 from bitta.bench.expand import read_jobs
-from bitta.report.claims_page import reproduction_page
-from bitta.report.claims_results import Results
+from reproduction.claims.page import reproduction_page
+from reproduction.claims.results import Results
+from reproduction.paths import EXPERIMENTS, EXPLANATION, REASONS, RESULTS, relative
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "explanation" / "reproducing-the-paper.md"
+PAGE = EXPLANATION / "reproducing-the-paper.md"
 HEADING = """\
 # Reproducing the paper
 
 What Lee et al., "Test-Time Adaptation with Binary Feedback" (ICML 2025) claim, ours beside it, and
-whether it holds. This page is written by `scripts/write_reproduction.py` from the files under
+whether it holds. This page is written by `reproduction/write_page.py` from the files under
 `results/`, and a test holds it to them. To fill it in, run what is not run, then the script:
 
 ```
 bitta sweep reproduction/experiments/components --device cuda --out results/components
-python scripts/write_reproduction.py
+python -m reproduction.write_page
 ```
 
 [The list of experiments](../../reproduction/README.md) says what each folder needs, and where the
@@ -66,7 +65,7 @@ paper does not agree with itself; [comparison.md](comparison.md) has the methods
 * Seconds are those of the median batch of each run, which had the device to itself; a report tells
   their mean. Few batches are timed, in which memories still fill and most work is not captured yet.
   After that the order is another one: [comparison.md](comparison.md) has what a batch takes then.
-* Why a claim does not hold is kept in `docs/reasons.toml`.
+* Why a claim does not hold is kept in `reproduction/reasons.toml`.
 """
 
 
@@ -80,20 +79,19 @@ def main() -> int:
         return 0
     if not checking:
         PAGE.write_text(text)
-    print(f"{'stale' if checking else 'written'}: {PAGE.relative_to(ROOT)}")
+    print(f"{'stale' if checking else 'written'}: {relative(PAGE)}")
     return int(checking)
 
 
 def page() -> str:
     """As it should be."""
-    reasons: dict[str, str] = tomllib.loads((ROOT / "docs" / "reasons.toml").read_text())
-    return reproduction_page(Results(ROOT / "results", expected()), reasons, HEADING)
+    reasons: dict[str, str] = tomllib.loads(REASONS.read_text())
+    return reproduction_page(Results(RESULTS, expected()), reasons, HEADING)
 
 
 def expected() -> dict[str, list[str]]:
     """The names of the runs of each folder of experiments."""
-    top = ROOT / "reproduction" / "experiments"
-    folders = sorted(path for path in top.iterdir() if path.is_dir())
+    folders = sorted(path for path in EXPERIMENTS.iterdir() if path.is_dir())
     return {folder.name: [job.label for job in read_jobs([folder])] for folder in folders}
 
 

@@ -1,21 +1,49 @@
 """Numbers that the paper states in sentences, beside ours."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from bitta.report.claims import Finding, Statement, seeds_of
-from bitta.report.claims_cost import most_at_equal_cost
-from bitta.report.claims_leads import from_answers, gain
-from bitta.report.claims_results import Results
-from bitta.report.claims_tables import measured
-from bitta.report.paper import Claim, paper_claims, paper_table
 from bitta.report.row import Row
+from reproduction.claims.averages import from_answers, gain
+from reproduction.claims.claim import Finding, Statement, seeds_of
+from reproduction.claims.cost import most_at_equal_cost
+from reproduction.claims.results import Results
+from reproduction.claims.tables import measured, paper_table
+from reproduction.paths import STATED_NUMBERS
 
 _MAIN = ("main-cifar10-c", "main-cifar100-c", "main-tiny-imagenet-c", "pacs-domains", "pacs-mixed")
 
 NumberCheck = Callable[[float, Results], Finding | None]
 """Given the paper's number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatedNumber:
+    """A number that the paper states in a sentence."""
+
+    id: str
+    value: float
+    printed: str
+    """The number as it is written in the source."""
+    unit: str
+    heading: str
+    """The heading of the paragraph that states it."""
+    gist: str
+    """The statement in our words."""
+    experiments: tuple[str, ...] = ()
+    """Folders of experiments that measure the same; empty if nothing can be measured."""
+
+
+def stated_numbers() -> tuple[StatedNumber, ...]:
+    """Read all numbers that only sentences of the paper state."""
+    entries: list[dict[str, Any]] = tomllib.loads(STATED_NUMBERS.read_text())["claims"]
+    return tuple(
+        StatedNumber(**{**entry, "experiments": tuple(entry.get("experiments", ()))})
+        for entry in entries
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +58,10 @@ class _Way:
 
 def number_statements() -> list[Statement]:
     """Every claim, in the paper's order."""
-    return [_statement(claim) for claim in paper_claims()]
+    return [_statement(claim) for claim in stated_numbers()]
 
 
-def _statement(claim: Claim) -> Statement:
+def _statement(claim: StatedNumber) -> Statement:
     place = claim.heading.removesuffix(".")
     paper = _printed(claim)
     if claim.id in _NOTHING:
@@ -52,7 +80,7 @@ def _statement(claim: Claim) -> Statement:
     )
 
 
-def _printed(claim: Claim) -> str:
+def _printed(claim: StatedNumber) -> str:
     """As it is written, but for formulas."""
     number = f"{claim.value:g}" if "\\" in claim.printed else claim.printed
     sign = "-" if claim.value < 0 else ""

@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from bitta.report.claims import Finding, seeds_of
-from bitta.report.claims_results import Results
-from bitta.report.claims_tables import Measured, measured
-from bitta.report.paper import paper_table
 from bitta.report.row import Row
+from reproduction.claims.claim import Finding, seeds_of
+from reproduction.claims.results import Results
+from reproduction.claims.tables import Measured, measured, paper_table
 
 _SETS = ("cifar10-c", "cifar100-c", "tiny-imagenet-c")
 _GPT_4O = 0.4

@@ -8,15 +8,16 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.metrics import Reliability
-from bitta.report import claims
-from bitta.report.claims import NO_CAUSE, Finding, Statement, Verdict, judged
-from bitta.report.claims_cost import (
+from made_results import made_run
+from reproduction.claims import claim
+from reproduction.claims.claim import NO_CAUSE, Finding, Statement, Verdict, judged
+from reproduction.claims.cost import (
     beats_at_equal_cost,
     most_at_equal_cost,
     true_labels_beat_wrong_ones,
     verdicts_beat_wrong_labels,
 )
-from bitta.report.claims_directions import (
+from reproduction.claims.directions import (
     above_all,
     above_at_each,
     agreeing_is_right,
@@ -31,8 +32,7 @@ from bitta.report.claims_directions import (
     robust,
     thresholds_are_unsteady,
 )
-from bitta.report.claims_results import Results
-from made_results import made_run
+from reproduction.claims.results import Results
 
 AGREEING = {"agreement": "policy", "threshold": 0.9}
 
@@ -84,8 +84,8 @@ def statement(holds, *, whole=True, **changed):
 
 
 def test_docstring_examples():
-    assert doctest.testmod(claims).attempted > 0
-    assert doctest.testmod(claims).failed == 0
+    assert doctest.testmod(claim).attempted > 0
+    assert doctest.testmod(claim).failed == 0
 
 
 def test_a_claim_that_holds_needs_no_reason(tmp_path):

@@ -1,0 +1,1 @@
+"""The claims of the paper, each with a check against our results."""

@@ -1,0 +1,272 @@
+"""The numbers of a paper: read its tables from TOML files, and match our rows to its rows."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bitta.errors import InputError, SettingError, unknown_name_error
+from bitta.report.names import USUAL_FEEDBACK, Answers, defaults_of
+from bitta.report.row import Row
+from bitta.report.rows import Section
+
+SAMPLES_PER_CORRUPTION = 9984
+"""Samples of each corruption in the paper's tables."""
+DATASET_OF_COST: Mapping[str, str] = {"s": "tiny-imagenet-c", "MB": "cifar10-c"}
+"""Datasets on which the paper measures time and memory, by the unit of the table."""
+_CORRUPTED_DATASETS = ("cifar10-c", "cifar100-c", "tiny-imagenet-c")
+_POLICY_OF_VARIANT = {
+    "augmentation": "augmentation",
+    "ensemble": "ensemble",
+    "confidence": "softmax",
+}
+"""Our setting `policy` for those variants of the paper's BiTTA that differ in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperRow:
+    """One method in a table of the paper."""
+
+    label: str
+    """F: full labels, B: binary answers, E: fine-tuned before the stream, -: none of these."""
+    name: str
+    """The method as the paper prints it."""
+    method: str
+    """The method's name in bitta."""
+    feedback: Answers
+    """The kind of answers that the method learns from."""
+    values: tuple[float, ...]
+    """One number per column."""
+    deviations: tuple[float, ...] = ()
+    """Standard deviations, if the paper prints them."""
+    variant: str = ""
+    """The change to the method; empty for the method as it is."""
+    recomputed: float | None = None
+    """The mean of the values, if the paper prints another mean."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperTable:
+    """A table of the paper: methods down, measurements across."""
+
+    id: str
+    """The label in the LaTeX source; after a slash, the part of the table."""
+    place: str
+    """The table's number in the paper, such as "Table 1a"."""
+    caption: str
+    """A description in our words."""
+    unit: str
+    decimals: int
+    """Number of printed decimals."""
+    columns: tuple[str, ...]
+    """The names of the columns in bitta: domains, kinds of stream, and the mean."""
+    headings: tuple[str, ...]
+    """The names of the columns as the paper prints them."""
+    rows: tuple[PaperRow, ...]
+    experiments: tuple[str, ...]
+    """Folders of experiments that measure the same."""
+    transposed: bool = False
+    """True if the paper prints methods across."""
+
+    def row(self, method: str, feedback: Answers, *, variant: str = "") -> PaperRow:
+        """Return the row of a method that learns from this kind of answers."""
+        for row in self.rows:
+            if (row.method, row.feedback, row.variant) == (method, feedback, variant):
+                return row
+        known = [" ".join((r.method, r.feedback, r.variant)).strip() for r in self.rows]
+        wanted = " ".join((method, feedback, variant)).strip()
+        raise SettingError(f"{self.id} has no row {wanted!r}; its rows: {', '.join(known)}.")
+
+    def value(self, method: str, feedback: Answers, column: str, *, variant: str = "") -> float:
+        """Return one number in the table's unit."""
+        return self.row(method, feedback, variant=variant).values[self._index(column)]
+
+    def deviation(
+        self, method: str, feedback: Answers, column: str, *, variant: str = ""
+    ) -> float | None:
+        """Return the standard deviation over three seeds, or None if it is not printed."""
+        deviations = self.row(method, feedback, variant=variant).deviations
+        return deviations[self._index(column)] if deviations else None
+
+    def _index(self, column: str) -> int:
+        if column not in self.columns:
+            raise unknown_name_error("column", column, self.columns, of=self.id)
+        return self.columns.index(column)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTables:
+    """The paper's tables that a report may show beside our results."""
+
+    tables: tuple[PaperTable, ...] = ()
+    is_single: bool = False
+    """True if the user named one table. It then applies to results in any folder."""
+
+
+NO_PAPER = PaperTables()
+
+
+@dataclass(frozen=True, slots=True)
+class PaperMatch:
+    """A row of the paper that measures the same as one of our rows."""
+
+    table: PaperTable
+    row: PaperRow
+    column: str
+    """The column with the mean over the stream."""
+
+    @property
+    def mean(self) -> float:
+        """The printed mean, in the table's unit."""
+        return self.row.values[self.table.columns.index(self.column)]
+
+    def value(self, domain: str) -> float | None:
+        """Return the number of a domain or of a point of a mixed stream, if the table has it."""
+        mean_column = "mixed-100" if domain.startswith("mixed-") else "mean"
+        if domain not in self.table.columns or self.column != mean_column:
+            return None
+        return self.row.values[self.table.columns.index(domain)]
+
+
+def read_paper_tables(path: Path) -> PaperTables:
+    """Read a folder of TOML tables, or one TOML file. Sort the tables as in the paper."""
+    if path.is_file():
+        table = _read_table(path)
+        if table.unit != "%":
+            raise InputError(
+                f"the table {str(path)!r} is in {table.unit}; give a table of accuracies in %, or "
+                "the folder that holds all tables."
+            )
+        return PaperTables((table,), is_single=True)
+    if not path.is_dir():
+        raise InputError(
+            f"there is no folder {str(path)!r} with tables of a paper; a checkout of bitta has "
+            "them in reproduction/paper."
+        )
+    tables = [_read_table(file) for file in sorted(path.glob("*.toml"))]
+    if not tables:
+        raise InputError(
+            f"{str(path)!r} holds no table of a paper (*.toml); a checkout of bitta has them in "
+            "reproduction/paper."
+        )
+    return PaperTables(tuple(sorted(tables, key=_table_number)))
+
+
+def tables_for(section: Section, paper: PaperTables) -> list[PaperTable]:
+    """Return the tables of accuracy that belong to these results.
+
+    A folder results/main-cifar10-c belongs to the tables that name the experiments main-cifar10-c.
+    The folder results/cifar10-c, which has more methods, belongs to the same tables.
+    """
+    if paper.is_single:
+        return list(paper.tables)
+    folders = {folder.resolve().name for folder in section.folders}
+    folders |= {f"main-{name}" for name in folders}
+    return [
+        table
+        for table in paper.tables
+        if table.unit == "%" and folders & set(table.experiments) and _mean_column(section, table)
+    ]
+
+
+def match_rows(section: Section, tables: Sequence[PaperTable]) -> dict[str, PaperMatch]:
+    """Return the first row of the paper that fits, by the name of our row."""
+    found: dict[str, PaperMatch] = {}
+    for table in tables:
+        column = _mean_column(section, table)
+        for row in section.rows:
+            fitting = [paper_row for paper_row in table.rows if _fits(row, paper_row, table)]
+            if column and fitting:
+                found.setdefault(row.name, PaperMatch(table, fitting[0], column))
+    return found
+
+
+def match_costs(section: Section, paper: PaperTables, unit: str) -> dict[str, PaperMatch]:
+    """Return the paper's seconds or megabytes on the same dataset, by the name of our row."""
+    folders = {folder.resolve().name for folder in section.folders}
+    kind = section.rows[0].settings["stream"]["kind"]
+    if unit == "MB" and not section.has_memory:
+        return {}
+    tables = [
+        replace(table, columns=(kind,))
+        for table in paper.tables
+        if table.unit == unit and folders & set(table.experiments) and DATASET_OF_COST[unit] == kind
+    ]
+    return match_rows(section, tables)
+
+
+def is_shorter(section: Section) -> bool:
+    """Return True if a stream of corruptions has another length than the paper's."""
+    kind = section.rows[0].settings["stream"]["kind"]
+    return kind in _CORRUPTED_DATASETS and set(section.domains.values()) != {SAMPLES_PER_CORRUPTION}
+
+
+def _read_table(file: Path) -> PaperTable:
+    try:
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        rows = tuple(PaperRow(**_with_tuples(row)) for row in fields.pop("rows"))
+        return PaperTable(**_with_tuples(fields), rows=rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{str(file)!r} is not a table of a paper ({error}); "
+            "it needs the fields of those in reproduction/paper."
+        ) from error
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+
+
+def _table_number(table: PaperTable) -> tuple[int, str]:
+    """Return (12, "b") for Table 12b."""
+    number, part = re.findall(r"(\d*)(\D*)$", table.place)[0]
+    return int(number or 0), part
+
+
+def _mean_column(section: Section, table: PaperTable) -> str:
+    """Return the column with the mean over such a stream; empty if the table has none."""
+    kind, domains = section.rows[0].settings["stream"]["kind"], list(section.domains)
+    if kind in table.columns:
+        return str(kind)
+    if domains == ["mixed"]:
+        return "mixed-100" if "mixed-100" in table.columns else ""
+    part = table.id.partition("/")[2]
+    is_other_dataset = part in _CORRUPTED_DATASETS and part != kind
+    fits = "mean" in table.columns and set(domains) == _domains(table)
+    return "mean" if fits and not is_other_dataset else ""
+
+
+def _domains(table: PaperTable) -> set[str]:
+    return {name for name in table.columns if name != "mean" and not name.startswith("mixed-")}
+
+
+def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
+    if (row.method, row.answers) != (paper_row.method, paper_row.feedback):
+        return False
+    if (paper_row.label == "E") != ("enhanced" in row.apart):
+        return False
+    if row.answers != "none" and any(_is_unusual(row, key) for key in USUAL_FEEDBACK):
+        return False
+    if paper_row.variant:
+        return _is_variant(row, paper_row.variant)
+    variants = {other.variant for other in table.rows if other.variant}
+    variants |= {*_POLICY_OF_VARIANT, "mecta"}
+    settings = set(row.apart) - {"reference", "enhanced", "tiny", "large", "paper"}
+    return not settings and not any(_is_variant(row, variant) for variant in variants)
+
+
+def _is_unusual(row: Row, key: str) -> bool:
+    return bool(row.settings["feedback"].get(key, USUAL_FEEDBACK[key]) != USUAL_FEEDBACK[key])
+
+
+def _is_variant(row: Row, variant: str) -> bool:
+    method = row.settings["method"]
+    if variant in _POLICY_OF_VARIANT:
+        return bool(method.get("policy") == _POLICY_OF_VARIANT[variant])
+    if variant.startswith("epochs-"):
+        return bool(method["epochs"] == int(variant.removeprefix("epochs-")))
+    if variant == "mecta":
+        return bool(method.get("mecta", "off") != "off")
+    return bool(method.get("micro_batch", 0) != defaults_of(row.method).get("micro_batch", 0))
