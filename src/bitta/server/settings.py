@@ -18,7 +18,7 @@ from pydantic_settings import (
 )
 
 from bitta.errors import SettingError, unknown_name_error
-from bitta.server.guard import GuardConfig
+from bitta.server.guard import GuardSettings
 
 PREFIX = "BITTA_SERVE_"
 """What the names of environment variables begin with; parts of a group are told by two strokes,
@@ -164,7 +164,7 @@ class ServeSettings(BaseSettings):
 
     limits: RequestLimits = RequestLimits()
     """What one caller may ask."""
-    guard: GuardConfig = GuardConfig()
+    guard: GuardSettings = GuardSettings()
     """When the model counts as collapsed."""
 
     @property
@@ -284,7 +284,7 @@ def _sentence(error: ValidationError) -> SettingError:
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         groups = {
             "limits": list(RequestLimits.model_fields),
-            "guard": [f.name for f in fields(GuardConfig)],
+            "guard": [f.name for f in fields(GuardSettings)],
         }
         known = groups.get(path[0], list(ServeSettings.model_fields))
         return unknown_name_error("setting", path[-1], known, of=".".join(path[:-1]))

@@ -10,7 +10,7 @@ from bitta.errors import InputError
 from bitta.server.engine import Overloaded
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
-from bitta.server.guard import GuardConfig
+from bitta.server.guard import GuardSettings
 from bitta.server.store import GivenAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
@@ -315,7 +315,7 @@ def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path
 
 
 def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path):
-    guard = GuardConfig(max_distance=1e-9)
+    guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard, snapshot_steps=1000) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
@@ -328,7 +328,7 @@ def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path)
 
 
 def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
-    guard = GuardConfig(max_distance=1e-9)
+    guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard, rollback=False) as (engine, store):
         for number in range(3):
             serve(engine, number)
@@ -338,7 +338,7 @@ def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
 
 
 def test_a_server_that_does_not_learn_is_left_where_its_operator_has_put_it(tmp_path):
-    guard = GuardConfig(max_distance=1e-9)
+    guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from bitta.config import require
 from bitta.server.engine.learner import LearnerConfig
-from bitta.server.guard import GuardConfig
+from bitta.server.guard import GuardSettings
 
 Keep: TypeAlias = Literal["none", "queried", "all"]
 
@@ -15,7 +15,7 @@ class EngineConfig:
     """Settings of the one thread that owns the model."""
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    guard: GuardSettings = field(default_factory=GuardSettings)
     max_batch: int = 64
     """Samples served together at most; a larger request is served alone."""
     max_wait: float = 0.002

@@ -5,7 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from bitta.server.engine.learner import Learner
-from bitta.server.guard import Audited, GuardConfig, SameAsSource
+from bitta.server.guard import GuardSettings
+from bitta.server.monitoring import AuditSummary, SourceAgreement
 from bitta.server.store import Store
 from bitta.server.store.errors import StoreError
 from bitta.types import Query
@@ -17,13 +18,13 @@ class Gauge:
     """Reads the store, and knows what it read last while that cannot be reached."""
 
     def __init__(
-        self, store: Store, learner: Learner, config: GuardConfig, *, clock: Callable[[], int]
+        self, store: Store, learner: Learner, config: GuardSettings, *, clock: Callable[[], int]
     ) -> None:
         self._store, self._learner, self._config, self._clock = store, learner, config, clock
         self.lineage_began = 0
         """Where in the log."""
-        self._audited = Audited()
-        self._same = SameAsSource()
+        self._audited = AuditSummary()
+        self._same = SourceAgreement()
         self._answers = 0
 
     def compare(self, asked: Mapping[str, Query]) -> None:
@@ -31,9 +32,9 @@ class Gauge:
         for name, query in asked.items():
             label = self._learner.source_label(query.input) if query.audit else None
             if label is not None:
-                self._same.add(name, same=label == query.label)
+                self._same.add(name, is_same=label == query.label)
 
-    def audited(self) -> Audited:
+    def audited(self) -> AuditSummary:
         """What the newest answers to audits of this lineage say."""
         if self._store.trouble is not None:
             return self._audited
@@ -41,14 +42,14 @@ class Gauge:
         with suppress(StoreError):
             size = self._config.audit_window
             found = self._store.audits(since=self.lineage_began, newest=size)
-            self._audited = Audited.of(
+            self._audited = AuditSummary.from_answers(
                 [
-                    (one.correct, self._same.of(one.prediction_id))
+                    (one.correct, self._same.get(one.prediction_id))
                     for one in found
                     if one.received_at > oldest
                 ],
-                size=size,
-                total=self._store.n_audits(since=self.lineage_began),
+                max_n=size,
+                n_lineage=self._store.n_audits(since=self.lineage_began),
             )
         return self._audited
 

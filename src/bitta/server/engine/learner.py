@@ -17,7 +17,7 @@ from bitta.nn import Precision, WrappedModel, weight_hash
 from bitta.server.engine.attentive import AttentiveSession, Turn
 from bitta.server.engine.compiler import without_compiler
 from bitta.server.engine.lesson import Lesson
-from bitta.server.guard.measures import distance
+from bitta.server.guard import weight_distance
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
 
@@ -111,7 +111,7 @@ class Learner:
         """How far the parameters are from the source's, relative to their length."""
         source = self._session.adapter.source_weights.tensors
         now = dict(self._session.model.named_parameters())
-        return distance((now[name].detach().cpu() for name in now), (source[n] for n in now))
+        return weight_distance((now[name].detach().cpu() for name in now), (source[n] for n in now))
 
     @property
     def weights(self) -> str:

@@ -8,7 +8,7 @@ from math import isfinite
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
-from bitta.server.guard import DutyCycle
+from bitta.server.monitoring import DutyCycle
 from bitta.server.store import LearnedStep, PendingAnswer, Store
 from bitta.server.store.errors import StoreError
 
@@ -52,7 +52,7 @@ class Study:
         return (
             self.settled
             and self._learner.due
-            and self._duty.wait() <= 0
+            and self._duty.remaining_seconds() <= 0
             and self._store.trouble is None
         )
 
@@ -99,7 +99,7 @@ class Study:
             self._store.release_all()
 
     def _commit(self, known: Known, losses: Mapping[str, float], seconds: float) -> None:
-        self._duty.spent(seconds)
+        self._duty.add_learning(seconds)
         self.last_losses = {n: v if isfinite(v) else None for n, v in losses.items()}
         self.last_step_at = self._clock()
         used = [answer for answer, given in known if given is not None]

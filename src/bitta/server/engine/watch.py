@@ -9,31 +9,30 @@ import torch
 from torch import Tensor
 
 from bitta.server.guard import (
-    Audited,
     CollapseDetector,
-    GuardConfig,
-    History,
-    Latencies,
-    Point,
-    Verdict,
-    Window,
+    CollapseVerdict,
+    GuardSettings,
+    WindowSummary,
+    input_variety,
 )
-from bitta.server.guard.measures import variety
+from bitta.server.monitoring import AuditSummary, HistoryPoint, RecentLatencies, ServingHistory
 from bitta.types import Prediction
 
-_FINE = Verdict("ok")
+_FINE = CollapseVerdict("ok")
 _TEN = 10.0  # seconds
 
 
 class Watch:
     """Collects what each window shows and asks the guard about it."""
 
-    def __init__(self, config: GuardConfig, *, n_classes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: GuardSettings, *, n_classes: int, clock: Callable[[], float]
+    ) -> None:
         self._clock = clock
         """Seconds since the epoch."""
         self._detector = CollapseDetector(config)
-        self.history = History()
-        self.latencies = Latencies()
+        self.history = ServingHistory()
+        self.latencies = RecentLatencies()
         self.verdict = _FINE
         self.agreement: float | None = None
         self.confidence: float | None = None
@@ -62,25 +61,25 @@ class Watch:
         self._inputs.append(inputs)
 
     def window(
-        self, distance: float, audited: Audited, agreement: float | None, answers: int
-    ) -> Verdict:
+        self, distance: float, audited: AuditSummary, agreement: float | None, answers: int
+    ) -> CollapseVerdict:
         """A window is full: judge it. `answers` are those of the last minute."""
         self.agreement = self.agreement if agreement is None else agreement
         self.confidence = float(torch.cat(self._sure).mean())
         self.verdict = self._detector.observe(
-            Window(
+            WindowSummary(
                 counts=self._counts.tolist(),
                 confidence=self.confidence,
                 distance=distance,
                 agreement=agreement,
-                variety=variety(torch.cat(self._inputs)),
+                variety=input_variety(torch.cat(self._inputs)),
                 audits=audited,
             )
         )
         low, high = audited.interval if audited.n else (None, None)
-        latency = self.latencies.as_status()
+        latency = self.latencies.to_status()
         self.history.add(
-            Point(
+            HistoryPoint(
                 at=self._clock(),
                 accuracy=audited.accuracy,
                 low=low,

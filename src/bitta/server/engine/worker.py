@@ -23,7 +23,7 @@ from bitta.server.engine.notebook import Notebook
 from bitta.server.engine.study import Study
 from bitta.server.engine.tidy import Tidy
 from bitta.server.engine.watch import Watch
-from bitta.server.guard import DutyCycle
+from bitta.server.monitoring import DutyCycle
 from bitta.server.store import Store, Unavailable
 from bitta.server.store.errors import StoreError
 from bitta.types import Prediction
@@ -205,12 +205,12 @@ class Worker(Thread):
             self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
             if not silent:
                 self._asked_by = version
-                self.duty.spent(stopwatch.worked)
+                self.duty.add_learning(stopwatch.worked)
             self._judge(prediction)
 
     def _asks_nothing(self) -> bool:
         """Choosing may be what has failed; and nobody can answer, nor a step learn, without end."""
-        ahead = self._asked_by == self.learner.version and self.duty.wait() > 0
+        ahead = self._asked_by == self.learner.version and self.duty.remaining_seconds() > 0
         return bool(self.failure) or ahead or self.ledger.enough_asked()
 
     def _serve_within(self) -> None:
@@ -280,7 +280,7 @@ class Worker(Thread):
         if self._during is not None or self.paused:
             return
         with suppress(BittaError):  # the next window says so again
-            target = self.keeper.older_than(verdict.windows)
+            target = self.keeper.older_than(verdict.n_windows)
             self.roll_back(target, by="guard", reason="; ".join(verdict.reasons))
 
     def require_sound(self) -> None:

@@ -1,0 +1,422 @@
+"""Detection of collapse: has learning made the model worse?
+
+The detector judges every window and gives reasons. A rule must be broken in `patience` windows in a
+row before it counts as collapse. After the same number of windows without a broken rule, a
+suspicion is dropped. The rules:
+
+accuracy    The upper bound of the accuracy on audits is more than `margin` below the best lower
+            bound so far. If the source model is known to be wrong more often than it was then, the
+            inputs have changed and a rollback would not help. The same is concluded if a rollback
+            for this reason has not helped. In both cases the model is only suspect, and accuracy is
+            measured again from later audits.
+entropy     The entropy of the served classes is below `entropy_share` of the reference although
+            the inputs are varied: their variety is at least `variety_share` of the reference, or
+            unknown. If enough audits show that accuracy is not below its limit, the inputs really
+            belong to few classes, and the model is only suspect.
+agreement   The policy agrees with the served class in less than `least_agreement` of the samples,
+            and it agreed in more of them in the reference.
+distance    The weights are farther than `max_distance` from the source weights (counts at once).
+finite      A measured number is not finite (counts at once).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite, log, sqrt
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bitta.config import Config, require
+from bitta.server.monitoring import AuditSummary
+
+CollapseState: TypeAlias = Literal["ok", "suspect", "collapsed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings(Config):
+    """Settings of the collapse detector. A window holds the images of one learning step."""
+
+    patience: int = 3
+    """Number of windows in a row in which a rule must be broken before it counts as collapse."""
+    reference_windows: int = 8
+    """Number of first windows. Their means are the reference of all later windows."""
+    entropy_share: float = 0.35
+    """Share of the reference below which the entropy of the served classes is too low."""
+    least_entropy: float = 0.5
+    """Reference entropy in nats below which the entropy rule is off (two classes at 80:20 have
+    0.50). If one class dominates the inputs, windows with only that class are normal."""
+    variety_share: float = 0.5
+    """Share of the reference from which on the inputs count as varied."""
+    least_agreement: float = 0.3
+    """Agreement of the policy with the served class below which it is too low."""
+    confidence_share: float = 0.5
+    """Share of the reference below which the mean confidence makes the model suspect."""
+    margin: float = 0.10
+    """Allowed drop of accuracy below the lower bound of the reference; 0.10 is 10 points."""
+    min_audits: int = 20
+    """Number of audits needed before accuracy is judged."""
+    audit_window: int = 100
+    """Number of newest audits that are used."""
+    audit_seconds: float = 86_400.0
+    """Age in seconds from which on an audit is not used."""
+    max_distance: float = 1.0
+    """Largest allowed distance of the weights from the source, ‖w - w₀‖ / ‖w₀‖. Choose it for your
+    model (the coloured digits, which change much, reach 0.10 after 90 windows)."""
+
+    def __post_init__(self) -> None:
+        for name in ("patience", "reference_windows", "min_audits", "audit_window"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        for name in ("entropy_share", "variety_share", "confidence_share", "margin",
+                     "least_agreement"):  # fmt: skip
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+        require(self.least_entropy >= 0, "least_entropy", self.least_entropy, "0 nats or more")
+        for name in ("audit_seconds", "max_distance"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
+        require(
+            self.min_audits <= self.audit_window,
+            "min_audits",
+            self.min_audits,
+            f"at most audit_window, which is {self.audit_window}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowSummary:
+    """Measurements of one window of served images."""
+
+    counts: Sequence[int]
+    """Number of samples served with each class."""
+    confidence: float
+    """Mean confidence."""
+    distance: float
+    """Distance of the weights from the source, ‖w - w₀‖ / ‖w₀‖."""
+    agreement: float | None = None
+    """Share of samples for which the policy predicts the served class."""
+    variety: float | None = None
+    """Variety of the inputs, as computed by `input_variety`."""
+    audits: AuditSummary = AuditSummary()  # noqa: RUF009 (frozen)
+    """Recent audits."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollapseVerdict:
+    """State of the model after a window, and the reasons."""
+
+    state: CollapseState
+    reasons: tuple[str, ...] = ()
+    n_windows: int = 0
+    """Number of windows in a row since the trouble started. A rollback needs an older snapshot."""
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """Mean of the values so far. None is ignored."""
+
+    n: int = 0
+    value: float | None = None
+
+    def add(self, value: float | None) -> None:
+        """Add a value."""
+        if value is None:
+            return
+        self.n += 1
+        before = self.value or 0.0
+        self.value = before + (value - before) / self.n
+
+
+@dataclass(slots=True)
+class BestAccuracy:
+    """Best lower bound of accuracy, and the upper bound of the source model's errors then."""
+
+    low: float | None = None
+    max_source_errors: float = 1.0
+
+    def update(self, audits: AuditSummary) -> None:
+        """Keep the values of these audits if their lower bound is better."""
+        if self.low is None or audits.interval.low > self.low:
+            self.low = audits.interval.low
+            self.max_source_errors = audits.source_error_interval.high
+
+
+_MEANS = ("entropy", "agreement", "confidence", "variety")
+
+
+class ReferenceStatistics:
+    """Means over the first `size` windows, which later windows are compared with."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.n_windows = 0
+        self.entropy, self.agreement = RunningMean(), RunningMean()
+        self.confidence, self.variety = RunningMean(), RunningMean()
+        self.accuracy = BestAccuracy()
+
+    @property
+    def is_complete(self) -> bool:
+        """True after `size` windows."""
+        return self.n_windows >= self.size
+
+    def add(self, window: WindowSummary) -> None:
+        """Add a window to the means."""
+        self.n_windows += 1
+        self.entropy.add(entropy(window.counts))
+        self.agreement.add(window.agreement)
+        self.confidence.add(window.confidence)
+        self.variety.add(window.variety)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers."""
+        means = {name: asdict(getattr(self, name)) for name in _MEANS}
+        return {"n_windows": self.n_windows, **means, "accuracy": asdict(self.accuracy)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], size: int) -> Self:
+        """Build the statistics from a saved state."""
+        reference = cls(size)
+        reference.n_windows = state["n_windows"]
+        for name in _MEANS:
+            setattr(reference, name, RunningMean(**state[name]))
+        reference.accuracy = BestAccuracy(**state["accuracy"])
+        return reference
+
+
+@dataclass(frozen=True, slots=True)
+class _BrokenRule:
+    """A rule that a window breaks."""
+
+    rule: str
+    reason: str
+    is_grave: bool = True
+    """True if the rule leads to collapse when it stays broken."""
+    counts_at_once: bool = False
+
+
+class CollapseDetector:
+    """Compares each window with the reference.
+
+    >>> detector = CollapseDetector(GuardSettings(reference_windows=1, patience=2))
+    >>> varied, single = [16, 16, 16, 16], [64, 0, 0, 0]
+    >>> for counts in (varied, single, single):
+    ...     verdict = detector.observe(WindowSummary(counts=counts, confidence=0.9, distance=0.1))
+    ...     print(verdict.state, *verdict.reasons)
+    ok
+    suspect entropy of served classes is 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
+    collapsed entropy of served classes is 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
+    """
+
+    def __init__(self, settings: GuardSettings | None = None) -> None:
+        self.settings = settings or GuardSettings()
+        self.reference = ReferenceStatistics(self.settings.reference_windows)
+        self._streaks: dict[str, int] = {}
+        """Number of windows in a row in which each grave rule was broken."""
+        self._n_calm_windows = self.settings.patience
+        """Number of windows in a row without a broken rule."""
+        self._n_troubled_windows = 0
+        self._n_stale_audits = 0
+        """Number of audits of the lineage from before the inputs changed."""
+        self._collapsed_by_accuracy = False
+        """True if the last collapse was one of accuracy."""
+        self._rolled_back_for_accuracy = False
+        """True from such a rollback to learned weights until it is known if it has helped."""
+
+    def observe(self, window: WindowSummary) -> CollapseVerdict:
+        """Judge the next window."""
+        broken = self._check_finite(window)
+        if not broken:
+            checks = (
+                self._check_distance(window),
+                self._check_accuracy(window.audits),
+                self._check_entropy(window),
+                self._check_agreement(window),
+                self._check_confidence(window),
+            )
+            broken = [rule for rule in checks if rule]
+            self._update_reference(window, broken)
+        return self._verdict(broken)
+
+    def rolled_back(self, *, to_source: bool) -> None:
+        """Restart the counts after a rollback. Later audits are those of the new lineage.
+
+        After a rollback to the source weights a new reference is measured on the current inputs.
+        After a rollback to learned weights the reference stays: if that snapshot has collapsed too,
+        the detector finds out and an older snapshot is used.
+        """
+        self._n_stale_audits = 0
+        self._streaks = {}
+        self._n_calm_windows = self.settings.patience
+        self._n_troubled_windows = 0
+        self._rolled_back_for_accuracy = self._collapsed_by_accuracy and not to_source
+        self._collapsed_by_accuracy = False
+        if to_source:
+            self.reference = ReferenceStatistics(self.settings.reference_windows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers and strings."""
+        return {
+            "reference": self.reference.state_dict(),
+            "streaks": dict(self._streaks),
+            "n_calm_windows": self._n_calm_windows,
+            "n_troubled_windows": self._n_troubled_windows,
+            "n_stale_audits": self._n_stale_audits,
+            "collapsed_by_accuracy": self._collapsed_by_accuracy,
+            "rolled_back_for_accuracy": self._rolled_back_for_accuracy,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        size = self.settings.reference_windows
+        self.reference = ReferenceStatistics.from_state(state["reference"], size)
+        self._streaks = dict(state["streaks"])
+        self._n_calm_windows = state["n_calm_windows"]
+        self._n_troubled_windows = state["n_troubled_windows"]
+        self._n_stale_audits = state["n_stale_audits"]
+        self._collapsed_by_accuracy = state["collapsed_by_accuracy"]
+        self._rolled_back_for_accuracy = state["rolled_back_for_accuracy"]
+
+    def _verdict(self, broken: Sequence[_BrokenRule]) -> CollapseVerdict:
+        patience = self.settings.patience
+        grave = [rule for rule in broken if rule.is_grave]
+        self._streaks = {rule.rule: self._streaks.get(rule.rule, 0) + 1 for rule in grave}
+        self._n_calm_windows = 0 if broken else self._n_calm_windows + 1
+        is_suspect = self._n_calm_windows < patience
+        self._n_troubled_windows = self._n_troubled_windows + 1 if is_suspect else 0
+        reasons = tuple(rule.reason for rule in broken)
+        proven = [r.rule for r in grave if r.counts_at_once or self._streaks[r.rule] >= patience]
+        if proven:
+            self._collapsed_by_accuracy = "accuracy" in proven
+            return CollapseVerdict("collapsed", reasons, self._n_troubled_windows)
+        if not reasons and is_suspect:
+            reasons = (f"in order again for {self._n_calm_windows} of {patience} windows",)
+        state: CollapseState = "suspect" if is_suspect else "ok"
+        return CollapseVerdict(state, reasons, self._n_troubled_windows)
+
+    def _update_reference(self, window: WindowSummary, broken: Sequence[_BrokenRule]) -> None:
+        if not self.reference.is_complete:
+            self.reference.add(window)
+        if any(rule.rule == "inputs" for rule in broken):
+            self.reference.accuracy = BestAccuracy()
+            if not self._rolled_back_for_accuracy:  # else all audits are of the changed inputs
+                self._n_stale_audits = window.audits.n_lineage or 0
+            self._rolled_back_for_accuracy = False
+        elif self._has_enough(window.audits):
+            self.reference.accuracy.update(window.audits)
+            self._rolled_back_for_accuracy = False
+
+    def _check_finite(self, window: WindowSummary) -> list[_BrokenRule]:
+        """Check the two numbers that become NaN when a weight does."""
+        return [
+            _BrokenRule(name, f"{name} is {value}, not a finite number", counts_at_once=True)
+            for name, value in (("confidence", window.confidence), ("distance", window.distance))
+            if not isfinite(value)
+        ]
+
+    def _check_distance(self, window: WindowSummary) -> _BrokenRule | None:
+        limit = self.settings.max_distance
+        if window.distance <= limit:
+            return None
+        reason = f"distance from the source weights is {window.distance:.3f} (limit {limit:g})"
+        return _BrokenRule("distance", reason, counts_at_once=True)
+
+    def _check_accuracy(self, audits: AuditSummary) -> _BrokenRule | None:
+        limit = self._accuracy_limit(audits)
+        if limit is None or audits.interval.high >= limit:
+            return None
+        reason = (
+            f"accuracy on {audits.n} audits is {_percent(audits.accuracy or 0.0)} "
+            f"({_percent(audits.interval.low)} to {_percent(audits.interval.high)}), "
+            f"below {_percent(limit)}"
+        )
+        if self._rolled_back_for_accuracy:
+            reason += "; a rollback has not helped: the inputs have changed"
+            return _BrokenRule("inputs", reason, is_grave=False)
+        now = audits.source_error_interval.low
+        before = self.reference.accuracy.max_source_errors
+        if audits.n_compared >= self.settings.min_audits and now > before:
+            reason += (
+                f"; the source model is wrong on at least {_percent(now)}, before on at most "
+                f"{_percent(before)}: the inputs have changed"
+            )
+            return _BrokenRule("inputs", reason, is_grave=False)
+        return _BrokenRule("accuracy", reason)
+
+    def _accuracy_limit(self, audits: AuditSummary) -> float | None:
+        """Return the limit of the accuracy's upper bound; None without enough audits."""
+        if self.reference.accuracy.low is None or not self._has_enough(audits):
+            return None
+        return self.reference.accuracy.low - self.settings.margin
+
+    def _has_enough(self, audits: AuditSummary) -> bool:
+        """Return True if there are enough audits and all are from after the inputs changed."""
+        if audits.n_lineage is None:
+            return self.settings.min_audits <= audits.n
+        return self.settings.min_audits <= audits.n <= audits.n_lineage - self._n_stale_audits
+
+    def _check_entropy(self, window: WindowSummary) -> _BrokenRule | None:
+        usual = self.reference.entropy.value
+        if not self.reference.is_complete or usual is None or usual < self.settings.least_entropy:
+            return None
+        now, share = entropy(window.counts), self.settings.entropy_share
+        if now >= share * usual or not self._has_varied_inputs(window):
+            return None
+        reason = (
+            f"entropy of served classes is {now:.2f} nats, {_percent(now / usual)} of the "
+            f"reference {usual:.2f} (limit {_percent(share)})"
+        )
+        limit = self._accuracy_limit(window.audits)
+        if limit is not None and window.audits.interval.low >= limit:
+            reason += f"; but audits show an accuracy of {_percent(window.audits.interval.low)} "
+            return _BrokenRule("entropy", reason + "or more", is_grave=False)
+        return _BrokenRule("entropy", reason)
+
+    def _has_varied_inputs(self, window: WindowSummary) -> bool:
+        usual = self.reference.variety.value
+        if window.variety is None or usual is None:
+            return True
+        return window.variety >= self.settings.variety_share * usual
+
+    def _check_agreement(self, window: WindowSummary) -> _BrokenRule | None:
+        usual, least = self.reference.agreement.value, self.settings.least_agreement
+        if not self.reference.is_complete or usual is None or window.agreement is None:
+            return None
+        if window.agreement >= least or usual < least:
+            return None
+        return _BrokenRule(
+            "agreement",
+            f"agreement of policy and service is {_percent(window.agreement)}, in the reference "
+            f"{_percent(usual)} (limit {_percent(least)})",
+        )
+
+    def _check_confidence(self, window: WindowSummary) -> _BrokenRule | None:
+        usual, share = self.reference.confidence.value, self.settings.confidence_share
+        if not self.reference.is_complete or usual is None or window.confidence >= share * usual:
+            return None
+        reason = (
+            f"mean confidence is {_percent(window.confidence)}, in the reference {_percent(usual)}"
+        )
+        return _BrokenRule("confidence", reason, is_grave=False)
+
+
+def entropy(counts: Sequence[int]) -> float:
+    """Return the entropy of a histogram in nats; 0 for an empty one."""
+    n = sum(counts)
+    return sum(count / n * log(n / count) for count in counts if count)
+
+
+def input_variety(inputs: Tensor) -> float:
+    """Return the standard deviation of each pixel over the samples, averaged over the pixels."""
+    return float(inputs.float().std(0, correction=0).mean())
+
+
+@torch.no_grad()
+def weight_distance(weights: Iterable[Tensor], source: Iterable[Tensor]) -> float:
+    """Return ‖w - w₀‖ / ‖w₀‖ over all tensors together."""
+    moved = total = 0.0
+    for now, before in zip(weights, source, strict=True):
+        moved += float((now - before).double().square().sum())
+        total += float(before.double().square().sum())
+    return sqrt(moved) / max(sqrt(total), 1e-12)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
