@@ -394,8 +394,8 @@ def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
             answer(store, audit.prediction_id, correct=place > 0)
         engine.ping().result(20)
         audited = engine._worker.gauge.audited()
-        assert (audited.n, audited.correct) == (3, 2)
-        assert (audited.compared, audited.source_wrong, audited.total) == (3, 1, 3)
+        assert (audited.n, audited.n_correct) == (3, 2)
+        assert (audited.n_compared, audited.n_source_wrong, audited.n_lineage) == (3, 1, 3)
 
 
 def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
