@@ -30,7 +30,7 @@ SERVED_BY = {
 EXTRAS = {
     "nn": {"triton"},
     "methods": {"sklearn"},
-    "report": {"matplotlib"},
+    "report": {"jinja2", "markupsafe", "matplotlib"},
     "server": SERVED_BY,
     "client": {"httpx"},
     "cli": {"rich"},

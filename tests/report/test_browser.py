@@ -3,7 +3,8 @@
 import pytest
 
 from bitta.corruptions import CORRUPTIONS
-from bitta.report.page import write_page
+from bitta.report.comparison import compare
+from bitta.report.page import report_page
 from made_results import made_run, made_sections
 
 
@@ -21,7 +22,8 @@ def report(tmp_path):
     ]
     runs.append(made_run("another-protocol-with-a-name-that-goes-on", "bitta", [5, 5]))
     path = tmp_path / "report.html"
-    write_page(made_sections(tmp_path, runs), path, title="A report")
+    comparisons = [compare(section) for section in made_sections(tmp_path, runs)]
+    path.write_text(report_page(comparisons, title="A report"), encoding="utf-8")
     return path
 
 

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from bitta.report.page import write_page
+from bitta.report.comparison import compare
+from bitta.report.page import report_page
 from made_results import made_run, made_section, made_sections
 
 VOID = {"meta", "img", "br", "hr", "link"}
@@ -48,10 +49,8 @@ def read(text):
     return reader
 
 
-def written(sections, folder, **given):
-    path = folder / "report.html"
-    write_page(sections, path, title="A report", **given)
-    return path.read_text(encoding="utf-8")
+def page_of(*sections):
+    return report_page([compare(section) for section in sections], title="A report")
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def runs():
 
 
 def test_it_has_every_row_the_protocol_and_the_circumstances(tmp_path, runs):
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     for words in ("Source", "TENT", "BiTTA", "40 samples", "embedded:cifar10-resnet8", "2.11.0",
                   "aaaaaaaaaaaa", "bbbbbbbbbbbb"):  # fmt: skip
         assert words in text
@@ -72,7 +71,7 @@ def test_it_has_every_row_the_protocol_and_the_circumstances(tmp_path, runs):
 
 
 def test_it_is_whole_and_asks_for_nothing_from_elsewhere(tmp_path, runs):
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     reader = read(text)
     assert all(link.startswith(("#", "data:")) for link in reader.links)
     assert not re.search(r"http|<script|@import|url\((?!#)", text)
@@ -81,7 +80,7 @@ def test_it_is_whole_and_asks_for_nothing_from_elsewhere(tmp_path, runs):
 
 
 def test_it_can_be_read_by_everyone(tmp_path, runs):
-    reader = read(written([made_section(tmp_path, runs)], tmp_path))
+    reader = read(page_of(made_section(tmp_path, runs)))
     by_tag = {}
     for tag, given in reader.tags:
         by_tag.setdefault(tag, []).append(given)
@@ -94,7 +93,7 @@ def test_it_can_be_read_by_everyone(tmp_path, runs):
 
 def test_plots_have_short_coordinates_but_whole_numbers_in_words(tmp_path):
     runs = [made_run(f"b{f}", "bitta", [5, 5], flip=f) for f in (0.008, 0.127, 0.4)]
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
     words = re.sub(r"<[^>]*>", "\n", drawn)
     assert {"0.008", "0.127", "BiTTA (flip 0.008) (50.0)"} <= set(words.splitlines())
@@ -102,7 +101,7 @@ def test_plots_have_short_coordinates_but_whole_numbers_in_words(tmp_path):
 
 
 def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     [row] = re.findall(r'<tr class="collapsed">.*?</tr>', text)
     assert "TENT" in row
     assert "† collapsed" in row
@@ -110,7 +109,7 @@ def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
 
 
 def test_the_best_is_bold_and_the_mean_comes_before_the_domains(tmp_path, runs):
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     header = re.findall(r'<th scope="col">([^<]*)</th>', text.partition("</thead>")[0])
     assert header[:2] == ["method", "mean"]
     assert header[-2:] == ["fog", "snow"]
@@ -122,7 +121,7 @@ def test_the_best_is_bold_and_the_mean_comes_before_the_domains(tmp_path, runs):
 
 def test_a_deviation_stands_beside_its_mean(tmp_path):
     runs = [made_run("bitta", "bitta", [right] * 4, seed=s) for s, right in enumerate((4, 6))]
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     assert "<td>50.00 <small>± 14.14</small></td>" in text
 
 
@@ -132,7 +131,7 @@ def test_names_and_settings_from_files_are_no_markup(tmp_path):
         made_run(bad, bad, [5, 5], domains=(bad, "fog"), settings={"note": bad, "lr": lr})
         for lr in (1e-4, 1e-3, 1e-2)
     ]
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     assert "<script" not in text
     assert "&lt;script&gt;alert(" in text
     read(text)
@@ -143,7 +142,7 @@ def test_every_setting_is_there_and_what_is_shared_once(tmp_path):
         made_run(f"bitta-{lr}", "bitta", [5, 5], settings={"lr": lr, "momentum": 0.9})
         for lr in (1e-4, 1e-3)
     ]
-    settings = written([made_section(tmp_path, runs)], tmp_path).partition("Every setting")[2]
+    settings = page_of(made_section(tmp_path, runs)).partition("Every setting")[2]
     assert settings.count("<dt>method.momentum</dt><dd>0.9</dd>") == 1
     assert settings.count("<dt>method.lr</dt>") == 2
 
@@ -152,7 +151,7 @@ def test_several_sections_have_contents_and_headings_of_their_own(tmp_path, runs
     longer = made_run("bitta", "bitta", [6] * 8)
     sections = made_sections(tmp_path, [*runs, longer])
     assert len(sections) == 2
-    reader = read(written(sections, tmp_path))
+    reader = read(page_of(*sections))
     assert [link for link in reader.links if link.startswith("#section")] == [
         "#section-1", "#section-2",
     ]  # fmt: skip
@@ -171,19 +170,19 @@ def test_sixty_rows_of_a_long_stream_stay_under_three_megabytes(tmp_path):
         for method in methods
         for lr in range(1, 11)
     ]  # fmt: skip
-    text = written([made_section(tmp_path, many)], tmp_path)
+    text = page_of(made_section(tmp_path, many))
     assert len(text.encode()) < 3_000_000
     assert text.count('<th scope="row">') == 2 * 60
 
 
 def test_the_same_results_give_the_same_page(tmp_path, runs):
     section = made_section(tmp_path, runs)
-    assert written([section], tmp_path) == written([section], tmp_path)
+    assert page_of(section) == page_of(section)
 
 
 def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs):
     """6.2 inches of 6.5 rem, at 16 px: 645 px; letters of 9 pt, 72 to an inch, have 13."""
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     assert re.search(
         r"\.plot svg, \.plot img {[^}]*min-width: calc\(var\(--inches\) \* 6.5rem\)", text
     )
@@ -197,7 +196,7 @@ def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs)
 
 
 def test_the_column_that_stays_leaves_room_for_those_that_scroll(tmp_path, runs):
-    text = written([made_section(tmp_path, runs)], tmp_path)
+    text = page_of(made_section(tmp_path, runs))
     [rule] = re.findall(r"@media \(max-width: 40rem\) {\s*tbody th {([^}]*)}", text)
     assert "white-space: normal" in rule
     assert "max-width: 45vw" in rule

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from bitta.metrics import Reliability
-from bitta.report import plot_accuracy, summary_rows, text_table
+from bitta.report import summary_rows, text_table, write_accuracy_plot
 from bitta.results import RunResult, StepRecord
 
 
@@ -52,6 +52,6 @@ def test_columns_are_aligned():
 
 def test_the_plot_is_a_picture(tmp_path):
     results = {"Source": result(["a", "b"] * 1, [1, 2]), "BiTTA": result(["a", "b"], [3, 9])}
-    plot_accuracy(results, tmp_path / "p.png", title="t")
+    write_accuracy_plot(results, tmp_path / "p.png", title="t")
     with Image.open(tmp_path / "p.png") as picture:
         assert picture.size == pytest.approx((1040, 585), abs=2)

@@ -3,7 +3,7 @@
 from PIL import Image
 
 from bitta.metrics import SpeedCase, SpeedMeasurement
-from bitta.report import failure_lines, growth_lines, heading_lines, plot_speed, speed_rows
+from bitta.report import failure_lines, growth_lines, heading_lines, speed_rows, write_speed_plot
 from bitta.report.speed import speed_page
 
 COMMON = {
@@ -71,9 +71,9 @@ def test_the_page_holds_machine_table_and_growth():
 
 def test_curves_and_bars_share_a_picture(tmp_path):
     grown = [measurement(batch=b, ms=float(b), ms_p25=b, ms_p75=b) for b in (16, 64, 256)]
-    plot_speed([*grown, measurement("tent"), TOO_LARGE], tmp_path / "both.png", title="t")
-    plot_speed([MEASURED], tmp_path / "bar.png", title="t")
-    plot_speed([TOO_LARGE], tmp_path / "none.png", title="t")
+    write_speed_plot([*grown, measurement("tent"), TOO_LARGE], tmp_path / "both.png", title="t")
+    write_speed_plot([MEASURED], tmp_path / "bar.png", title="t")
+    write_speed_plot([TOO_LARGE], tmp_path / "none.png", title="t")
     for name in ("both", "bar", "none"):
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert min(picture.size) > 400

@@ -13,7 +13,7 @@ from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
 from bitta.cli.display import Progress, progress
 from bitta.errors import InputError
-from bitta.report import plot_accuracy, summary_rows, text_table
+from bitta.report import summary_rows, text_table, write_accuracy_plot
 from bitta.results import RunResult, StepRecord, percent_right
 
 _STORIES = {
@@ -91,7 +91,7 @@ def _run(name: str, experiment: Experiment, out: Path, shown: Progress) -> RunRe
 
 def _save_plot(results: Mapping[str, RunResult], path: Path, title: str) -> None:
     try:
-        plot_accuracy(results, path, title=title)
+        write_accuracy_plot(results, path, title=title)
     except InputError as error:
         print(f"no plot: {error}")
     else:

@@ -10,8 +10,8 @@ from pathlib import Path
 from bitta.errors import InputError, unknown_name_error
 from bitta.report.comparison import Comparison, check_rows, compare
 from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
-from bitta.report.figures import plots_of
-from bitta.report.page import page
+from bitta.report.page import report_page
+from bitta.report.plots import section_plots
 from bitta.report.reference_numbers import NO_PAPER, read_paper_tables
 from bitta.report.rows import Section, read_sections
 from bitta.statefile import check_writable, write_atomically
@@ -143,10 +143,10 @@ def _write(
 
 
 def _draw(compared: Sequence[Comparison], out: Path, *, html_alone: bool) -> None:
-    write_atomically(out / "report.html", page(compared, title="bitta report").encode())
+    write_atomically(out / "report.html", report_page(compared, title="bitta report").encode())
     print(f"html:  {out / 'report.html'}")
     for place, comparison in enumerate([] if html_alone else compared, start=1):
-        for name, figure in plots_of(comparison.section):
-            path = out / (f"{name}.png" if len(compared) == 1 else f"{place}-{name}.png")
-            figure.savefig(path, dpi=130)
+        for plot in section_plots(comparison.section):
+            path = out / (f"{plot.name}.png" if len(compared) == 1 else f"{place}-{plot.name}.png")
+            plot.figure.savefig(path, dpi=130)
             print(f"plot:  {path}")

@@ -24,10 +24,10 @@ from bitta.report import (
     growth_lines,
     heading_lines,
     machine_line,
-    plot_speed,
     speed_page,
     speed_rows,
     text_table,
+    write_speed_plot,
 )
 from bitta.results import environment
 from bitta.statefile import check_writable, write_atomically
@@ -181,7 +181,7 @@ def _show(result: SpeedResult, out: Path) -> None:
     page = speed_page(measured, environment=result.environment, matmul=result.matmul)
     write_atomically(out / "speed.md", page.encode())
     try:
-        plot_speed(measured, out / "speed.png", title=str(result.environment["device"]))
+        write_speed_plot(measured, out / "speed.png", title=str(result.environment["device"]))
     except InputError as error:
         print(f"no plot: {error}")
     else:

@@ -1,6 +1,5 @@
 """Tables and plots, made from results alone."""
 
-from bitta.report.over_time import plot_accuracy
 from bitta.report.speed import (
     failure_lines,
     growth_lines,
@@ -8,8 +7,9 @@ from bitta.report.speed import (
     machine_line,
     speed_page,
     speed_rows,
+    write_speed_plot,
 )
-from bitta.report.speed_plot import plot_speed
+from bitta.report.stream_plots import write_accuracy_plot
 from bitta.report.tables import summary_rows, text_table
 
 __all__ = [
@@ -17,10 +17,10 @@ __all__ = [
     "growth_lines",
     "heading_lines",
     "machine_line",
-    "plot_accuracy",
-    "plot_speed",
     "speed_page",
     "speed_rows",
     "summary_rows",
     "text_table",
+    "write_accuracy_plot",
+    "write_speed_plot",
 ]

@@ -1,58 +1,100 @@
-"""Everything about some results on one page, which needs nothing but itself."""
+"""Report as one HTML page that needs no other file."""
 
-from collections.abc import Sequence
-from importlib.resources import files
-from pathlib import Path
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, Any
 
+from bitta.errors import InputError
 from bitta.report.accuracy import accuracy_table
 from bitta.report.beside import beside_table
-from bitta.report.cells import Cell, Table
-from bitta.report.comparison import Comparison, compare
+from bitta.report.cells import Table
+from bitta.report.comparison import Comparison
 from bitta.report.document import APART
-from bitta.report.figures import Plot, captioned
-from bitta.report.markup import bullets, drawing, element, pairs, scrolling, text
 from bitta.report.names import shown
-from bitta.report.reference_numbers import NO_PAPER, PaperTables
+from bitta.report.plot_style import FONTS, Plot
+from bitta.report.plots import section_plots
 from bitta.report.row import Row
 from bitta.report.rows import Section, differing
-from bitta.statefile import write_atomically
 
-_SHORT_HASH = 12
-_BESIDE = "How far confidence can be trusted, and what a row took; the best calibration in bold."
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-def write_page(
-    sections: Sequence[Section],
-    path: Path,
-    *,
-    title: str,
-    paper: PaperTables = NO_PAPER,
-    against: str | None = None,
-) -> None:
-    """Write one HTML file; `paper` and `against` as in `compare`."""
-    compared = [compare(section, paper=paper, against=against) for section in sections]
-    write_atomically(path, page(compared, title=title).encode())
+_HASH_DIGITS = 12
+_LARGE_SVG = 150_000
+"""Length of an SVG from which a PNG is tried as well."""
+_PNG_DPI = 160
 
 
-def page(compared: Sequence[Comparison], *, title: str) -> str:
-    """The same as text."""
-    headings = _headings([comparison.section for comparison in compared])
-    style = (files("bitta") / "assets" / "report.css").read_text(encoding="utf-8")
-    head = (
-        '<meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"{element('title', text(title))}{element('style', style)}"
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Image inside the page: an SVG or a PNG."""
+
+    width: str
+    """Width in inches, so that letters have the same size in all drawings."""
+    view_box: str = ""
+    svg: str = ""
+    """Content of the SVG element as markup."""
+    png: str = ""
+    """PNG file in base64; empty for an SVG."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFigure:
+    """Figure of a page."""
+
+    heading: str
+    caption: str
+    drawing: Drawing
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    """Content of one section of the page, as the template takes it."""
+
+    heading: str
+    protocol: str
+    facts: Mapping[str, str]
+    collapse_notes: Sequence[str]
+    accuracy: Table
+    collapsed_rows: Sequence[int]
+    measures: Table
+    figures: Sequence[PageFigure]
+    shared_settings: Mapping[str, str]
+    own_settings: Sequence[tuple[str, Mapping[str, str]]]
+    """Title and settings of each row."""
+
+
+def report_page(comparisons: Sequence[Comparison], *, title: str) -> str:
+    """Return the report as HTML. The template escapes all text that comes from files."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 (an extra)
+    except ImportError:
+        raise InputError(
+            'the page needs Jinja2; install it with pip install "bitta[report]".'
+        ) from None
+    environment = Environment(
+        loader=PackageLoader("bitta.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    body = [
-        element("header", element("h1", text(title)), _contents(headings)),
-        element("main", *map(_section, compared, headings, range(1, len(compared) + 1))),
+    headings = _headings([comparison.section for comparison in comparisons])
+    sections = [
+        _page_section(comparison, heading, number)
+        for number, (comparison, heading) in enumerate(
+            zip(comparisons, headings, strict=True), start=1
+        )
     ]
-    whole = element("html", element("head", head), "\n", element("body", *body), lang="en")
-    return f"<!doctype html>\n{whole}\n"
+    template = environment.get_template("report.html")
+    return template.render(title=title, sections=sections, sections_note=APART).strip() + "\n"
 
 
 def _headings(sections: Sequence[Section]) -> list[str]:
-    """What each is about; its code where others are about the same."""
+    """Return a heading per section. Equal headings get the hash of the code."""
     plain = [f"{section.title}, {section.model}" for section in sections]
     return [
         heading if plain.count(heading) == 1 else f"{heading}, code {_hashes(section, 'code')}"
@@ -60,40 +102,30 @@ def _headings(sections: Sequence[Section]) -> list[str]:
     ]
 
 
-def _contents(headings: Sequence[str]) -> str:
-    if len(headings) == 1:
-        return ""
-    links = (
-        element("a", text(heading), href=f"#section-{number}")
-        for number, heading in enumerate(headings, start=1)
-    )
-    nav = element("nav", element("h2", "Contents"), bullets(links), aria_label="Contents")
-    return nav + element("p", text(APART))
-
-
-def _section(comparison: Comparison, heading: str, number: int) -> str:
+def _page_section(comparison: Comparison, heading: str, number: int) -> PageSection:
     section = comparison.section
-    plots = (_figure(plot, f"s{number}-{plot.name}") for plot in captioned(section))
-    return element(
-        "section",
-        element("h2", text(heading), id=f"section-{number}-heading"),
-        element("p", text(section.protocol), class_="protocol"),
-        pairs(_circumstances(section), class_="facts"),
-        element("h3", "Accuracy"),
-        _accuracy(comparison),
-        element("h3", "Calibration, questions and cost"),
-        _table(beside_table(comparison), [], caption=_BESIDE),
-        *plots,
-        element("h3", "Settings"),
-        _settings(section.rows),
-        id=f"section-{number}",
-        aria_labelledby=f"section-{number}-heading",
+    collapse_notes, accuracy = comparison.collapse_notes, accuracy_table(comparison)
+    shared, own = _split_settings(section.rows)
+    return PageSection(
+        heading=heading,
+        protocol=section.protocol,
+        facts=_facts(section),
+        collapse_notes=collapse_notes,
+        accuracy=_means_first(accuracy, section, without_notes=collapse_notes),
+        collapsed_rows=[index for index, row in enumerate(section.rows) if row.collapsed],
+        measures=beside_table(comparison),
+        figures=[
+            _page_figure(plot, id_prefix=f"s{number}-{plot.name}")
+            for plot in section_plots(section)
+        ],
+        shared_settings=shared,
+        own_settings=own,
     )
 
 
-def _circumstances(section: Section) -> dict[str, str]:
-    """What a result must not be compared without."""
-    told = {
+def _facts(section: Section) -> dict[str, str]:
+    """Return the conditions of the runs: results of different conditions are not comparable."""
+    facts = {
         "Model": section.model,
         "Source weights": _hashes(section, "source_weights"),
         "Device": ", ".join(section.environment("device")),
@@ -104,114 +136,95 @@ def _circumstances(section: Section) -> dict[str, str]:
         "Python": ", ".join(section.environment("python")),
         "Code": _hashes(section, "code"),
     }
-    return {name: value or "not told" for name, value in told.items()}
+    return {name: value or "not recorded" for name, value in facts.items()}
 
 
 def _hashes(section: Section, key: str) -> str:
-    return ", ".join(value[:_SHORT_HASH] for value in section.environment(key))
+    return ", ".join(value[:_HASH_DIGITS] for value in section.environment(key))
 
 
-def _accuracy(comparison: Comparison) -> str:
-    section, table = comparison.section, accuracy_table(comparison)
-    collapsed = [bool(row.collapsed) for row in section.rows]
-    warning = ""
-    if notes := comparison.collapse_notes:
-        warned = bullets(text(line.strip()) for line in notes[1:])
-        warning = element("div", element("p", text(notes[0])), warned, class_="warning")
+def _means_first(table: Table, section: Section, *, without_notes: Sequence[str]) -> Table:
+    """Move the columns of domains to the end, where a narrow screen scrolls to them."""
     n_domains = len(section.domains) if len(section.domains) > 1 else len(section.points)
-    rest = bullets(text(note) for note in table.notes if note not in notes)
-    caption = "Accuracy in percent, the whole stream first, then its domains; the best in bold."
-    return (
-        warning
-        + _table(_means_first(table, n_domains), collapsed, caption=caption)
-        + element("div", rest, class_="notes")
-    )
-
-
-def _means_first(table: Table, n_domains: int) -> Table:
-    """The method, then what varies, the means, and the domains last: as read on a phone."""
     left, stop = table.left, table.left + n_domains
     order = [left - 1, *range(left - 1), *range(stop, len(table.header)), *range(left, stop)]
     return Table(
-        [table.header[place] for place in order],
-        [[row[place] for place in order] for row in table.rows],
+        [table.header[column] for column in order],
+        [[row[column] for column in order] for row in table.rows],
         left,
-        table.notes,
+        [note for note in table.notes if note not in without_notes],
     )
 
 
-def _table(table: Table, collapsed: Sequence[bool], *, caption: str) -> str:
-    header = (element("th", text(_spaced(name)), scope="col") for name in table.header)
-    rows = (
-        _line(row, collapsed=bool(collapsed) and collapsed[place])
-        for place, row in enumerate(table.rows)
-    )
-    markup = element(
-        "table",
-        element("caption", element("span", text(caption))),
-        element("thead", element("tr", *header)),
-        element("tbody", *rows),
-    )
-    return scrolling(markup, label=caption, class_="table")
-
-
-def _line(cells: Sequence[Cell], *, collapsed: bool) -> str:
-    flag = element("span", "† collapsed", class_="flag") if collapsed else ""
-    first = element("th", text(cells[0].text), flag, scope="row")
-    rest = (element("td", _cell(cell)) for cell in cells[1:])
-    return "\n" + element("tr", first, *rest, class_="collapsed" if collapsed else None)
-
-
-def _cell(cell: Cell) -> str:
-    mean, sign, deviation = cell.text.partition(" ± ")
-    shown_ = element("strong", text(mean)) if cell.best else text(mean)
-    around = f" {element('small', f'± {text(deviation)}')}" if sign else ""
-    return shown_ + around + text(cell.mark)
-
-
-def _figure(plot: Plot, name: str) -> str:
-    drawn = drawing(plot.figure, name=name, shows=plot.caption)
-    return "\n" + element(
-        "figure",
-        element("h3", text(plot.heading)),
-        scrolling(drawn, label=plot.heading, class_="plot"),
-        element("figcaption", text(plot.caption)),
-    )
-
-
-def _settings(rows: Sequence[Row]) -> str:
-    """Every setting: what all rows share once, then what each has of its own."""
-    tables = [_flat(row) for row in rows]
-    apart = set(differing(tables))
-    shared = {key: value for key, value in tables[0].items() if key not in apart}
-    own = (
-        _folded(row.title, {key: value for key, value in table.items() if key in apart})
+def _split_settings(
+    rows: Sequence[Row],
+) -> tuple[dict[str, str], list[tuple[str, dict[str, str]]]]:
+    """Return the settings that all rows share, and each row's title with its own settings."""
+    tables = [
+        {
+            f"{group}.{key}": shown(value)
+            for group, values in row.settings.items()
+            for key, value in values.items()
+        }
+        for row in rows
+    ]
+    own_keys = set(differing(tables))
+    shared = {key: value for key, value in tables[0].items() if key not in own_keys}
+    own = [
+        (row.title, {key: value for key, value in table.items() if key in own_keys})
         for row, table in zip(rows, tables, strict=True)
+    ]
+    return shared, own
+
+
+def _page_figure(plot: Plot, *, id_prefix: str) -> PageFigure:
+    return PageFigure(plot.heading, plot.caption, _draw(plot.figure, id_prefix))
+
+
+def _draw(figure: "Figure", id_prefix: str) -> Drawing:
+    """Return the figure as SVG, or as PNG if the SVG is large and the PNG is smaller."""
+    width = f"{figure.get_size_inches()[0]:.2f}"
+    view_box, svg = _svg_content(_save_svg(figure, id_prefix), id_prefix)
+    if len(svg) > _LARGE_SVG:
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png", dpi=_PNG_DPI)
+        png = b64encode(buffer.getvalue()).decode()
+        if len(png) < len(svg):
+            return Drawing(width, png=png)
+    return Drawing(width, view_box, svg)
+
+
+def _save_svg(figure: "Figure", salt: str) -> str:
+    """Return the SVG file of a figure. Text stays text, and no date or random id is in it."""
+    import matplotlib  # noqa: PLC0415 (an extra, loaded when needed)
+
+    buffer = StringIO()
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.sans-serif": FONTS[:-1]}
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context(settings):
+        figure.savefig(buffer, format="svg", metadata=no_metadata)
+    return buffer.getvalue()
+
+
+def _svg_content(svg: str, id_prefix: str) -> tuple[str, str]:
+    """Return view box and inner markup of an SVG file, ready to stand in a page.
+
+    Metadata and unused ids are removed, ids get a prefix that is unique in the page, and
+    coordinates are cut to two decimals.
+    """
+    from markupsafe import Markup  # noqa: PLC0415 (comes with Jinja2)
+
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.S)
+    view_box = re.search(r'viewBox="([^"]*)"', svg)
+    assert view_box, "matplotlib gives every SVG a viewBox"
+    _, _, content = svg[svg.index("<svg") :].partition(">")
+    content = content.rpartition("</svg>")[0].replace("xlink:href", "href")
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', content))
+    content = re.sub(
+        r' id="([^"]*)"', lambda m: f' id="{id_prefix}-{m[1]}"' if m[1] in used else "", content
     )
-    return element(
-        "details",
-        element("summary", "Every setting of every row"),
-        _folded("Shared by all rows", shared),
-        *own,
-    )
-
-
-def _folded(title: str, settings: dict[str, str]) -> str:
-    return "\n" + element(
-        "details",
-        element("summary", text(title)),
-        pairs(settings or {"nothing": "of its own"}, class_="settings"),
-    )
-
-
-def _flat(row: Row) -> dict[str, str]:
-    return {
-        f"{place}.{key}": shown(value)
-        for place, values in row.settings.items()
-        for key, value in values.items()
-    }
-
-
-def _spaced(name: str) -> str:
-    """A domain's name, which may then break."""
-    return name.replace("_", " ")
+    content = re.sub(r'(href="|url\()#', rf"\g<1>#{id_prefix}-", content)
+    # Coordinates are inside tags. Text between tags, such as axis labels, keeps its digits.
+    content = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), content)
+    content = re.sub(r"\s*\n\s*", "\n", content)
+    return view_box[1], Markup(content.strip())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitta.methods import METHODS
-from bitta.report.style import literal, look_of, looks_of
+from bitta.report.plot_style import escape_dollars, line_styles, method_style
 from reproduction.claims.tables import paper_table
 
 EYES = {
@@ -51,40 +51,43 @@ def test_methods_of_the_main_table_have_colours_that_every_eye_tells_apart(eye):
     methods = sorted({row.method for row in table.rows})
     assert len(methods) == 10
     for one, two in combinations(methods, 2):
-        apart = seen(look_of(one).colour, eye) - seen(look_of(two).colour, eye)
+        apart = seen(method_style(one).colour, eye) - seen(method_style(two).colour, eye)
         assert np.linalg.norm(apart) > 14, (one, two)
 
 
 def test_colours_stand_out_from_the_paper():
     """Contrast with white as in WCAG: 21 is black; Okabe and Ito's orange has 2.2."""
     for method in METHODS:
-        luminance = TO_XYZ[1] @ linear(look_of(method).colour)
+        luminance = TO_XYZ[1] @ linear(method_style(method).colour)
         assert 1.05 / (luminance + 0.05) > 2.1
 
 
 def test_no_two_methods_look_the_same_in_grey():
-    looks = [(look.dash, look.marker) for look in map(look_of, METHODS)]
+    looks = [(look.dash, look.marker) for look in map(method_style, METHODS)]
     assert len(set(looks)) == len(METHODS)
 
 
 def test_bitta_is_the_strongest():
-    widths = {method: look_of(method).width for method in METHODS}
+    widths = {method: method_style(method).width for method in METHODS}
     assert max(widths, key=widths.get) == "bitta"
     assert sorted(widths.values())[-2] < widths["bitta"]
 
 
 def test_an_unknown_method_always_gets_the_same_look():
-    assert look_of("another") == look_of("another")
-    assert look_of("another").colour not in (look_of("bitta").colour, look_of("source").colour)
+    assert method_style("another") == method_style("another")
+    assert method_style("another").colour not in (
+        method_style("bitta").colour,
+        method_style("source").colour,
+    )
 
 
 def test_a_second_row_of_a_method_is_told_apart_by_dash_shade_and_width():
-    first, other, second = looks_of(["bitta", "tent", "bitta"])
-    assert (first, other) == (look_of("bitta"), look_of("tent"))
+    first, other, second = line_styles(["bitta", "tent", "bitta"])
+    assert (first, other) == (method_style("bitta"), method_style("tent"))
     # Vermilion D5 5E 00, 40 % of the way to black: 213 -> 128 = 80, 94 -> 56 = 38.
     assert (second.dash, second.colour, second.marker) == ("dashed", "#803800", first.marker)
     assert second.width < first.width
 
 
 def test_a_dollar_in_a_name_is_no_mathematics():
-    assert literal("a$b$") == r"a\$b\$"
+    assert escape_dollars("a$b$") == r"a\$b\$"

@@ -7,19 +7,22 @@ import pytest
 
 from bitta.metrics import Reliability
 from bitta.report.beside import beside_table
-from bitta.report.calibration_plot import pooled
-from bitta.report.choice import choose, listed
 from bitta.report.comparison import compare
-from bitta.report.figures import captioned, plots_of
-from bitta.report.over_time import accuracy_curve, agreement_curves, confidence_curve
+from bitta.report.plot_style import join_names, select_rows
+from bitta.report.plots import section_plots
+from bitta.report.stream_plots import accuracy_curve, agreement_curves, confidence_curve
 from bitta.report.sweeps import sweeps_of
 from made_results import made_run, made_section
 
 FAST, SLOW = 0.01, 1.0
 
 
+def plots_by_name(section):
+    return {plot.name: plot for plot in section_plots(section)}
+
+
 def figure_of(section, name):
-    return dict(plots_of(section))[name]
+    return plots_by_name(section)[name].figure
 
 
 def legend_of(figure):
@@ -53,8 +56,7 @@ def test_accuracy_over_time_is_a_mean_over_the_last_batches(compared):
 def test_the_legend_is_in_order_of_accuracy_and_marks_what_collapsed(compared):
     figure = figure_of(compared, "accuracy-over-time")
     assert legend_of(figure) == ["TENT (80.0)", "BiTTA (70.0)", "Source (50.0)", "SAR † (40.0)"]
-    plot = next(plot for plot in captioned(compared) if plot.name == "accuracy-over-time")
-    assert "† collapsed" in plot.caption
+    assert "† collapsed" in plots_by_name(compared)["accuracy-over-time"].caption
 
 
 def test_seeds_are_averaged(tmp_path):
@@ -68,14 +70,14 @@ def test_captions_tell_how_many_seeds_rows_have(tmp_path):
     runs += [made_run("tent", "tent", [5] * 4), made_run("sar", "sar", [5] * 4, seed=1)]
     section = made_section(tmp_path, runs)
 
-    def told(*names):
-        plots = captioned(section.only(names) if names else section)
-        return next(plot.caption for plot in plots if plot.name == "accuracy-over-time")
+    def caption(*names):
+        shown = section.only(names) if names else section
+        return plots_by_name(shown)["accuracy-over-time"].caption
 
-    assert "mean of 1 to 3 seeds;" in told()
-    assert "mean of 3 seeds;" in told("bitta")
-    assert "batches, seed 1;" in told("sar")
-    assert "one seed each;" in told("tent", "sar")
+    assert "mean of 1 to 3 seeds" in caption()
+    assert "mean of 3 seeds" in caption("bitta")
+    assert "batches, seed 1." in caption("sar")
+    assert "one seed per row" in caption("tent", "sar")
 
 
 def test_a_long_stream_is_thinned_to_400_points(tmp_path):
@@ -112,7 +114,7 @@ def test_agreement_stands_where_it_was_measured(tmp_path):
 
 
 def test_agreement_is_not_drawn_where_nobody_measured_it(compared):
-    assert "agreement-over-time" not in dict(plots_of(compared))
+    assert "agreement-over-time" not in plots_by_name(compared)
 
 
 SURE = {"confidence": 6.0, "n_measured": 5, "n_agreeing": 5, "policy_confidence": 2.5}
@@ -143,7 +145,7 @@ def test_the_policy_has_a_line_only_where_there_is_one(tmp_path):
 def test_a_row_with_a_seed_from_before_confidence_was_recorded_has_no_curve(tmp_path):
     before = [made_run("bitta", "bitta", [7] * 4, seed=1)]
     runs = [made_run("bitta", "bitta", [7] * 4, step=SURE), *before]
-    assert "confidence-over-time" not in dict(plots_of(made_section(tmp_path, runs)))
+    assert "confidence-over-time" not in plots_by_name(made_section(tmp_path, runs))
 
 
 def test_bars_for_few_rows_have_the_accuracy_of_each_domain(compared):
@@ -302,16 +304,16 @@ def test_rows_that_paid_come_first_where_there_are_more_than_a_plot_has_room_for
     for run in more:
         del run.experiment["feedback"]["equal"]
     section = made_section(folder, [*paid, *more])
-    [plot] = [plot for plot in captioned(section) if plot.name == "accuracy-against-cost"]
+    plot = plots_by_name(section)["accuracy-against-cost"]
     plot.figure.savefig(folder / "plot.png")  # room enough: a warning would be an error
     labels = legend_of(plot.figure)
     assert len(labels) == 8 + 1  # the source's level
     assert {"SimATTA (full labels, n_queries 2, equal bits)", "Source"} <= set(labels)
-    assert "Without BiTTA (n_queries" in plot.caption
+    assert "Not drawn for lack of space: BiTTA (n_queries" in plot.caption
 
 
 def test_cost_is_not_drawn_where_nobody_paid_for_labels(compared):
-    assert "accuracy-against-cost" not in dict(plots_of(compared))
+    assert "accuracy-against-cost" not in plots_by_name(compared)
 
 
 def test_a_point_that_collapsed_is_marked(tmp_path):
@@ -391,8 +393,7 @@ def test_bins_of_few_samples_are_not_drawn_but_count_in_the_error(tmp_path):
     line = next(line for line in axes.lines if line.get_label() == "policy π")
     assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [60])
     assert "ECE 54.5 %" in axes.get_title("left")
-    plot = next(plot for plot in captioned(section) if plot.name == "reliability")
-    assert "Bins of fewer than 25 samples are not drawn." in plot.caption
+    assert "fewer than 25 samples" in plots_by_name(section)["reliability"].caption
 
 
 def test_a_run_too_short_for_any_bin_has_an_empty_panel(tmp_path):
@@ -401,9 +402,14 @@ def test_a_run_too_short_for_any_bin_has_an_empty_panel(tmp_path):
     assert [len(bars) for bars in figure.axes[0].containers] == [0, 0]
 
 
-def test_seeds_are_pooled_in_a_diagram():
-    one = Reliability([1.0] * 15, [0.5] * 15, [1.0] * 15)
-    assert pooled([one, one]) == Reliability([2.0] * 15, [1.0] * 15, [2.0] * 15)
+def test_seeds_are_pooled_in_a_diagram(tmp_path):
+    """20 samples of one seed and 30 of the other: 12 and 24 of 50 are correct."""
+    runs = [
+        made_run("bitta", "bitta", [6, 6], seed=seed, reliability=bins(b13=(n, 0.9 * n, correct)))
+        for seed, (n, correct) in enumerate([(20.0, 12.0), (30.0, 24.0)])
+    ]
+    axes = figure_of(made_section(tmp_path, runs), "reliability").axes[0]
+    assert [bar.get_height() for bar in axes.containers[0]] == [72]
 
 
 def test_time_is_drawn_for_methods_of_one_machine(compared):
@@ -428,7 +434,7 @@ def test_rows_of_one_method_are_told_apart_in_time(tmp_path):
 
 def test_memory_is_drawn_where_a_gpu_has_measured_it(tmp_path, compared):
     """1, 2 and 3 MB, and two seeds of 3 and 5 for BiTTA."""
-    assert "memory" not in dict(plots_of(compared))
+    assert "memory" not in plots_by_name(compared)
     gpu = compared.rows[0].first.environment | {"device": "NVIDIA H200"}
     most = {"source": 1, "tent": 2, "sar": 3}
     runs = [made_run(name, name, [5, 5], n_queries=0) for name in most]
@@ -469,21 +475,21 @@ def test_source_bn_stats_and_bitta_are_always_chosen_and_the_rest_is_told(tmp_pa
         made_run("bitta", "bitta", [3, 3]),
         made_run("bitta-labels", "bitta", [9, 9], labels="full"),
     ]
-    choice = choose(made_section(tmp_path, runs).rows, 4)
-    assert [row.title for row in choice.shown] == ["TENT", "BiTTA", "BN-Stats", "Source"]
-    assert choice.told == "Without BiTTA (full labels), SAR and EATA, for want of room."
+    selection = select_rows(made_section(tmp_path, runs).rows, 4)
+    assert [row.title for row in selection.drawn] == ["TENT", "BiTTA", "BN-Stats", "Source"]
+    assert "BiTTA (full labels), SAR and EATA" in selection.note
 
 
 def test_of_one_method_only_some_rows_are_chosen(tmp_path):
     runs = [made_run("source", "source", [1, 1])]
     runs += [made_run(f"bitta-{n}", "bitta", [n, n], n_queries=n) for n in range(1, 8)]
-    choice = choose(made_section(tmp_path, runs).rows, 14, of_one=2)
-    assert [row.accuracy.mean for row in choice.shown] == [70, 60, 10]
+    selection = select_rows(made_section(tmp_path, runs).rows, 14, max_per_method=2)
+    assert [row.accuracy.mean for row in selection.drawn] == [70, 60, 10]
 
 
 def test_a_long_list_is_cut_short():
-    assert listed(["a"], most=2) == "a"
-    assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+    assert join_names(["a"], max_names=2) == "a"
+    assert join_names(["a", "b", "c", "d"], max_names=2) == "a, b and 2 more"
 
 
 def test_two_words_are_drawn_for_two_methods_but_not_for_one(tmp_path):
@@ -540,5 +546,4 @@ def test_a_row_in_which_the_setting_has_no_effect_is_a_level_line(tmp_path):
     assert list(drawn.get_ydata()) == [65, 65]
     assert list(drawn.get_xdata()) == [0, 1]  # of the axes: from edge to edge
     assert level.label in legend_of(figure)
-    plot = next(plot for plot in captioned(section) if "threshold" in plot.name)
-    assert f"Level, as this setting has no effect there: {level.label}." in plot.caption
+    assert level.label in plots_by_name(section)["accuracy-against-method-threshold"].caption
