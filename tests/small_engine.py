@@ -10,7 +10,7 @@ import torch._dynamo  # else the first step waits for the engine to import it
 
 from bitta.seeding import generator
 from bitta.server.engine import Engine, EngineConfig, LearnerConfig
-from bitta.server.store import GivenAnswer, Store
+from bitta.server.store import NewAnswer, Store
 from bitta.testing import toy_classifier
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
@@ -55,13 +55,13 @@ def serve(engine, number, n=WINDOW):
 
 
 def answer(store, prediction_id, *, correct=True, key=None):
-    given = GivenAnswer(
+    given = NewAnswer(
         prediction_id=prediction_id,
         verdict="correct" if correct else "incorrect",
         annotator_id="ann",
         idempotency_key=key or f"key-{prediction_id}",
     )
-    return store.answer(given).result(10)
+    return store.add_answer(given).result(10)
 
 
 def until(true, seconds=20.0):

@@ -75,7 +75,9 @@ def lasting(record):
 
 def pending(folder, data):
     with opened(folder, data) as store:
-        return sorted(store.feedback(one.feedback_id).idempotency_key for one in store.pending())
+        return sorted(
+            store.find_feedback(one.feedback_id).idempotency_key for one in store.pending_answers()
+        )
 
 
 @pytest.fixture
@@ -84,8 +86,8 @@ def asked(folder):
 
     def make(data, *, asks=True):
         with opened(folder, data) as store:
-            store.served(served(range(4)))
-            store.asked([question(0), question(1, reason="audit")] if asks else []).result()
+            store.log_served_batch(served(range(4)))
+            store.add_questions([question(0), question(1, reason="audit")] if asks else []).result()
         return data
 
     return make
@@ -96,12 +98,12 @@ def answered(folder, asked):
     """A folder with one answer under a lease, one with all that can be said, and a skip."""
     asked("data")
     with opened(folder) as store:
-        leased = store.lease("anna", seconds=60).result()
+        leased = store.lease_question("anna", seconds=60).result()
         number = int(leased.question.prediction_id[1:])
-        store.answer(given(number, key="a", lease=leased.lease.token)).result()
+        store.add_answer(given(number, key="a", lease=leased.lease.token)).result()
         full = {"comment": "a dog", "metadata": {"app": [1.5, "ä"]}, "lead_time_ms": 1200}
-        store.answer(given(2, "incorrect", by="bert", key="b", shown_at=START, **full)).result()
-        store.answer(given(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()
+        store.add_answer(given(2, "incorrect", by="bert", key="b", shown_at=START, **full)).result()
+        store.add_answer(given(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()
     return "data"
 
 
@@ -112,21 +114,21 @@ def changed(folder, answered):
         kept = {}
 
         def say(number, verdict, key):
-            kept[key] = store.answer(given(number, verdict, by="cleo", key=key)).result().id
+            kept[key] = store.add_answer(given(number, verdict, by="cleo", key=key)).result().id
 
         say(0, "correct", "once")
-        store.learned(LearnedStep("1.1", [kept["once"]], {}, 0.1)).result()
+        store.log_learned_step(LearnedStep("1.1", [kept["once"]], {}, 0.1)).result()
         say(0, "incorrect", "twice")
         say(0, "correct", "thrice")
         say(1, "correct", "undone")
-        store.undo(kept["undone"], by="cleo").result()
+        store.undo_answer(kept["undone"], by="cleo").result()
         say(1, "incorrect", "after an undo")
         say(2, "correct", "replaced and undone")
         say(2, "incorrect", "its successor")
-        store.undo(kept["replaced and undone"], by="cleo").result()
+        store.undo_answer(kept["replaced and undone"], by="cleo").result()
         say(3, "correct", "left behind")
         say(3, "incorrect", "undone successor")
-        store.undo(kept["undone successor"], by="cleo").result()
+        store.undo_answer(kept["undone successor"], by="cleo").result()
     return answered
 
 
@@ -181,9 +183,9 @@ def test_nothing_is_learned_from_what_was_undone_or_replaced(
     export(changed)
     take_in(asked("other"))
     with opened(folder, "other") as store:
-        taken = [store.feedback(one.feedback_id) for one in store.take().result()]
+        taken = [store.find_feedback(one.feedback_id) for one in store.claim_answers().result()]
         counts = store.counts()
-        assert store.question(name(1)).status == "closed"
+        assert store.find_question(name(1)).status == "closed"
     keys = {"a", "b", "thrice", "after an undo", "its successor"}
     assert {record.idempotency_key for record in taken} == keys
     assert (counts.undone, counts.skipped) == (3, 1)
@@ -200,13 +202,13 @@ def test_an_undo_that_comes_in_is_an_event(folder, asked, changed, export, take_
 
 def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export, take_in):
     with opened(folder) as store:
-        first = store.answer(given(0, by="cleo", key="mistaken")).result()
-        store.answer(given(1, by="cleo", key="first thought")).result()
+        first = store.add_answer(given(0, by="cleo", key="mistaken")).result()
+        store.add_answer(given(1, by="cleo", key="first thought")).result()
     shutil.copytree("data", "backup")
     with opened(folder, seconds=5) as store:
-        store.undo(first.id, by="cleo").result()
+        store.undo_answer(first.id, by="cleo").result()
         for verdict, key in (("incorrect", "second thought"), ("correct", "third thought")):
-            store.answer(given(1, verdict, by="cleo", key=key)).result()
+            store.add_answer(given(1, verdict, by="cleo", key=key)).result()
     before = export("data")
     said = take_in("backup")
     assert "2 answers taken in, 5 were there already" in said
@@ -219,9 +221,9 @@ def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export
 def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
     export(changed, "early.jsonl")
     with opened(folder, seconds=20) as store:
-        store.answer(given(0, "incorrect", by="cleo", key="at last")).result()
-        newest = store.history("bert")[-1]
-        store.undo(newest.id, by="bert").result()
+        store.add_answer(given(0, "incorrect", by="cleo", key="at last")).result()
+        newest = store.list_feedback("bert")[-1]
+        store.undo_answer(newest.id, by="bert").result()
     before = export(changed)
     assert take_in(changed, "early.jsonl") == "0 answers taken in, 12 were there already\n"
     assert export(changed) == before
@@ -234,7 +236,7 @@ def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
     shutil.copytree("data", "backup")
     for data, seconds, verdict in (("data", 5, "correct"), ("backup", 10, "incorrect")):
         with opened(folder, data, seconds=seconds) as store:
-            store.answer(given(0, verdict, key=data)).result()
+            store.add_answer(given(0, verdict, key=data)).result()
     export("data")
     assert "1 of those taken in were undone or replaced" in take_in("backup")
     last, earlier = export("backup")
@@ -251,7 +253,9 @@ def test_a_client_may_repeat_what_was_imported(folder, asked, answered, export, 
     export(answered)
     take_in(asked("other"))
     with opened(folder, "other") as store:
-        assert store.answer(given(1, key="a", lease="of a server that is gone")).result().repeated
+        assert (
+            store.add_answer(given(1, key="a", lease="of a server that is gone")).result().repeated
+        )
 
 
 def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export, take_in):
@@ -270,7 +274,7 @@ def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in)
     odd = "a\u2028b\x85c\nd\re"
     asked("data")
     with opened(folder) as store:
-        store.answer(given(0, comment=odd)).result()
+        store.add_answer(given(0, comment=odd)).result()
     export("data")
     take_in(asked("other"))
     assert [record["comment"] for record in export("other")] == [odd]
@@ -346,7 +350,7 @@ def test_label_studio_gets_the_name_of_the_key_that_answered(folder, asked, run)
     asked("data")
     with opened(folder) as store:
         key = store.keys.create("annotator", "anna@example.org").record
-        store.answer(given(0, by=key.id)).result()
+        store.add_answer(given(0, by=key.id)).result()
     code, output = run("export", "--format", "labelstudio", "--data-dir", "data")
     assert code == 0
     (task,) = json.loads(output.out)

@@ -219,7 +219,7 @@ def test_a_log_with_a_deleted_image_is_refused_for_what_it_is(folder, capsys):
     with running(folder / "data") as (engine, store):
         served = serve(engine, 0)
         until(lambda: engine.status().n_steps == 1)
-        image = store.prediction(served.prediction_ids[0]).input_sha256
+        image = store.find_prediction(served.prediction_ids[0]).input_sha256
         assert store.delete_image(image, by="me").result()
     Path("classes.txt").write_text("\n".join(CLASSES))
     given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]

@@ -286,7 +286,7 @@ def check_stored(server, acknowledged):
     with server.store() as store:
         records = list(store.all_feedback())
         events = [event for page in _pages(store) for event in page]
-        check_memory(server.data_dir / store.last_snapshot().path)
+        check_memory(server.data_dir / store.newest_snapshot().path)
     stored = [record.id for record in records]
     assert len(stored) == len(set(stored))
     lost = set(acknowledged) - set(stored)

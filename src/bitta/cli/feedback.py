@@ -95,7 +95,7 @@ def _import(store: "Store", path: Path) -> int:
     new = known = idle = ended = 0
     for number, line in _lines(path):
         try:
-            restored = store.restore(read(line)).result()
+            restored = store.import_answer(read(line)).result()
         except BittaError as error:
             raise InputError(
                 f"line {number} of {str(path)!r} cannot be taken in ({error}); {new} answers "

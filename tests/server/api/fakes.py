@@ -116,7 +116,7 @@ class FakeEngine:
         return done(served)
 
     def _store(self, served, inputs, request_id):
-        self.store.served(
+        self.store.log_served_batch(
             ServedBatch(
                 self.model_name,
                 served.model_version,
@@ -145,7 +145,7 @@ class FakeEngine:
         if keep:
             images = [NewImage(one.tobytes(), one.shape, "float32") for one in inputs]
             self.store.keep_images(images).result()
-        self.store.asked(
+        self.store.add_questions(
             [
                 NewQuestion(
                     prediction_id=name,
@@ -162,7 +162,7 @@ class FakeEngine:
 
     def learn(self, *feedback_ids):
         version = f"1.{self.now.n_steps + 1}"
-        self.store.learned(LearnedStep(version, feedback_ids, {"loss": 0.5}, 0.1)).result()
+        self.store.log_learned_step(LearnedStep(version, feedback_ids, {"loss": 0.5}, 0.1)).result()
         self.now = replace(self.now, n_steps=self.now.n_steps + 1, model_version=version)
 
     def status(self):
@@ -170,7 +170,7 @@ class FakeEngine:
 
     def snapshot(self, reason):
         name = new_id(now())
-        return self.store.snapshot(
+        return self.store.add_snapshot(
             NewSnapshot(name, self.model_version, f"snapshots/{name}", "0" * 64, "1" * 64, reason)
         )
 
@@ -178,17 +178,19 @@ class FakeEngine:
         name = new_id(now())
         new = NewSnapshot(name, "2.0", f"snapshots/{name}", "0" * 64, "1" * 64, "rollback")
         before, self.now = self.model_version, replace(self.now, model_version="2.0", n_steps=0)
-        self.store.rolled_back(snapshot_id, new, from_version=before, reason=reason, by=by).result()
+        self.store.log_rollback(
+            snapshot_id, new, from_version=before, reason=reason, by=by
+        ).result()
         return done("2.0")
 
     def pause(self, by, reason):
         self.now = replace(self.now, learning="paused", reason=reason)
-        self.store.event("paused", {"by": by, "reason": reason}).result()
+        self.store.log_event("paused", {"by": by, "reason": reason}).result()
         return done(None)
 
     def resume(self, by):
         self.now = replace(self.now, learning="on", reason=None)
-        self.store.event("resumed", {"by": by}).result()
+        self.store.log_event("resumed", {"by": by}).result()
         return done(None)
 
     def keep_answered(self, prediction_id):

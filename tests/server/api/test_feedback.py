@@ -21,7 +21,7 @@ def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer,
     assert question["label"] in ("cat", "dog")
     assert question["reason_shown"] is None
     assert question["image_url"] == f"/v1/predictions/{asked}/image"
-    assert question["input_sha256"] == store.prediction(asked).input_sha256
+    assert question["input_sha256"] == store.find_prediction(asked).input_sha256
     assert question["asked_at"] < question["lease"]["until"] <= question["expires_at"]
     record = answer("annotator", asked, "incorrect", key="a", lease=question["lease"]["token"])
     assert record.status_code == 201
@@ -246,7 +246,7 @@ def test_the_image_is_a_png_of_what_the_model_saw(call, engine, store):
     assert got.headers["content-type"] == "image/png"
     assert got.headers["cache-control"] == "private, no-store"
     pixels = np.asarray(Image.open(io.BytesIO(got.content)))
-    kept = store.images.read(store.prediction(asked).input_sha256)
+    kept = store.images.read(store.find_prediction(asked).input_sha256)
     expected = np.frombuffer(kept, np.float32).reshape(3, 4, 4).transpose(1, 2, 0)
     np.testing.assert_array_equal(pixels, (expected * 255).round())
 

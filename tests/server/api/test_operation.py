@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bitta.server.store import Unavailable
+from bitta.server.store import StoreUnavailable
 
 
 def test_snapshots_are_listed_newest_first_and_gone_back_to(call, engine):
@@ -93,7 +93,7 @@ def test_questions_are_shown_with_their_reason(call, engine):
 
 def test_an_image_is_deleted_from_disk_and_memory(call, engine, store):
     (asked,) = engine.ask()
-    name = store.prediction(asked).input_sha256
+    name = store.find_prediction(asked).input_sha256
     assert call("operator", "DELETE", f"/v1/images/{name}").json() == {"deleted": name}
     assert engine.forgotten == [name]
     assert store.images.read(name) is None
@@ -128,9 +128,9 @@ def test_metrics_are_those_of_prometheus(call, engine, answer):
 
 def test_a_store_that_cannot_write_is_said_so_and_nothing_fails(call, store, monkeypatch, answer):
     def full(_):
-        raise Unavailable("there is no room left to write; nothing was stored")
+        raise StoreUnavailable("there is no room left to write; nothing was stored")
 
-    monkeypatch.setattr(store, "answer", full)
+    monkeypatch.setattr(store, "add_answer", full)
     refused = answer("annotator", "x", key="a")
     assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
     assert refused.headers["retry-after"] == "1"

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from bitta.errors import BittaError, InputError
-from bitta.server.store import Full
+from bitta.server.store import StoreFull
 from made_pictures import N_BROKEN, broken, encoded, originals
 from server.api.fakes import Overloaded
 
@@ -73,7 +73,7 @@ def test_a_prediction_is_stored_under_the_id_that_was_answered(call, store, answ
     body = {"inputs": [tensor()], "outputs": [{"name": "prediction_id"}]}
     (name,) = outputs(call("client", "POST", URL, json=body))["prediction_id"]
     assert answer("client", name, "incorrect", key="k").status_code == 201
-    assert store.prediction(name).label == "dog"
+    assert store.find_prediction(name).label == "dog"
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
@@ -227,10 +227,10 @@ def test_ready_holds_inside_a_long_step_in_which_requests_are_served(call, engin
 def test_ready_means_that_the_store_can_be_written(call, store, monkeypatch):
     def full(_):
         failed = Future()
-        failed.set_exception(Full("there is no room left."))
+        failed.set_exception(StoreFull("there is no room left."))
         return failed
 
-    monkeypatch.setattr(store, "expire", full)
+    monkeypatch.setattr(store, "expire_questions", full)
     said = call(None, "GET", "/v2/health/ready")
     assert said.status_code == 503
     assert "cannot be written" in said.json()["error"]

@@ -11,7 +11,7 @@ from bitta.server.engine import Overloaded
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.guard import GuardSettings
-from bitta.server.store import GivenAnswer, Store
+from bitta.server.store import NewAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
 from small_engine import CLASSES, WINDOW, answer, config, images, running, serve, until
@@ -35,7 +35,7 @@ def test_a_request_gets_a_row_per_image(tmp_path):
         assert np.exp(served.log_probs).sum(1) == pytest.approx(np.ones(3), abs=1e-5)
         assert served.model_version == "1.0"
         until(lambda: store.counts().served == 3)
-        stored = store.prediction(served.prediction_ids[1])
+        stored = store.find_prediction(served.prediction_ids[1])
         assert (stored.position, stored.request_id, stored.label) == (1, "r0", served.labels[1])
 
 
@@ -45,7 +45,7 @@ def test_a_full_window_raises_questions_one_of_them_an_audit(tmp_path):
         engine.ping().result(10)
         serve(engine, 0, n=WINDOW - 1)
         served = serve(engine, 1, n=1)
-        until(lambda: store.open_questions() == 3)
+        until(lambda: store.count_open_questions() == 3)
         questions = store.questions(status="open")
         assert sorted(question.reason for question in questions) == ["audit"] + ["uncertain"] * 2
         assert all(store.images.read(question.input_sha256) for question in questions)
@@ -62,8 +62,8 @@ def test_answers_enter_the_memory_once_with_the_step_that_is_logged_with_them(tm
         until(steps(engine, 1))
         until(lambda: len(learned(store)) == 1)
         assert learned(store)[0].body["answers"] == [record.id for record in records]
-        assert store.feedback(records[0].id).status == "applied"
-        assert store.feedback(records[0].id).applied_in_version == "1.1"
+        assert store.find_feedback(records[0].id).status == "applied"
+        assert store.find_feedback(records[0].id).applied_in_version == "1.1"
         serve(engine, 1)
         until(steps(engine, 2))
         until(lambda: len(learned(store)) == 2)
@@ -98,7 +98,7 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path):
         assert engine.status().weights == weights
         served = serve(engine, 1, n=2)
         until(lambda: store.counts().served == WINDOW + 2)
-        assert store.prediction(served.prediction_ids[0]).position == WINDOW
+        assert store.find_prediction(served.prediction_ids[0]).position == WINDOW
 
 
 def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash(tmp_path):
@@ -109,17 +109,17 @@ def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash
         until(steps(engine, 1))
         serve(engine, 1)
         until(steps(engine, 2))
-        until(lambda: store.feedback(record.id).status == "applied")
+        until(lambda: store.find_feedback(record.id).status == "applied")
     with Store.open(None, tmp_path) as store:
         newest = max(store.snapshots(), key=lambda one: one.seq)
         store.drop_snapshots([newest.id]).result()
         Path(tmp_path, newest.path).unlink()
     with running(tmp_path) as (engine, store):
         assert engine.status().model_version == "2.0"
-        assert store.feedback(record.id).status == "pending"
+        assert store.find_feedback(record.id).status == "pending"
         serve(engine, 2)
         until(steps(engine, 1))
-        until(lambda: store.feedback(record.id).status == "applied")
+        until(lambda: store.find_feedback(record.id).status == "applied")
         assert learned(store)[-1].body["answers"] == [record.id]
 
 
@@ -141,7 +141,7 @@ def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
         record = answer(store, served.prediction_ids[0])
         serve(engine, 1)
         until(steps(engine, 1))
-        until(lambda: store.feedback(record.id).status == "expired")
+        until(lambda: store.find_feedback(record.id).status == "expired")
 
 
 def test_requests_are_served_while_it_learns(tmp_path):
@@ -191,7 +191,7 @@ def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_aga
         for number, correct in enumerate([True, False, True], start=1):
             record = answer(store, name, correct=correct, key=f"k{number}")
             serve(engine, number)
-            until(lambda one=record: store.feedback(one.id).status == "applied")
+            until(lambda one=record: store.find_feedback(one.id).status == "applied")
             assert (len(memory.correct), len(memory.incorrect)) == (int(correct), int(not correct))
         assert (memory.correct.inputs[0].numpy() == images(0)[3]).all()
     with Store.open(None, tmp_path / "data") as store:
@@ -213,7 +213,7 @@ def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
         for number, correct in enumerate([True, False], start=1):
             record = answer(store, names[3], correct=correct, key=f"k{number}")
             serve(engine, number)
-            until(lambda one=record: store.feedback(one.id).status == "applied")
+            until(lambda one=record: store.find_feedback(one.id).status == "applied")
         anchors = engine._worker.learner._session.adapter.anchors
         assert anchors.correct.tolist() == [True, False]
         assert (anchors.inputs[1].numpy() == images(0)[3]).all()
@@ -232,13 +232,13 @@ def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
         until(steps(engine, 1))
         memory = engine._worker.learner._session.adapter.memory
         answer(store, name)
-        second = store.answer(GivenAnswer(name, "correct", "bea", "k1")).result(10)
+        second = store.add_answer(NewAnswer(name, "correct", "bea", "k1")).result(10)
         serve(engine, 1)
-        until(lambda: store.feedback(second.id).status == "applied")
+        until(lambda: store.find_feedback(second.id).status == "applied")
         assert len(memory.correct) == 2
-        third = store.answer(GivenAnswer(name, "incorrect", "bea", "k2")).result(10)
+        third = store.add_answer(NewAnswer(name, "incorrect", "bea", "k2")).result(10)
         serve(engine, 2)
-        until(lambda: store.feedback(third.id).status == "applied")
+        until(lambda: store.find_feedback(third.id).status == "applied")
         assert (len(memory.correct), len(memory.incorrect)) == (1, 1)
 
 
@@ -356,7 +356,7 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
             serve(engine, number)
             until(steps(engine, number + 1))
             until(lambda n=asked: store.counts().asked == n)
-            assert store.open_questions() == open_
+            assert store.count_open_questions() == open_
             if number == 1:
                 answer(store, store.questions(status="open")[0].prediction_id)
         engine.snapshot().result(10)
@@ -408,7 +408,7 @@ def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
         answer(store, first.prediction_id)
         answer(store, second.prediction_id, correct=False)
         received = list(store.all_feedback())[-1].received_at
-        assert store.received(since=received) == 1
+        assert store.count_recent_verdicts(since=received) == 1
         serve(engine, 1)
         until(lambda: len(engine.status().history["at"]) == 2)
         assert engine.status().history["answers_per_minute"] == [0.0, 2.0]

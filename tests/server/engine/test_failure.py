@@ -8,7 +8,7 @@ import torch
 from bitta.server.engine import worker
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
-from bitta.server.store import Busy, Store, Unavailable
+from bitta.server.store import Store, StoreBusy, StoreUnavailable
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, config, images, running, serve, until
 
@@ -47,7 +47,7 @@ def failed(tmp_path, request):
         serve(engine, 9, n=1)
         until(lambda: engine.status().n_steps == 1)
         engine.pause("ada", "to break it").result(20)
-        until(lambda: store.feedback(learned.id).status == "applied")
+        until(lambda: store.find_feedback(learned.id).status == "applied")
         waiting = answer(store, serve(engine, 1).prediction_ids[0], correct=False)
         fail_once(engine, error)
         engine.resume("ada").result(20)
@@ -87,16 +87,16 @@ def test_it_serves_by_the_weights_of_the_snapshot_it_went_back_to(failed):
 
 def test_no_answer_is_lost_and_each_is_in_the_memory_once_after_the_operator_resumes(failed):
     engine, store, learned, waiting = failed
-    assert [one.feedback_id for one in store.pending()] == [learned.id, waiting.id]
+    assert [one.feedback_id for one in store.pending_answers()] == [learned.id, waiting.id]
     serve(engine, 2)
     assert engine.status().n_steps == 0  # paused
     engine.resume("ada").result(20)
     assert engine.status().reason is None
     serve(engine, 3)
-    until(lambda: store.feedback(waiting.id).status == "applied")
+    until(lambda: store.find_feedback(waiting.id).status == "applied")
     memory = engine._worker.learner._session.adapter.memory
     assert (len(memory.correct), len(memory.incorrect)) == (1, 1)
-    assert store.feedback(waiting.id).applied_in_version == "2.1"
+    assert store.find_feedback(waiting.id).applied_in_version == "2.1"
 
 
 def test_a_window_asks_nothing_until_the_operator_resumes(failed):
@@ -104,7 +104,7 @@ def test_a_window_asks_nothing_until_the_operator_resumes(failed):
     asked = store.counts().asked
     serve(engine, 2)
     engine.ping().result(20)
-    store.expire(0).result(20)  # behind what could have been asked
+    store.expire_questions(0).result(20)  # behind what could have been asked
     assert store.counts().asked == asked
     engine.resume("ada").result(20)
     serve(engine, 3)
@@ -181,17 +181,17 @@ def test_while_going_back_cannot_be_logged_requests_are_refused_and_nothing_is_k
 
         def refused(*_, **__):
             tried.append(Future())
-            tried[-1].set_exception(Busy("another program holds the database; try again"))
+            tried[-1].set_exception(StoreBusy("another program holds the database; try again"))
             return tried[-1]
 
         with monkeypatch.context() as locked:
-            locked.setattr(store, "rolled_back", refused)
+            locked.setattr(store, "log_rollback", refused)
             engine.resume("ada").result(20)
             until(lambda: len(tried) > 1)
             for asked in (engine.snapshot, lambda: engine.resume("ada")):
-                with pytest.raises(Unavailable, match="learning failed: on purpose"):
+                with pytest.raises(StoreUnavailable, match="learning failed: on purpose"):
                     asked().result(20)
-            with pytest.raises(Unavailable, match="learning failed: on purpose"):
+            with pytest.raises(StoreUnavailable, match="learning failed: on purpose"):
                 serve(engine, 1)
             assert [one.reason for one in store.snapshots()] == ["source"]
         went_back(engine)

@@ -24,7 +24,7 @@ def learn(engine, number):
 
 
 def applied(store, record):
-    return lambda: store.feedback(record.id).status == "applied"
+    return lambda: store.find_feedback(record.id).status == "applied"
 
 
 def memory(engine):
@@ -84,7 +84,7 @@ def test_the_guard_goes_back_past_a_crash(tmp_path):
         assert engine.model_version == "2.2"
         learn(engine, 2)
         target = engine._worker.keeper.older_than(2)
-        assert store.snapshot_of(target).model_version == "1.1"
+        assert store.find_snapshot(target).model_version == "1.1"
 
 
 def test_an_answer_that_nobody_asked_for_outlives_a_crash(tmp_path):
@@ -107,13 +107,13 @@ def test_an_answer_that_nobody_asked_for_outlives_a_crash(tmp_path):
 def test_no_image_is_kept_for_an_answer_where_none_or_all_are(tmp_path, how):
     with running(tmp_path, keep_images=how) as (engine, store):
         name = serve(engine, 0, n=1).prediction_ids[0]
-        until(lambda: store.prediction(name) is not None)
-        kept = store.images.read(store.prediction(name).input_sha256)
+        until(lambda: store.find_prediction(name) is not None)
+        kept = store.images.read(store.find_prediction(name).input_sha256)
         assert (kept is not None) == (how == "all")
         engine.keep_answered(name)
         engine.keep_answered("no such prediction")
-        store.event("written", {}).result(20)
-        assert store.images.read(store.prediction(name).input_sha256) == kept
+        store.log_event("written", {}).result(20)
+        assert store.images.read(store.find_prediction(name).input_sha256) == kept
 
 
 def test_what_the_memory_holds_from_before_a_rollback_does_not_enter_it_again(tmp_path):
@@ -148,7 +148,7 @@ def test_what_was_learned_after_the_snapshot_gone_back_to_is_not_held(tmp_path):
         learn(engine, 2)
         until(applied(store, again))
         assert memory(engine) == (1, 0)
-        assert store.feedback(again.id).applied_in_version == "2.1"
+        assert store.find_feedback(again.id).applied_in_version == "2.1"
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
@@ -170,7 +170,7 @@ def test_an_answer_learned_after_a_rollback_is_learned_again_when_its_files_are_
         file.write_bytes(b"half") if what == "damaged" else file.unlink()
     with running(tmp_path, **NEVER) as (engine, store):
         assert engine.model_version == "3.0"
-        assert store.feedback(record.id).status == "pending"
+        assert store.find_feedback(record.id).status == "pending"
         assert memory(engine) == (0, 0)
         learn(engine, 3)
         until(applied(store, record))
@@ -232,13 +232,13 @@ def test_what_was_paused_stays_so_until_an_operator_resumes(tmp_path, by, reason
 def test_a_database_that_hands_out_no_answers_keeps_nobody_waiting(tmp_path, monkeypatch):
     with running(tmp_path) as (engine, store):
         owed = []
-        take = store.take
+        take = store.claim_answers
 
         def later():
             owed.append(type(take())())
             return owed[-1]
 
-        monkeypatch.setattr(store, "take", later)
+        monkeypatch.setattr(store, "claim_answers", later)
         serve(engine, 0)
         until(lambda: owed)
         assert serve(engine, 1, n=1).model_version == "1.0"
@@ -251,7 +251,7 @@ def test_a_pause_gives_back_what_was_claimed(tmp_path, monkeypatch):
     """So that an undo meanwhile is told the truth."""
     with running(tmp_path) as (engine, store):
         record = answer(store, serve(engine, 0, n=WINDOW - 1).prediction_ids[0])
-        take, owed = store.take, []
+        take, owed = store.claim_answers, []
 
         def claimed():
             taken = take()
@@ -259,24 +259,24 @@ def test_a_pause_gives_back_what_was_claimed(tmp_path, monkeypatch):
             owed.append(type(taken)())
             return owed[-1]
 
-        monkeypatch.setattr(store, "take", claimed)
+        monkeypatch.setattr(store, "claim_answers", claimed)
         serve(engine, 1, n=1)
         until(lambda: owed)
         engine.pause("ada", "").result(20)
-        until(lambda: len(store.pending()) == 1)
-        assert not store.undo(record.id, "ann").result(20).applied
+        until(lambda: len(store.pending_answers()) == 1)
+        assert not store.undo_answer(record.id, "ann").result(20).applied
 
 
 def test_an_image_that_is_damaged_costs_its_answer_and_no_more(tmp_path):
     with running(tmp_path, recent_bytes=1) as (engine, store):
         name = serve(engine, 0, n=WINDOW - 1).prediction_ids[0]
-        until(lambda: store.prediction(name) is not None)
-        path = store.images.path(store.prediction(name).input_sha256)
+        until(lambda: store.find_prediction(name) is not None)
+        path = store.images.path(store.find_prediction(name).input_sha256)
         until(path.exists)
         path.write_bytes(path.read_bytes()[:-4])
         record = answer(store, name)
         learn(engine, 1)
-        until(lambda: store.feedback(record.id).status == "expired")
+        until(lambda: store.find_feedback(record.id).status == "expired")
         assert engine.alive
         assert engine.status().learning == "on"
 

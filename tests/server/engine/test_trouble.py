@@ -8,7 +8,7 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.server.engine import learner
-from bitta.server.store import Busy, Full, Store, UnknownSnapshot
+from bitta.server.store import Store, StoreBusy, StoreFull, UnknownSnapshot
 from small_engine import answer, running, serve, until
 
 
@@ -25,7 +25,7 @@ def half_written(path, state):
 def refused(*_, **__):
     """As a database that is locked."""
     future = Future()
-    future.set_exception(Busy("another program holds the database; try again"))
+    future.set_exception(StoreBusy("another program holds the database; try again"))
     return future
 
 
@@ -50,7 +50,7 @@ def test_going_back_on_a_full_disk_is_refused_and_changes_nothing(tmp_path, monk
         source, before = store.snapshots()[0].id, files(tmp_path)
         with monkeypatch.context() as full:
             full.setattr(learner, "save_state", half_written)
-            with pytest.raises(Full, match=r"a snapshot cannot be kept \(No space left"):
+            with pytest.raises(StoreFull, match=r"a snapshot cannot be kept \(No space left"):
                 engine.rollback(source, by="ada", reason="to see").result(20)
         assert engine.model_version.startswith("1.")
         assert files(tmp_path) == before
@@ -59,7 +59,7 @@ def test_going_back_on_a_full_disk_is_refused_and_changes_nothing(tmp_path, monk
         assert serve(engine, 1).model_version == "2.0"
 
 
-@pytest.mark.parametrize("change", ["snapshot", "rolled_back"])
+@pytest.mark.parametrize("change", ["add_snapshot", "log_rollback"])
 def test_a_snapshot_whose_row_is_refused_leaves_no_file(tmp_path, monkeypatch, change):
     with running(tmp_path) as (engine, store):
         serve(engine, 0)
@@ -68,10 +68,10 @@ def test_a_snapshot_whose_row_is_refused_leaves_no_file(tmp_path, monkeypatch, c
             locked.setattr(store, change, refused)
             asked = (
                 engine.snapshot()
-                if change == "snapshot"
+                if change == "add_snapshot"
                 else engine.rollback(source, by="ada", reason="to see")
             )
-            with pytest.raises(Busy):
+            with pytest.raises(StoreBusy):
                 asked.result(20)
         assert engine.model_version.startswith("1.")
         assert files(tmp_path) == before
@@ -134,17 +134,17 @@ def test_a_folder_without_any_of_our_snapshots_is_left_as_it_is(tmp_path):
 def test_a_rollback_that_was_stored_though_its_reply_was_lost_is_not_listed(tmp_path, monkeypatch):
     with running(tmp_path) as (engine, store):
         serve(engine, 0, n=1)
-        rolled_back = store.rolled_back
+        rolled_back = store.log_rollback
 
         def lost(*given, **named):
             rolled_back(*given, **named).result(20)
             return refused()
 
         with monkeypatch.context() as broken:
-            broken.setattr(store, "rolled_back", lost)
-            with pytest.raises(Busy):
+            broken.setattr(store, "log_rollback", lost)
+            with pytest.raises(StoreBusy):
                 engine.rollback(store.snapshots()[0].id, by="ada", reason="?").result(20)
-        store.expire(0).result(20)  # behind what is written of it
+        store.expire_questions(0).result(20)  # behind what is written of it
         assert [one.reason for one in store.snapshots()] == ["source"]
         source = store.snapshots()[0].id
         assert engine.rollback(source, by="ada", reason="again").result(20) == "3.0"
@@ -172,7 +172,7 @@ def test_a_step_that_broke_off_by_our_own_mistake_is_gone_back_from_and_serving_
         assert serve(engine, 1).model_version == "2.0"
         assert "on purpose" in engine.status().reason
         assert len(engine._worker.learner._session.adapter.memory.correct) == 0
-        assert store.feedback(record.id).status == "pending"
+        assert store.find_feedback(record.id).status == "pending"
 
 
 def test_a_worker_inside_a_step_lives_as_long_as_it_gets_further(tmp_path):
@@ -207,7 +207,7 @@ def test_after_going_back_nothing_is_asked_about_samples_at_other_positions(tmp_
         engine.rollback(kept.id, by="ada", reason="to see").result(20)
         new = serve(engine, 3, n=4)
         engine.ping().result(20)
-        store.expire(0).result(20)  # behind what was asked
+        store.expire_questions(0).result(20)  # behind what was asked
         *_, last = store.events(kinds=["asked"])
         asked = {one["prediction_id"] for one in last.body["questions"]}
         assert asked == set(new.prediction_ids)

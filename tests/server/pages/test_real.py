@@ -38,7 +38,7 @@ def test_answer_skip_undo_and_change_of_mind_reach_the_store(browser, real):
     page.click("text=Make it correct >> nth=0")
     says(page, "#history-list", "changed to correct")
     saved(page)
-    records = engine.store.history(limit=50)
+    records = engine.store.list_feedback(limit=50)
     standing = {one.prediction_id: one.verdict for one in records if one.standing}
     assert standing == dict(zip(given, ("correct", "incorrect", "skip", "correct"), strict=True))
     assert Counter(one.standing for one in records) == {True: 4, False: 2}
@@ -93,7 +93,7 @@ def test_two_people_answer_thirty_questions_and_a_lost_network_neither_loses_nor
     for page in (ada, bo):
         saved(page)
     assert not set(given[ada]) & set(given[bo])
-    records = engine.store.history(limit=100)
+    records = engine.store.list_feedback(limit=100)
     assert {one.prediction_id: one.verdict for one in records} == given[ada] | given[bo]
     assert len(records) == 30
     assert ada_heard == []

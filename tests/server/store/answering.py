@@ -18,8 +18,8 @@ def answer_until_killed(url, folder, first, told):
     def answer(start):
         number = start
         while True:
-            store.served(served([number]))
-            store.answer(given(number, key=f"k{number}")).result()
+            store.log_served_batch(served([number]))
+            store.add_answer(given(number, key=f"k{number}")).result()
             with lock:
                 told.send(number)
             number += THREADS
@@ -29,6 +29,6 @@ def answer_until_killed(url, folder, first, told):
     step = 0
     while True:
         step += 1
-        taken = store.take(3).result()
+        taken = store.claim_answers(3).result()
         names = [one.feedback_id for one in taken]
-        store.learned(LearnedStep(f"1.{first + step}", names, {}, 0.1)).result()
+        store.log_learned_step(LearnedStep(f"1.{first + step}", names, {}, 0.1)).result()

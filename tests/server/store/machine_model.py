@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from bitta.server.store import GivenAnswer, NewQuestion
+from bitta.server.store import NewAnswer, NewQuestion
 from server.store.made import Watch
 
 
@@ -20,7 +20,7 @@ class Ask:
 class Said:
     """An answer of the plain model."""
 
-    given: GivenAnswer
+    given: NewAnswer
     id: str
     at: int
     supersedes: str | None = None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
-from bitta.server.store import GivenAnswer, NewPrediction, NewQuestion, NewSnapshot, ServedBatch
+from bitta.server.store import NewAnswer, NewPrediction, NewQuestion, NewSnapshot, ServedBatch
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -56,7 +56,7 @@ def question(number, *, step=0, uncertainty=0.5, reason="uncertain", seconds=360
 
 def given(number, verdict="correct", *, by="anna", key=None, **more):
     """An answer to prediction `number`; its key is new unless it is given."""
-    return GivenAnswer(name(number), verdict, by, key or uuid.uuid4().hex, **more)
+    return NewAnswer(name(number), verdict, by, key or uuid.uuid4().hex, **more)
 
 
 def snapshot(number, version, reason="interval"):

@@ -6,9 +6,9 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.server.store import (
-    Conflict,
-    Expired,
+    IdempotencyConflict,
     LearnedStep,
+    QuestionExpired,
     UnknownFeedback,
     UnknownPrediction,
 )
@@ -18,18 +18,20 @@ from server.store.made import START, given, name, question, served
 @pytest.fixture
 def asked(store):
     """Predictions 0 to 3, of which 0 to 2 are asked about."""
-    store.served(served(range(4)))
-    store.asked([question(number) for number in range(3)]).result()
+    store.log_served_batch(served(range(4)))
+    store.add_questions([question(number) for number in range(3)]).result()
     return store
 
 
 def learn(store, version, *records):
-    store.learned(LearnedStep(version, [one.id for one in records], {"loss": 0.5}, 0.1)).result()
+    store.log_learned_step(
+        LearnedStep(version, [one.id for one in records], {"loss": 0.5}, 0.1)
+    ).result()
 
 
 def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
     watch.move(5)
-    record = asked.answer(
+    record = asked.add_answer(
         given(
             2,
             "incorrect",
@@ -56,7 +58,7 @@ def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
         None,
         None,
     )
-    assert asdict(asked.feedback(record.id)) | {"repeated": False} == asdict(record)
+    assert asdict(asked.find_feedback(record.id)) | {"repeated": False} == asdict(record)
     event = asked.events()[-1]
     assert (event.seq, event.kind, event.body) == (
         record.seq,
@@ -66,22 +68,22 @@ def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
 
 
 def test_the_same_key_and_body_give_the_stored_record(asked, watch):
-    first = asked.answer(given(0, key="k")).result()
+    first = asked.add_answer(given(0, key="k")).result()
     watch.move(7200)
-    asked.expire().result()
-    again = asked.answer(given(0, key="k")).result()
+    asked.expire_questions().result()
+    again = asked.add_answer(given(0, key="k")).result()
     assert again.repeated
     assert not first.repeated
     assert (again.id, again.received_at) == (first.id, first.received_at)
-    assert len(asked.history()) == 1
+    assert len(asked.list_feedback()) == 1
 
 
 def test_neither_lease_nor_moment_is_part_of_what_was_said(asked):
-    leased = asked.lease("anna", seconds=60).result()
+    leased = asked.lease_question("anna", seconds=60).result()
     number = int(leased.question.prediction_id[1:])
-    asked.answer(given(number, key="k", lease=leased.lease.token, answered_at=START)).result()
+    asked.add_answer(given(number, key="k", lease=leased.lease.token, answered_at=START)).result()
     for same in ({}, {"answered_at": START + 1}, {"lease": "another"}):
-        assert asked.answer(given(number, key="k", **same)).result().repeated
+        assert asked.add_answer(given(number, key="k", **same)).result().repeated
 
 
 @pytest.mark.parametrize(
@@ -95,28 +97,28 @@ def test_neither_lease_nor_moment_is_part_of_what_was_said(asked):
     ids=["verdict", "prediction", "annotator", "comment"],
 )
 def test_the_same_key_with_another_body_is_refused(asked, other):
-    asked.answer(given(0, key="k")).result()
-    with pytest.raises(Conflict, match="key 'k' was used for another answer"):
-        asked.answer(other).result()
-    assert [record.verdict for record in asked.history()] == ["correct"]
+    asked.add_answer(given(0, key="k")).result()
+    with pytest.raises(IdempotencyConflict, match="key 'k' was used for another answer"):
+        asked.add_answer(other).result()
+    assert [record.verdict for record in asked.list_feedback()] == ["correct"]
 
 
 def test_an_unknown_prediction_is_refused(store):
     with pytest.raises(UnknownPrediction, match="no prediction has the id"):
-        store.answer(given(9)).result()
+        store.add_answer(given(9)).result()
 
 
 def test_an_answer_finds_a_prediction_that_is_still_being_written(store):
-    written = store.served(served([7]))
-    answered = store.answer(given(7))
+    written = store.log_served_batch(served([7]))
+    answered = store.add_answer(given(7))
     assert answered.result().prediction_id == name(7)
     assert written.done()
 
 
 def test_nobody_needs_to_have_asked(asked):
-    record = asked.answer(given(3)).result()
+    record = asked.add_answer(given(3)).result()
     assert (record.uncertainty, record.selection_reason, record.status) == (None, None, "pending")
-    (waiting,) = asked.pending()
+    (waiting,) = asked.pending_answers()
     assert (waiting.step, waiting.row, waiting.class_index, waiting.position) == (None, None, 3, 3)
 
 
@@ -154,108 +156,108 @@ def test_what_a_database_could_not_hold_is_refused_before(wrong):
 
 def test_text_of_any_script_comes_back_as_it_was(asked):
     odd = "שלום 👩‍🔬 ' \" ; -- \\ \n"
-    record = asked.answer(given(0, comment=odd, metadata={odd: [odd, "\0"]})).result()
-    assert asked.feedback(record.id).comment == odd
-    assert asked.feedback(record.id).metadata == {odd: [odd, "\0"]}
+    record = asked.add_answer(given(0, comment=odd, metadata={odd: [odd, "\0"]})).result()
+    assert asked.find_feedback(record.id).comment == odd
+    assert asked.find_feedback(record.id).metadata == {odd: [odd, "\0"]}
 
 
 def test_a_change_of_mind_replaces_an_answer_not_yet_learned(asked):
-    first = asked.answer(given(0)).result()
-    second = asked.answer(given(0, "incorrect")).result()
+    first = asked.add_answer(given(0)).result()
+    second = asked.add_answer(given(0, "incorrect")).result()
     assert second.supersedes_id == first.id
-    assert (asked.feedback(first.id).status, asked.feedback(first.id).standing) == (
+    assert (asked.find_feedback(first.id).status, asked.find_feedback(first.id).standing) == (
         "superseded",
         False,
     )
-    assert [one.feedback_id for one in asked.pending()] == [second.id]
+    assert [one.feedback_id for one in asked.pending_answers()] == [second.id]
 
 
 def test_a_change_of_mind_leaves_what_was_learned(asked):
-    first = asked.answer(given(0)).result()
+    first = asked.add_answer(given(0)).result()
     learn(asked, "1.1", first)
-    second = asked.answer(given(0, "incorrect")).result()
-    stored = asked.feedback(first.id)
+    second = asked.add_answer(given(0, "incorrect")).result()
+    stored = asked.find_feedback(first.id)
     assert (stored.status, stored.applied_in_version, stored.standing) == ("applied", "1.1", False)
     assert (second.status, second.supersedes_id) == ("pending", first.id)
 
 
 def test_saying_the_same_again_is_learned_once(asked):
     """A second press of the button has a key of its own."""
-    first = asked.answer(given(0)).result()
+    first = asked.add_answer(given(0)).result()
     learn(asked, "1.1", first)
-    second = asked.answer(given(0, comment="really")).result()
-    assert asked.take().result() == []
-    old, new = asked.feedback(first.id), asked.feedback(second.id)
+    second = asked.add_answer(given(0, comment="really")).result()
+    assert asked.claim_answers().result() == []
+    old, new = asked.find_feedback(first.id), asked.find_feedback(second.id)
     assert (old.status, old.applied_in_version) == ("superseded", None)
     assert (new.status, new.applied_in_version, new.standing) == ("applied", "1.1", True)
 
 
 def test_saying_the_same_again_waits_for_the_step_that_learns_it(asked):
-    first = asked.answer(given(0)).result()
-    asked.take().result()
-    second = asked.answer(given(0)).result()
-    assert asked.take().result() == []
+    first = asked.add_answer(given(0)).result()
+    asked.claim_answers().result()
+    second = asked.add_answer(given(0)).result()
+    assert asked.claim_answers().result() == []
     learn(asked, "1.1", first)
-    assert asked.take().result() == []
-    assert asked.feedback(second.id).applied_in_version == "1.1"
+    assert asked.claim_answers().result() == []
+    assert asked.find_feedback(second.id).applied_in_version == "1.1"
 
 
 def test_the_last_of_three_words_is_learned_and_overrules_the_one_before(asked):
     steps = {}
     for number, verdict in enumerate(["correct", "incorrect", "correct"], start=1):
-        record = asked.answer(given(0, verdict)).result()
-        (taken,) = asked.take().result()
+        record = asked.add_answer(given(0, verdict)).result()
+        (taken,) = asked.claim_answers().result()
         assert taken.feedback_id == record.id
         steps[number] = taken.overrules
         learn(asked, f"1.{number}", record)
     assert steps == {1: False, 2: True, 3: True}
-    last = asked.answer(given(0, "correct")).result()
-    assert asked.take().result() == []  # the memory holds it
-    assert asked.feedback(last.id).applied_in_version == "1.3"
+    last = asked.add_answer(given(0, "correct")).result()
+    assert asked.claim_answers().result() == []  # the memory holds it
+    assert asked.find_feedback(last.id).applied_in_version == "1.3"
 
 
 def test_a_change_of_mind_waits_for_the_step_that_learns_the_word_before(asked):
-    first = asked.answer(given(0)).result()
-    asked.take().result()
-    asked.answer(given(0, "incorrect")).result()
-    assert asked.take().result() == []
+    first = asked.add_answer(given(0)).result()
+    asked.claim_answers().result()
+    asked.add_answer(given(0, "incorrect")).result()
+    assert asked.claim_answers().result() == []
     learn(asked, "1.1", first)
-    (taken,) = asked.take().result()
+    (taken,) = asked.claim_answers().result()
     assert (taken.verdict, taken.overrules) == ("incorrect", True)
 
 
 def test_a_change_of_mind_overrules_nobody_else(asked):
-    learn(asked, "1.1", asked.answer(given(0)).result())
-    asked.answer(given(0, "incorrect", by="bert")).result()
-    (taken,) = asked.take().result()
+    learn(asked, "1.1", asked.add_answer(given(0)).result())
+    asked.add_answer(given(0, "incorrect", by="bert")).result()
+    (taken,) = asked.claim_answers().result()
     assert not taken.overrules
 
 
 def test_two_annotators_replace_nothing_of_each_other(asked):
-    asked.answer(given(0)).result()
-    second = asked.answer(given(0, "incorrect", by="bert")).result()
+    asked.add_answer(given(0)).result()
+    second = asked.add_answer(given(0, "incorrect", by="bert")).result()
     assert second.supersedes_id is None
-    assert len(asked.pending()) == 2
+    assert len(asked.pending_answers()) == 2
 
 
 def test_a_skip_is_stored_and_never_learned(asked):
-    record = asked.answer(given(0, "skip")).result()
+    record = asked.add_answer(given(0, "skip")).result()
     assert record.verdict == "skip"
-    assert asked.pending() == []
-    assert asked.take().result() == []
+    assert asked.pending_answers() == []
+    assert asked.claim_answers().result() == []
     assert asked.counts().skipped == 1
-    assert asked.question(name(0)).status == "open"
+    assert asked.find_question(name(0)).status == "open"
 
 
 def test_undo_before_learning_takes_the_answer_out(asked):
-    record = asked.answer(given(0)).result()
-    assert asked.question(name(0)).status == "closed"
-    undone = asked.undo(record.id, by="anna").result()
+    record = asked.add_answer(given(0)).result()
+    assert asked.find_question(name(0)).status == "closed"
+    undone = asked.undo_answer(record.id, by="anna").result()
     assert not undone.applied
-    stored = asked.feedback(record.id)
+    stored = asked.find_feedback(record.id)
     assert (stored.status, stored.undone) == ("superseded", True)
-    assert asked.pending() == []
-    assert asked.question(name(0)).status == "open"
+    assert asked.pending_answers() == []
+    assert asked.find_question(name(0)).status == "open"
     event = asked.events()[-1]
     assert (event.kind, event.body) == (
         "undone",
@@ -264,73 +266,73 @@ def test_undo_before_learning_takes_the_answer_out(asked):
 
 
 def test_undo_after_learning_says_so_and_leaves_it(asked):
-    record = asked.answer(given(0)).result()
+    record = asked.add_answer(given(0)).result()
     learn(asked, "1.1", record)
-    undone = asked.undo(record.id, by="anna").result()
+    undone = asked.undo_answer(record.id, by="anna").result()
     assert undone.applied
-    stored = asked.feedback(record.id)
+    stored = asked.find_feedback(record.id)
     assert (stored.status, stored.undone) == ("applied", True)
 
 
 def test_undo_while_the_step_runs_says_that_it_is_applied(asked):
-    record = asked.answer(given(0)).result()
-    asked.take().result()
-    undone = asked.undo(record.id, by="anna").result()
+    record = asked.add_answer(given(0)).result()
+    asked.claim_answers().result()
+    undone = asked.undo_answer(record.id, by="anna").result()
     assert undone.applied
-    assert asked.feedback(record.id).status == "pending"
+    assert asked.find_feedback(record.id).status == "pending"
     learn(asked, "1.1", record)
-    assert asked.feedback(record.id).status == "applied"
+    assert asked.find_feedback(record.id).status == "applied"
 
 
 def test_undo_twice_is_undo_once(asked):
-    record = asked.answer(given(0)).result()
-    first = asked.undo(record.id, by="anna").result()
-    assert asked.undo(record.id, by="anna").result() == first
+    record = asked.add_answer(given(0)).result()
+    first = asked.undo_answer(record.id, by="anna").result()
+    assert asked.undo_answer(record.id, by="anna").result() == first
     assert [event.kind for event in asked.events()].count("undone") == 1
 
 
 def test_undo_of_nothing_is_refused(store):
     with pytest.raises(UnknownFeedback, match="no feedback has the id 'x'"):
-        store.undo("x", by="anna").result()
+        store.undo_answer("x", by="anna").result()
 
 
 def test_after_an_undo_the_next_answer_replaces_nothing(asked):
-    record = asked.answer(given(0)).result()
-    asked.undo(record.id, by="anna").result()
-    assert asked.answer(given(0)).result().supersedes_id is None
+    record = asked.add_answer(given(0)).result()
+    asked.undo_answer(record.id, by="anna").result()
+    assert asked.add_answer(given(0)).result().supersedes_id is None
 
 
 def test_a_first_answer_to_an_expired_question_is_refused(asked, watch):
     watch.move(3600)
-    with pytest.raises(Expired, match="expired before the answer came"):
-        asked.answer(given(0)).result()
-    asked.expire().result()
-    with pytest.raises(Expired, match="expired before the answer came"):
-        asked.answer(given(0)).result()
-    assert asked.history() == []
+    with pytest.raises(QuestionExpired, match="expired before the answer came"):
+        asked.add_answer(given(0)).result()
+    asked.expire_questions().result()
+    with pytest.raises(QuestionExpired, match="expired before the answer came"):
+        asked.add_answer(given(0)).result()
+    assert asked.list_feedback() == []
 
 
 def test_a_change_of_mind_is_never_too_late(asked, watch):
-    first = asked.answer(given(0)).result()
+    first = asked.add_answer(given(0)).result()
     watch.move(7200)
-    assert asked.answer(given(0, "incorrect")).result().supersedes_id == first.id
+    assert asked.add_answer(given(0, "incorrect")).result().supersedes_id == first.id
 
 
 def test_history_is_newest_first_and_goes_on_before_a_seq(asked):
-    records = [asked.answer(given(number)).result() for number in range(3)]
-    asked.answer(given(0, by="bert")).result()
-    newest = asked.history("anna", limit=2)
+    records = [asked.add_answer(given(number)).result() for number in range(3)]
+    asked.add_answer(given(0, by="bert")).result()
+    newest = asked.list_feedback("anna", limit=2)
     assert [one.id for one in newest] == [records[2].id, records[1].id]
-    rest = asked.history("anna", before=newest[-1].seq)
+    rest = asked.list_feedback("anna", before=newest[-1].seq)
     assert [one.id for one in rest] == [records[0].id]
-    assert len(asked.history()) == 4
+    assert len(asked.list_feedback()) == 4
 
 
 def test_agreement_counts_pairs_on_the_same_prediction(asked):
     for number, theirs in enumerate(["correct", "incorrect", "skip"]):
-        asked.answer(given(number)).result()
-        asked.answer(given(number, theirs, by="bert")).result()
-    anna, bert = asked.annotators()
+        asked.add_answer(given(number)).result()
+        asked.add_answer(given(number, theirs, by="bert")).result()
+    anna, bert = asked.count_by_annotator()
     assert (anna.annotator_id, anna.answered, anna.skipped) == ("anna", 3, 0)
     assert (bert.annotator_id, bert.answered, bert.skipped) == ("bert", 2, 1)
     assert (anna.compared, anna.agreed) == (bert.compared, bert.agreed) == (2, 1)

@@ -16,12 +16,14 @@ from server.store.made import given, name, question, served
 
 @pytest.fixture
 def answered(store):
-    store.served(served(range(3)))
-    store.asked([question(0, reason="audit")])
-    store.answer(given(0, by="anna@example.org", key="a", lead_time_ms=1500))
-    store.answer(given(0, "skip", by="bert", key="b", comment="=HYPERLINK(1)", metadata={"x": 1}))
-    store.answer(given(1, by="bert", key="c"))
-    store.answer(given(1, "incorrect", by="bert", key="d", comment='a "b",\nc')).result()
+    store.log_served_batch(served(range(3)))
+    store.add_questions([question(0, reason="audit")])
+    store.add_answer(given(0, by="anna@example.org", key="a", lead_time_ms=1500))
+    store.add_answer(
+        given(0, "skip", by="bert", key="b", comment="=HYPERLINK(1)", metadata={"x": 1})
+    )
+    store.add_answer(given(1, by="bert", key="c"))
+    store.add_answer(given(1, "incorrect", by="bert", key="d", comment='a "b",\nc')).result()
     return store
 
 
@@ -78,8 +80,8 @@ def test_label_studio_gets_a_task_for_each_prediction_with_standing_answers(answ
 def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, completed_by):
     """Over HTTP an annotator is the id of a key."""
     key = store.keys.create("annotator", owner).record
-    store.served(served(range(1)))
-    store.answer(given(0, by=key.id, key="a")).result()
+    store.log_served_batch(served(range(1)))
+    store.add_answer(given(0, by=key.id, key="a")).result()
     store.keys.revoke(key.id)
     names = store.keys.names()
     (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
@@ -93,8 +95,8 @@ def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, comp
 
 def test_label_studio_is_told_who_skipped(store):
     key = store.keys.create("annotator", "Bert").record
-    store.served(served(range(1)))
-    store.answer(given(0, "skip", by=key.id, key="a", comment="too dark")).result()
+    store.log_served_batch(served(range(1)))
+    store.add_answer(given(0, "skip", by=key.id, key="a", comment="too dark")).result()
     names = store.keys.names()
     (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
     assert task["annotations"][0]["result"] == []

@@ -6,8 +6,8 @@ from hashlib import sha256
 import pytest
 
 from bitta.errors import InputError
-from bitta.server.store import Full, NewImage
-from bitta.server.store.images import Images
+from bitta.server.store import NewImage, StoreFull
+from bitta.server.store.images import ImageFiles
 
 CAT = NewImage(b"cat" * 100, (10, 10, 3), "uint8")
 NAME = sha256(CAT.content).hexdigest()
@@ -24,7 +24,7 @@ def test_a_kept_image_is_read_back(store, reopen, tmp_path):
     assert (tmp_path / "images" / NAME[:2] / NAME[2:4] / NAME).read_bytes() == CAT.content
     store = reopen()
     assert store.images.read(NAME) == CAT.content
-    assert store.image(NAME) == record
+    assert store.find_image(NAME) == record
 
 
 def test_the_same_image_is_kept_once(store, watch):
@@ -37,7 +37,7 @@ def test_a_deleted_image_is_gone_and_logged(store, tmp_path):
     store.keep_images([CAT]).result()
     assert store.delete_image(NAME, by="olga").result() is True
     assert store.images.read(NAME) is None
-    assert store.image(NAME).deleted_at is not None
+    assert store.find_image(NAME).deleted_at is not None
     assert store.events()[-1].body == {"sha256": NAME, "by": "olga"}
     assert store.delete_image(NAME, by="olga").result() is False
     assert [path for path in (tmp_path / "images").rglob("*") if path.is_file()] == []
@@ -48,7 +48,7 @@ def test_an_image_that_comes_again_after_deletion_is_kept_again(store):
     store.delete_image(NAME, by="olga").result()
     store.keep_images([CAT]).result()
     assert store.images.read(NAME) == CAT.content
-    assert store.image(NAME).deleted_at is None
+    assert store.find_image(NAME).deleted_at is None
 
 
 def test_a_deletion_between_file_and_row_leaves_no_row_without_a_file(store):
@@ -56,7 +56,7 @@ def test_a_deletion_between_file_and_row_leaves_no_row_without_a_file(store):
     removed, kept = store.delete_image(NAME, by="olga"), store.keep_images([CAT])
     assert removed.result()
     kept.result()
-    assert store.image(NAME).deleted_at is None
+    assert store.find_image(NAME).deleted_at is None
     assert store.images.read(NAME) == CAT.content
 
 
@@ -74,7 +74,7 @@ def test_a_restart_finishes_deletions_and_half_written_files(store, reopen, tmp_
 @pytest.mark.parametrize("wrong", ["../../etc/passwd", "", "A" * 64, "a" * 63, "a" * 64 + "\n"])
 def test_a_name_is_a_hash_and_no_path(tmp_path, wrong):
     with pytest.raises(InputError, match="give the 64 hex digits"):
-        Images(tmp_path).read(wrong)
+        ImageFiles(tmp_path).read(wrong)
 
 
 def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(store, monkeypatch):
@@ -92,26 +92,26 @@ def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(stor
 
 def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
     def full(_):
-        raise Full("no room")
+        raise StoreFull("no room")
 
     monkeypatch.setattr(store.images, "keep", full)
-    kept, event = store.keep_images([CAT]), store.event("x", {})
-    assert isinstance(kept.exception(), Full)
+    kept, event = store.keep_images([CAT]), store.log_event("x", {})
+    assert isinstance(kept.exception(), StoreFull)
     assert event.result()
-    assert store.image(NAME) is None
+    assert store.find_image(NAME) is None
 
 
 def test_images_that_are_not_kept_are_told_once_and_counted(store, monkeypatch, caplog):
     def full(_):
-        raise Full("no room")
+        raise StoreFull("no room")
 
     with monkeypatch.context() as disk:
         disk.setattr(store.images, "keep", full)
         for images in ([CAT], [CAT, CAT]):
-            assert isinstance(store.keep_images(images).exception(), Full)
+            assert isinstance(store.keep_images(images).exception(), StoreFull)
     store.keep_images([CAT]).result()
     store.keep_images([CAT]).result()
-    store.event("x", {}).result()  # behind all of them
+    store.log_event("x", {}).result()  # behind all of them
     assert [record.message for record in caplog.records] == [
         "images are not kept: no room",
         "images are kept again; 3 were not",

@@ -42,7 +42,7 @@ def test_every_acknowledged_answer_is_there_exactly_once(url, tmp_path):
             stored = [record.idempotency_key for record in store.all_feedback()]
             assert len(stored) == len(set(stored))
             assert {f"k{one}" for one in told} <= set(stored)
-            assert store.answer(given(told[-1], key=f"k{told[-1]}")).result().repeated
+            assert store.add_answer(given(told[-1], key=f"k{told[-1]}")).result().repeated
     with Store.open(url, tmp_path) as store:
         learned_in_log = [
             one

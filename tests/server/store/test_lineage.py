@@ -10,9 +10,9 @@ from server.store.made import given, served, snapshot
 @pytest.fixture
 def answered(store):
     """Predictions 0 to 5, each answered once, in this order."""
-    store.served(served(range(6)))
+    store.log_served_batch(served(range(6)))
     for number in range(6):
-        store.answer(given(number, key=f"k{number}")).result()
+        store.add_answer(given(number, key=f"k{number}")).result()
     return store
 
 
@@ -21,18 +21,18 @@ def ids(answers):
 
 
 def learn(store, version, answers):
-    store.learned(
+    store.log_learned_step(
         LearnedStep(version, [one.feedback_id for one in answers], {"loss": 0.5}, 0.1, "w")
     ).result()
 
 
 def test_a_step_and_the_answers_it_used_are_one_change(answered):
-    taken = answered.take(2).result()
+    taken = answered.claim_answers(2).result()
     assert ids(taken) == [0, 1]
     learn(answered, "1.1", taken)
-    first = answered.feedback(taken[0].feedback_id)
+    first = answered.find_feedback(taken[0].feedback_id)
     assert (first.status, first.applied_in_version) == ("applied", "1.1")
-    assert ids(answered.pending()) == [2, 3, 4, 5]
+    assert ids(answered.pending_answers()) == [2, 3, 4, 5]
     event = answered.events()[-1]
     assert event.kind == "learned"
     assert event.body == {
@@ -46,62 +46,62 @@ def test_a_step_and_the_answers_it_used_are_one_change(answered):
 
 
 def test_a_step_whose_commit_was_not_heard_of_is_logged_once(answered):
-    taken = answered.take(2).result()
+    taken = answered.claim_answers(2).result()
     learn(answered, "1.1", taken)
     learn(answered, "1.1", taken)
     assert len(answered.events(kinds=["learned"])) == 1
 
 
 def test_a_step_made_again_after_a_restart_is_logged_again(answered):
-    answered.snapshot(snapshot(0, "1.0")).result()
-    learn(answered, "1.1", answered.take(2).result())
-    assert len(answered.recovered(f"S{0:025d}").result().reentered) == 2
-    learn(answered, "1.1", answered.take().result())
+    answered.add_snapshot(snapshot(0, "1.0")).result()
+    learn(answered, "1.1", answered.claim_answers(2).result())
+    assert len(answered.log_restart(f"S{0:025d}").result().reentered) == 2
+    learn(answered, "1.1", answered.claim_answers().result())
     assert [len(event.body["answers"]) for event in answered.events(kinds=["learned"])] == [2, 6]
 
 
 def test_a_loss_that_is_no_number_is_logged_as_none(store):
     losses = {"a": float("nan"), "b": float("inf"), "c": None}
-    store.learned(LearnedStep("1.1", [], losses, 0.1)).result()
+    store.log_learned_step(LearnedStep("1.1", [], losses, 0.1)).result()
     assert store.events()[-1].body["losses"] == {"a": None, "b": None, "c": None}
 
 
 def test_no_answer_is_taken_twice(answered):
-    assert ids(answered.take(4).result()) == [0, 1, 2, 3]
-    assert ids(answered.take().result()) == [4, 5]
-    assert answered.take().result() == []
+    assert ids(answered.claim_answers(4).result()) == [0, 1, 2, 3]
+    assert ids(answered.claim_answers().result()) == [4, 5]
+    assert answered.claim_answers().result() == []
     assert answered.counts().pending == 6
 
 
 def test_released_answers_are_pending_again_but_not_those_undone(answered):
-    taken = answered.take().result()
-    answered.undo(taken[0].feedback_id, by="anna").result()
-    answered.answer(given(1, "incorrect")).result()
-    answered.release([one.feedback_id for one in taken]).result()
-    assert ids(answered.pending()) == [2, 3, 4, 5, 1]
-    assert answered.feedback(taken[0].feedback_id).status == "superseded"
-    assert answered.feedback(taken[1].feedback_id).status == "superseded"
+    taken = answered.claim_answers().result()
+    answered.undo_answer(taken[0].feedback_id, by="anna").result()
+    answered.add_answer(given(1, "incorrect")).result()
+    answered.release_answers([one.feedback_id for one in taken]).result()
+    assert ids(answered.pending_answers()) == [2, 3, 4, 5, 1]
+    assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
+    assert answered.find_feedback(taken[1].feedback_id).status == "superseded"
 
 
 def test_all_that_is_claimed_can_be_given_back(answered):
-    answered.take(4).result()
-    answered.release_all().result()
-    assert ids(answered.pending()) == [0, 1, 2, 3, 4, 5]
+    answered.claim_answers(4).result()
+    answered.release_all_answers().result()
+    assert ids(answered.pending_answers()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_restart_forgets_what_was_claimed(answered, reopen):
-    taken = answered.take(3).result()
-    answered.undo(taken[0].feedback_id, by="anna").result()
+    taken = answered.claim_answers(3).result()
+    answered.undo_answer(taken[0].feedback_id, by="anna").result()
     store = reopen()
-    assert ids(store.pending()) == [1, 2, 3, 4, 5]
-    assert store.feedback(taken[0].feedback_id).status == "superseded"
+    assert ids(store.pending_answers()) == [1, 2, 3, 4, 5]
+    assert store.find_feedback(taken[0].feedback_id).status == "superseded"
 
 
 def test_an_answer_that_cannot_be_used_is_said_to_be_expired(answered):
-    first = answered.pending()[0].feedback_id
-    answered.unusable([first], "its image was deleted").result()
-    assert answered.feedback(first).status == "expired"
-    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
+    first = answered.pending_answers()[0].feedback_id
+    answered.expire_answers([first], "its image was deleted").result()
+    assert answered.find_feedback(first).status == "expired"
+    assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
     assert answered.events()[-1].body == {
         "feedback_ids": [first],
         "reason": "its image was deleted",
@@ -109,27 +109,30 @@ def test_an_answer_that_cannot_be_used_is_said_to_be_expired(answered):
 
 
 def test_snapshots_are_listed_until_dropped(store):
-    first = store.snapshot(snapshot(1, "1.0", "source")).result()
-    second = store.snapshot(snapshot(2, "1.40")).result()
+    first = store.add_snapshot(snapshot(1, "1.0", "source")).result()
+    second = store.add_snapshot(snapshot(2, "1.40")).result()
     assert (second.lineage, second.step, second.path) == (1, 40, "snapshots/2.safetensors")
-    assert store.last_snapshot() == second
+    assert store.newest_snapshot() == second
     assert store.snapshots() == [first, second]
     store.drop_snapshots([second.id]).result()
     assert store.snapshots() == [first]
-    assert store.last_snapshot() == first
-    assert store.snapshot_of(second.id).dropped_at is not None
+    assert store.newest_snapshot() == first
+    assert store.find_snapshot(second.id).dropped_at is not None
     assert len(store.snapshots(dropped=True)) == 2
 
 
 def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     """Of 0 to 5: 0 and 1 are in the snapshot, 2 and 3 were learned after it, 4 and 5 never."""
-    learn(answered, "1.1", answered.take(2).result())
-    kept = answered.snapshot(snapshot(1, "1.1")).result()
-    learn(answered, "1.2", answered.take(2).result())
-    assert ids(answered.applied_after(kept)) == [2, 3]
-    recovered = answered.recovered(kept.id, {"threads": 2}).result()
-    assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k2", "k3"]
-    assert ids(answered.pending()) == [2, 3, 4, 5]
+    learn(answered, "1.1", answered.claim_answers(2).result())
+    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    learn(answered, "1.2", answered.claim_answers(2).result())
+    assert ids(answered.answers_applied_after(kept)) == [2, 3]
+    recovered = answered.log_restart(kept.id, {"threads": 2}).result()
+    assert [answered.find_feedback(one).idempotency_key for one in recovered.reentered] == [
+        "k2",
+        "k3",
+    ]
+    assert ids(answered.pending_answers()) == [2, 3, 4, 5]
     event = answered.events()[-1]
     assert (event.seq, event.kind) == (recovered.seq, "recovered")
     assert event.body == {
@@ -137,7 +140,7 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
         "reentered": list(recovered.reentered),
         "environment": {"threads": 2},
     }
-    again = answered.recovered(kept.id).result()
+    again = answered.log_restart(kept.id).result()
     assert again.reentered == ()
 
 
@@ -146,68 +149,71 @@ def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_la
 
     What was learned in 4.2, and gone back from, is not learned again.
     """
-    learn(answered, "1.1", answered.take(1).result())
-    oldest = kept = answered.snapshot(snapshot(1, "1.1")).result()
+    learn(answered, "1.1", answered.claim_answers(1).result())
+    oldest = kept = answered.add_snapshot(snapshot(1, "1.1")).result()
     for lineage in (2, 3):
-        assert answered.recovered(kept.id, lineage=lineage).result().reentered == ()
+        assert answered.log_restart(kept.id, lineage=lineage).result().reentered == ()
         version = f"{lineage}.{kept.step + 1}"
-        learn(answered, version, answered.take(1).result())
-        kept = answered.snapshot(snapshot(lineage, version)).result()
-    recovered = answered.recovered(oldest.id, lineage=4).result()
-    assert [answered.feedback(one).idempotency_key for one in recovered.reentered] == ["k1", "k2"]
-    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
-    learn(answered, "4.2", answered.take(1).result())
-    answered.rolled_back(
+        learn(answered, version, answered.claim_answers(1).result())
+        kept = answered.add_snapshot(snapshot(lineage, version)).result()
+    recovered = answered.log_restart(oldest.id, lineage=4).result()
+    assert [answered.find_feedback(one).idempotency_key for one in recovered.reentered] == [
+        "k1",
+        "k2",
+    ]
+    assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
+    learn(answered, "4.2", answered.claim_answers(1).result())
+    answered.log_rollback(
         oldest.id, snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
     ).result()
-    assert answered.recovered(oldest.id).result().reentered == ()
+    assert answered.log_restart(oldest.id).result().reentered == ()
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
 def test_recovery_past_a_rollback_whose_file_is_lost_learns_again_what_came_after(answered, what):
     """0 and 1 are in 1.1 and 1.2, 2 in 1.3 and gone back from, to 1.2; 3 is in 2.3."""
-    oldest = answered.snapshot(snapshot(1, "1.0", "source")).result()
+    oldest = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
     for version in ("1.1", "1.2", "1.3"):
-        learn(answered, version, answered.take(1).result())
+        learn(answered, version, answered.claim_answers(1).result())
         if version == "1.2":
-            kept = answered.snapshot(snapshot(2, version)).result()
-    answered.rolled_back(
+            kept = answered.add_snapshot(snapshot(2, version)).result()
+    answered.log_rollback(
         kept.id, snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga"
     ).result()
-    learn(answered, "2.3", answered.take(1).result())
+    learn(answered, "2.3", answered.claim_answers(1).result())
     if what == "missing":
         answered.drop_snapshots([snapshot(3, "2.2").id], must=True).result()
-    recovered = answered.recovered(oldest.id, lineage=3).result()
-    keys = [answered.feedback(one).idempotency_key for one in recovered.reentered]
+    recovered = answered.log_restart(oldest.id, lineage=3).result()
+    keys = [answered.find_feedback(one).idempotency_key for one in recovered.reentered]
     assert keys == ["k0", "k1", "k3"]
-    assert ids(answered.pending()) == [0, 1, 3, 4, 5]
+    assert ids(answered.pending_answers()) == [0, 1, 3, 4, 5]
 
 
 def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
-    kept = answered.snapshot(snapshot(1, "1.0")).result()
-    taken = answered.take(2).result()
+    kept = answered.add_snapshot(snapshot(1, "1.0")).result()
+    taken = answered.claim_answers(2).result()
     learn(answered, "1.1", taken)
-    answered.undo(taken[0].feedback_id, by="anna").result()
-    assert answered.recovered(kept.id).result().reentered == (taken[1].feedback_id,)
-    assert answered.feedback(taken[0].feedback_id).status == "superseded"
+    answered.undo_answer(taken[0].feedback_id, by="anna").result()
+    assert answered.log_restart(kept.id).result().reentered == (taken[1].feedback_id,)
+    assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
 
 
 def test_a_snapshot_recorded_late_still_knows_what_it_holds(answered):
     """Its file was written while a further step was made and logged."""
-    learn(answered, "1.1", answered.take(1).result())
-    learn(answered, "1.2", answered.take(1).result())
-    kept = answered.snapshot(snapshot(1, "1.1")).result()
-    assert ids(answered.applied_after(kept)) == [1]
+    learn(answered, "1.1", answered.claim_answers(1).result())
+    learn(answered, "1.2", answered.claim_answers(1).result())
+    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    assert ids(answered.answers_applied_after(kept)) == [1]
 
 
 def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
-    source = answered.snapshot(snapshot(1, "1.0", "source")).result()
-    learn(answered, "1.1", answered.take(1).result())
-    back = answered.rolled_back(
+    source = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
+    learn(answered, "1.1", answered.claim_answers(1).result())
+    back = answered.log_rollback(
         source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="collapse", by="guard"
     ).result()
     assert (back.lineage, back.step, back.reason) == (2, 0, "rollback")
-    assert answered.last_snapshot() == back
+    assert answered.newest_snapshot() == back
     rollback, taken = answered.events(after=back.seq - 2)
     assert (rollback.kind, taken.kind) == ("rollback", "snapshot")
     assert rollback.body == {
@@ -217,54 +223,56 @@ def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
         "reason": "collapse",
         "by": "guard",
     }
-    assert answered.applied_after(back) == []
+    assert answered.answers_applied_after(back) == []
     assert answered.counts().applied == 1
 
 
 def test_going_back_after_a_failure_lets_what_was_learned_since_pend_again(answered):
     """Of 0 to 5: 0 is in the snapshot, 1 was learned after it, 2 was in the step that failed."""
-    learn(answered, "1.1", answered.take(1).result())
-    kept = answered.snapshot(snapshot(1, "1.1")).result()
-    learn(answered, "1.2", answered.take(1).result())
-    answered.take(1).result()
-    answered.rolled_back(
+    learn(answered, "1.1", answered.claim_answers(1).result())
+    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    learn(answered, "1.2", answered.claim_answers(1).result())
+    answered.claim_answers(1).result()
+    answered.log_rollback(
         kept.id, snapshot(2, "2.1", "rollback"),
         from_version="1.2", reason="out of memory", by="guard", again=True,
     ).result()  # fmt: skip
-    assert ids(answered.pending()) == [1, 2, 3, 4, 5]
+    assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
     (event,) = answered.events(kinds=["rollback"])
-    assert [answered.feedback(one).idempotency_key for one in event.body["reentered"]] == ["k1"]
+    assert [answered.find_feedback(one).idempotency_key for one in event.body["reentered"]] == [
+        "k1"
+    ]
 
 
 def test_a_snapshot_that_was_dropped_begins_no_lineage(answered):
     """A rollback whose reply was lost: its file is gone, and the old lineage goes on."""
-    source = answered.snapshot(snapshot(1, "1.0", "source")).result()
-    first, *_ = taken = answered.take().result()
+    source = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
+    first, *_ = taken = answered.claim_answers().result()
     learn(answered, "1.1", taken)
-    answered.rolled_back(
+    answered.log_rollback(
         source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
     ).result()
     answered.drop_snapshots([snapshot(2, "2.0").id], must=True).result()
-    answered.answer(given(0)).result()
-    assert answered.take().result() == []
-    assert answered.feedback(first.feedback_id).status == "superseded"
+    answered.add_answer(given(0)).result()
+    assert answered.claim_answers().result() == []
+    assert answered.find_feedback(first.feedback_id).status == "superseded"
 
 
 def test_unknown_snapshots_and_versions_are_refused(store):
     with pytest.raises(UnknownSnapshot, match="no snapshot has the id 'x'"):
-        store.recovered("x").result()
+        store.log_restart("x").result()
     with pytest.raises(InputError, match=r"version is '1'; give LINEAGE\.STEP"):
-        store.snapshot(snapshot(1, "1")).result()
+        store.add_snapshot(snapshot(1, "1")).result()
 
 
 def test_answers_after_an_event_are_listed_whatever_became_of_them(answered):
-    middle = answered.history()[3].seq
-    answered.undo(answered.history()[0].id, by="anna").result()
+    middle = answered.list_feedback()[3].seq
+    answered.undo_answer(answered.list_feedback()[0].id, by="anna").result()
     assert ids(answered.answers_after(middle)) == [3, 4, 5]
 
 
 def test_any_event_goes_into_the_same_order(store):
-    first = store.event("paused", {"by": "olga", "reason": "lunch"}).result()
-    second = store.event("resumed", {"by": "olga"}).result()
+    first = store.log_event("paused", {"by": "olga", "reason": "lunch"}).result()
+    second = store.log_event("resumed", {"by": "olga"}).result()
     assert first < second == store.last_seq()
     assert [event.kind for event in store.events(after=first)] == ["resumed"]

@@ -21,11 +21,11 @@ from hypothesis.stateful import (
 )
 
 from bitta.server.store import (
-    Conflict,
-    Expired,
+    IdempotencyConflict,
     LearnedStep,
     NewImage,
     NewQuestion,
+    QuestionExpired,
     Store,
     UnknownPrediction,
 )
@@ -83,7 +83,7 @@ class Plain(RuleBasedStateMachine):
     @rule(n=st.integers(1, 2))
     def serve(self, n):
         first = self.model.n_served
-        self.store.served(served(range(first, first + n)))
+        self.store.log_served_batch(served(range(first, first + n)))
         self.model.n_served += n
 
     @rule(
@@ -100,13 +100,13 @@ class Plain(RuleBasedStateMachine):
             return
         until = self.watch.at + seconds * SECOND
         new = NewQuestion(name(number), step, number, uncertainty, reason, until, overlap)
-        self.store.asked([new]).result()
+        self.store.add_questions([new]).result()
         self.model.asks[name(number)] = Ask(new)
         self.model.settle(name(number))
 
     @rule(who=PEOPLE)
     def lease(self, who):
-        held = self.store.lease(who, seconds=60).result()
+        held = self.store.lease_question(who, seconds=60).result()
         free = self.model.free_for(who)
         assert (held and held.question.prediction_id) == (free[0] if free else None)
         if held is None:
@@ -128,9 +128,9 @@ class Plain(RuleBasedStateMachine):
             token = ask.held[who][0] if ask and who in ask.held and pick % 2 else None
             new = given(number, verdict, by=who, lease=token)
             if self.model.too_late(new, token):
-                refused(self.store.answer(new), Expired)
+                refused(self.store.add_answer(new), QuestionExpired)
             else:
-                record = self.store.answer(new).result()
+                record = self.store.add_answer(new).result()
                 self.model.say(Said(new, record.id, self.watch.at))
         if learn:
             self.take(None, learn=True)
@@ -138,14 +138,14 @@ class Plain(RuleBasedStateMachine):
     @rule(pick=PICK)
     def repeat(self, pick):
         said = self.one_said(pick)
-        record = self.store.answer(said.given).result()
+        record = self.store.add_answer(said.given).result()
         assert (record.id, record.repeated) == (said.id, True)
-        refused(self.store.answer(replace(said.given, comment="other")), Conflict)
+        refused(self.store.add_answer(replace(said.given, comment="other")), IdempotencyConflict)
 
     @rule(pick=PICK)
     def undo(self, pick):
         said = self.one_said(pick)
-        undone = self.store.undo(said.id, by="olga").result()
+        undone = self.store.undo_answer(said.id, by="olga").result()
         assert undone.applied == (said.status == "applied" or said.taken)
         if not said.undone:
             self.model.end(said, undone=True)
@@ -166,7 +166,7 @@ class Plain(RuleBasedStateMachine):
         said = Said(new, f"I{len(self.model.said):025d}", at)
         replaced = None if after is None else self.one_said(pick + after).id
         told = fate | {"supersedes_id": replaced}
-        restored = self.store.restore(read(line_of(said, **told))).result()
+        restored = self.store.import_answer(read(line_of(said, **told))).result()
         assert not restored.record.repeated
         assert restored.ended == self.model.restore(said, **told)
 
@@ -174,7 +174,7 @@ class Plain(RuleBasedStateMachine):
     def restore_again(self, pick, fate):
         """One that is here, and that may have ended there."""
         said = self.one_said(pick)
-        restored = self.store.restore(read(line_of(said, **fate))).result()
+        restored = self.store.import_answer(read(line_of(said, **fate))).result()
         assert (restored.record.id, restored.record.repeated) == (said.id, True)
         ends = fate["undone"] or not fate["standing"]
         assert restored.ended == (said.standing and ends)
@@ -182,24 +182,24 @@ class Plain(RuleBasedStateMachine):
             self.model.end(said, undone=fate["undone"] or said.undone)
         other = {"idempotency_key": "another"}
         for kind, changed in (
-            (Conflict, {"comment": "other"}),
-            (Conflict, {"answered_at": said.at + 1}),
-            (Conflict, other),
+            (IdempotencyConflict, {"comment": "other"}),
+            (IdempotencyConflict, {"answered_at": said.at + 1}),
+            (IdempotencyConflict, other),
             (UnknownPrediction, other | {"id": None, "prediction_id": name(999)}),
         ):
-            refused(self.store.restore(read(line_of(said, **changed))), kind)
+            refused(self.store.import_answer(read(line_of(said, **changed))), kind)
 
     @rule()
     def import_own(self):
         """What was exported before brings nothing back and ends nothing."""
         for line in self.exported:
-            restored = self.store.restore(read(line)).result()
+            restored = self.store.import_answer(read(line)).result()
             assert (restored.record.repeated, restored.ended) == (True, False)
         self.exported = list(export("jsonl", self.store.all_feedback()))
 
     @rule(limit=st.sampled_from([None, None, 2]), learn=st.booleans())
     def take(self, limit, learn):
-        taken = self.store.take(limit).result()
+        taken = self.store.claim_answers(limit).result()
         for said in self.model.free_to_take():
             self.model.pass_on(said)
         mine = self.model.free_to_take()[:limit]
@@ -215,20 +215,22 @@ class Plain(RuleBasedStateMachine):
         self.model.live.step += 1
         mine = self.model.taken()
         step = LearnedStep(self.model.live.version, [said.id for said in mine], {}, 0.1)
-        self.store.learned(step).result()
+        self.store.log_learned_step(step).result()
         self.model.learn(mine)
 
     @rule(everything=st.booleans())
     def release(self, everything):
         mine = [said.id for said in self.model.taken()]
-        (self.store.release_all() if everything else self.store.release(mine)).result()
+        (
+            self.store.release_all_answers() if everything else self.store.release_answers(mine)
+        ).result()
         self.model.release()
 
     @rule(reason=st.sampled_from(["interval", "interval", "asked"]), n=st.integers(1, 2))
     def keep(self, reason, n=2):
         """Of those that nobody asked for, the last `n` stay."""
         new = snapshot(len(self.model.snapshots), self.model.live.version, reason)
-        self.store.snapshot(new).result()
+        self.store.add_snapshot(new).result()
         self.model.keep(Kept(new.id, reason, self.model.live.copy()))
         self.drop(self.model.old(keep=n))
 
@@ -257,7 +259,7 @@ class Plain(RuleBasedStateMachine):
     def wait(self, seconds, expire):
         self.watch.move(seconds)
         if expire:
-            assert set(self.store.expire().result()) == self.model.expire()
+            assert set(self.store.expire_questions().result()) == self.model.expire()
 
     @rule()
     def restart(self):
@@ -275,7 +277,7 @@ class Plain(RuleBasedStateMachine):
         to = self.model.kept()[-1]
         same = in_order and not lost and to.state.lineage == self.model.live.lineage
         lineage = None if same else self.model.newest + 1
-        recovered = self.store.recovered(to.id, lineage=lineage).result()
+        recovered = self.store.log_restart(to.id, lineage=lineage).result()
         assert list(recovered.reentered) == self.model.forget_since(to.state)
         self.model.go_on_from(to.state, lineage or to.state.lineage)
 
@@ -301,7 +303,7 @@ class Plain(RuleBasedStateMachine):
         stored = list(self.store.all_feedback())
         assert [told(one) for one in stored] == [said.told for said in self.model.said]
         waiting = [said.id for said in self.model.waiting()]
-        assert [one.feedback_id for one in self.store.pending()] == waiting
+        assert [one.feedback_id for one in self.store.pending_answers()] == waiting
 
     @invariant()
     def the_memory_is_what_was_said_last_on_the_way_to_it(self):
@@ -319,7 +321,7 @@ class Plain(RuleBasedStateMachine):
         assert told == [(one.id, one.state.version, one.dropped) for one in self.model.snapshots]
         kept = [one.id for one in self.model.kept()]
         assert [one.id for one in self.store.snapshots()] == kept
-        assert self.store.last_snapshot().id == kept[-1]
+        assert self.store.newest_snapshot().id == kept[-1]
         assert self.store.newest_lineage() == self.model.newest
 
     @invariant()
@@ -327,7 +329,7 @@ class Plain(RuleBasedStateMachine):
         files = [path.read_bytes() for path in self.folder.glob("images/*/*/*")]
         assert sorted(files) == sorted(self.model.pictures)
         for content in self.model.pictures.keys() | self.model.deleted.keys():
-            record = self.store.image(sha256(content).hexdigest())
+            record = self.store.find_image(sha256(content).hexdigest())
             since = self.model.pictures.get(content)
             assert record.deleted_at == (None if since else self.model.deleted[content])
             assert since in (None, record.kept_at)
@@ -347,7 +349,7 @@ class Plain(RuleBasedStateMachine):
         state = to.state.copy(lineage=self.model.newest + 1)
         new = snapshot(len(self.model.snapshots), state.version, "rollback")
         who = {"from_version": self.model.live.version, "reason": "?", "by": "olga"}
-        self.store.rolled_back(to.id, new, **who, again=again).result()
+        self.store.log_rollback(to.id, new, **who, again=again).result()
         self.model.newest = state.lineage
         return self.model.keep(Kept(new.id, "rollback", state))
 

@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from bitta.errors import SettingError
-from bitta.server.store import NewerSchema, Owned, Store, StoreError, connect, lineage
+from bitta.server.store import NewerSchema, Store, StoreError, StoreInUse, connect, lineage
 from bitta.server.store.migrate import HEAD, VERSION_TABLE
 from bitta.server.store.tables import metadata
 from server.store.made import Watch
@@ -22,7 +22,7 @@ def test_migrations_give_the_tables_that_the_code_means(store):
 
 
 def test_what_was_stored_is_there_after_opening_again(store, reopen):
-    seq = store.event("x", {"a": [1, None, "é"]}).result()
+    seq = store.log_event("x", {"a": [1, None, "é"]}).result()
     (event,) = reopen().events()
     assert (event.seq, event.kind, event.body) == (seq, "x", {"a": [1, None, "é"]})
 
@@ -59,9 +59,9 @@ def test_reading_connections_cannot_write(store):
 
 
 def test_a_folder_has_one_owner(store, url, tmp_path):
-    with pytest.raises(Owned, match=r"belongs to a bitta server that runs \(process \d+\)"):
+    with pytest.raises(StoreInUse, match=r"belongs to a bitta server that runs \(process \d+\)"):
         Store.open(url, tmp_path)
-    store.event("x", {}).result()
+    store.log_event("x", {}).result()
 
 
 def test_a_database_has_one_owner_wherever_its_folder_is(kind, store, url, tmp_path, monkeypatch):
@@ -70,16 +70,16 @@ def test_a_database_has_one_owner_wherever_its_folder_is(kind, store, url, tmp_p
     monkeypatch.setattr(connect, "_OWNER_WAITS", "100ms")
     with pytest.raises(StoreError, match="the database belongs to a bitta server that runs"):
         Store.open(url, tmp_path / "other")
-    store.event("x", {}).result()
+    store.log_event("x", {}).result()
 
 
 def test_a_visitor_reads_and_makes_keys_beside_the_owner(store, url, tmp_path, watch):
-    store.event("x", {}).result()
+    store.log_event("x", {}).result()
     with Store.open(url, tmp_path, clock=watch, alone=False) as visitor:
         token = visitor.keys.create("client", "made beside").token
         assert len(visitor.events()) == 1
     assert store.keys.verify(token).name == "made beside"
-    store.event("y", {}).result()
+    store.log_event("y", {}).result()
 
 
 def test_a_visitor_may_be_the_first(url, tmp_path):
@@ -140,7 +140,7 @@ def test_a_database_that_is_not_there_is_said_so_without_its_password(tmp_path):
 def test_an_address_of_a_file_is_taken(tmp_path):
     place = tmp_path / "elsewhere.db"
     with Store.open(f"sqlite:///{place}", tmp_path / "folder", clock=Watch()) as store:
-        store.event("x", {}).result()
+        store.log_event("x", {}).result()
     assert place.exists()
 
 

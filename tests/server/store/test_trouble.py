@@ -13,14 +13,22 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from bitta.server.store import Busy, Closed, Full, NewImage, Store, Unavailable, connect
+from bitta.server.store import (
+    NewImage,
+    Store,
+    StoreBusy,
+    StoreClosed,
+    StoreFull,
+    StoreUnavailable,
+    connect,
+)
 from server.store.made import database, given, name, question, served
 
 
 @pytest.fixture
 def opened(tmp_path, watch):
     with Store.open(None, tmp_path, clock=watch, busy_seconds=0.2) as store:
-        store.served(served(range(10))).result()
+        store.log_served_batch(served(range(10))).result()
         yield store
 
 
@@ -58,34 +66,37 @@ def large(number, **more):
 
 def test_a_locked_database_refuses_in_a_sentence_and_then_goes_on(opened, tmp_path):
     with locked(tmp_path):
-        refused = opened.answer(given(1, key="k"))
-        with pytest.raises(Busy, match="another program holds the database"):
+        refused = opened.add_answer(given(1, key="k"))
+        with pytest.raises(StoreBusy, match="another program holds the database"):
             refused.result(timeout=10)
-        assert opened.history() == []  # reads go on meanwhile
-    assert not opened.answer(given(1, key="k")).result().repeated
+        assert opened.list_feedback() == []  # reads go on meanwhile
+    assert not opened.add_answer(given(1, key="k")).result().repeated
 
 
 def test_what_has_happened_waits_for_a_locked_database_in_its_order(opened, tmp_path):
     with locked(tmp_path):
-        serving, asking = opened.served(served([20])), opened.asked([question(20)])
-        refused = opened.answer(given(20))
-        with pytest.raises(Busy):
+        serving, asking = (
+            opened.log_served_batch(served([20])),
+            opened.add_questions([question(20)]),
+        )
+        refused = opened.add_answer(given(20))
+        with pytest.raises(StoreBusy):
             refused.result(timeout=10)
         time.sleep(0.5)
         assert not serving.done()
         assert not asking.done()
     asking.result(timeout=10)
-    assert opened.prediction(name(20)) is not None
-    assert opened.answer(given(20)).result().selection_reason == "uncertain"
+    assert opened.find_prediction(name(20)) is not None
+    assert opened.add_answer(given(20)).result().selection_reason == "uncertain"
 
 
 def test_the_store_says_why_it_takes_nothing_until_it_does(opened, tmp_path):
-    assert opened.trouble is None
-    with locked(tmp_path), pytest.raises(Busy):
-        opened.answer(given(1)).result(timeout=10)
-    assert "another program holds the database" in str(opened.trouble)
-    opened.answer(given(1)).result(timeout=10)
-    assert opened.trouble is None
+    assert opened.last_write_error is None
+    with locked(tmp_path), pytest.raises(StoreBusy):
+        opened.add_answer(given(1)).result(timeout=10)
+    assert "another program holds the database" in str(opened.last_write_error)
+    opened.add_answer(given(1)).result(timeout=10)
+    assert opened.last_write_error is None
 
 
 def test_of_much_that_waits_only_the_first_is_tried_until_it_is_taken(opened):
@@ -95,7 +106,7 @@ def test_of_much_that_waits_only_the_first_is_tried_until_it_is_taken(opened):
         def run(_):
             runs.append(number)
             if not room.is_set():
-                raise Full("no room left")
+                raise StoreFull("no room left")
 
         return run
 
@@ -110,19 +121,19 @@ def test_of_much_that_waits_only_the_first_is_tried_until_it_is_taken(opened):
 
 def test_closing_while_locked_gives_up_and_says_so(opened, tmp_path):
     with locked(tmp_path):
-        serving = opened.served(served([20]))
+        serving = opened.log_served_batch(served([20]))
         opened.close()
-        with pytest.raises(Closed, match="closed before the database could take this change"):
+        with pytest.raises(StoreClosed, match="closed before the database could take this change"):
             serving.result()
 
 
 def test_a_full_database_refuses_in_a_sentence_and_then_goes_on(opened):
     with full(opened):
-        refused = [opened.answer(large(number, key=f"k{number}")) for number in range(3)]
+        refused = [opened.add_answer(large(number, key=f"k{number}")) for number in range(3)]
         for future in refused:
-            with pytest.raises(Full, match=r"has no room left .*; free some space"):
+            with pytest.raises(StoreFull, match=r"has no room left .*; free some space"):
                 future.result(timeout=10)
-    stored = [opened.answer(large(number, key=f"k{number}")).result() for number in range(3)]
+    stored = [opened.add_answer(large(number, key=f"k{number}")).result() for number in range(3)]
     assert not any(record.repeated for record in stored)
     assert [event.kind for event in opened.events()] == ["served", *["answered"] * 3]
 
@@ -130,17 +141,17 @@ def test_a_full_database_refuses_in_a_sentence_and_then_goes_on(opened):
 def test_what_fits_is_stored_beside_what_does_not(opened):
     with full(opened):
         opened.submit(lambda _: time.sleep(0.1))
-        first, second = opened.event("small", {}), opened.answer(large(1))
-        third = opened.event("small", {})
+        first, second = opened.log_event("small", {}), opened.add_answer(large(1))
+        third = opened.log_event("small", {})
         assert first.result() < third.result()
-        with pytest.raises(Full):
+        with pytest.raises(StoreFull):
             second.result()
 
 
 def test_what_has_happened_waits_for_room(opened):
     with full(opened):
-        serving = opened.served(served(range(100, 1000)))
-        asking = opened.asked([question(100)])
+        serving = opened.log_served_batch(served(range(100, 1000)))
+        asking = opened.add_questions([question(100)])
         time.sleep(0.5)
         assert not serving.done()
         assert not asking.done()
@@ -152,19 +163,19 @@ def no_large_files(folder, told):
     """In a process of its own, as the limit is one of the process."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = Store.open(None, Path(folder))
-    store.served(served(range(200))).result()
+    store.log_served_batch(served(range(200))).result()
     size = sum(path.stat().st_size for path in Path(folder).glob("bitta.db*"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, resource.RLIM_INFINITY))
     number = 0
-    while (error := store.answer(large(number, key=f"k{number}")).exception()) is None:
+    while (error := store.add_answer(large(number, key=f"k{number}")).exception()) is None:
         number += 1
     told.send((number, type(error).__name__, str(error)))
     try:
         store.keep_images([NewImage(os.urandom(10**7), (1,), "uint8")]).result()
-    except Full as refused:
+    except StoreFull as refused:
         told.send(str(refused))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    told.send(store.answer(large(number, key=f"k{number}")).result().repeated)
+    told.send(store.add_answer(large(number, key=f"k{number}")).result().repeated)
     store.close()
 
 
@@ -175,7 +186,7 @@ def test_a_disk_that_takes_no_more_loses_nothing_it_took(tmp_path):
     process.start()
     there.close()
     number, kind, sentence = here.recv()
-    assert kind in ("Full", "Unavailable")
+    assert kind in ("StoreFull", "StoreUnavailable")
     assert sentence.startswith("the database")
     assert "an image cannot be kept (File too large)" in here.recv()
     assert here.recv() is False
@@ -191,14 +202,14 @@ def test_a_disk_that_takes_no_more_loses_nothing_it_took(tmp_path):
 def test_a_lost_connection_is_made_anew(kind, store):
     if kind == "sqlite":
         pytest.skip("of a database behind a connection; set BITTA_TEST_POSTGRES")
-    store.served(served([1])).result()
+    store.log_served_batch(served([1])).result()
 
     def hang_up(connection):
         connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    with pytest.raises(Unavailable, match="the database cannot be used"):
+    with pytest.raises(StoreUnavailable, match="the database cannot be used"):
         store.submit(hang_up).result(timeout=10)
-    assert store.answer(given(1)).result(timeout=10).status == "pending"
+    assert store.add_answer(given(1)).result(timeout=10).status == "pending"
 
 
 @pytest.fixture
@@ -215,11 +226,11 @@ def test_a_statement_that_takes_too_long_is_a_trouble_and_then_everything_goes_o
     monkeypatch.setattr(connect, "_LONGEST", 2000)
     with Store.open(postgres, tmp_path) as store:
         slow = store.submit(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(600)"))
-        with pytest.raises(Busy, match="canceling statement due to statement timeout"):
+        with pytest.raises(StoreBusy, match="canceling statement due to statement timeout"):
             slow.result(30)
-        assert isinstance(store.trouble, Busy)
-        assert store.event("x", {}).result(30)
-        assert store.trouble is None
+        assert isinstance(store.last_write_error, StoreBusy)
+        assert store.log_event("x", {}).result(30)
+        assert store.last_write_error is None
 
 
 def test_no_statement_and_no_lock_is_waited_for_without_end(postgres, tmp_path):

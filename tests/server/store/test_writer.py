@@ -6,13 +6,13 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from bitta.server.store import Busy, Closed
+from bitta.server.store import StoreBusy, StoreClosed
 from bitta.server.store import writer as writing
 from server.store.made import given, served
 
 
 def insert(store, kind):
-    return store.event(kind, {})
+    return store.log_event(kind, {})
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_closing_writes_what_waits_and_then_refuses(store, reopen, held):
     held.set()
     store.close()
     assert all(future.done() for future in futures)
-    with pytest.raises(Closed, match="the store is closed"):
+    with pytest.raises(StoreClosed, match="the store is closed"):
         insert(store, "y").result()
     assert len(reopen().events()) == 600
 
@@ -108,7 +108,7 @@ def test_listeners_are_called_after_commits_and_a_broken_one_breaks_nothing(stor
     def broken():
         raise RuntimeError("mine")
 
-    stop_broken, stop = store.listen(broken), store.listen(heard.set)
+    stop_broken, stop = store.add_listener(broken), store.add_listener(heard.set)
     insert(store, "x").result()
     assert heard.wait(10)
     stop_broken()
@@ -123,9 +123,9 @@ def test_listeners_are_called_after_commits_and_a_broken_one_breaks_nothing(stor
 def test_too_much_that_waits_is_refused(store, held, monkeypatch):
     monkeypatch.setattr(writing, "_MOST_WAITING", 5)
     kept = [insert(store, "x") for _ in range(5)]
-    with pytest.raises(Busy, match="wait to be written; try again later"):
+    with pytest.raises(StoreBusy, match="wait to be written; try again later"):
         insert(store, "y").result(timeout=1)
-    happened = store.served(served([1]))
+    happened = store.log_served_batch(served([1]))
     held.set()
     assert all(future.result() for future in kept)
     happened.result(10)
@@ -133,20 +133,20 @@ def test_too_much_that_waits_is_refused(store, held, monkeypatch):
 
 
 def test_reads_do_not_wait_for_the_writer(store, held):
-    store.served(served([1]))
-    answered = store.answer(given(1))
-    assert store.history() == []
+    store.log_served_batch(served([1]))
+    answered = store.add_answer(given(1))
+    assert store.list_feedback() == []
     held.set()
     answered.result()
-    assert len(store.history()) == 1
+    assert len(store.list_feedback()) == 1
 
 
 def test_what_has_happened_already_gathers_until_somebody_waits_for_a_change(store, monkeypatch):
     monkeypatch.setattr(writing, "_SECONDS_BEHIND", 1000.0)
-    store.event("x", {}).result(10)
+    store.log_event("x", {}).result(10)
     commits = []
     sa.event.listen(store._place.writer, "commit", commits.append)
     behind = [store.submit(lambda _: None, must=True) for _ in range(3)]
-    store.event("y", {}).result(10)
+    store.log_event("y", {}).result(10)
     assert all(future.done() for future in behind)
     assert len(commits) <= 2

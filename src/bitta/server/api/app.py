@@ -28,11 +28,11 @@ from bitta.server.logs import make_log
 from bitta.server.protocol import ProtocolError
 from bitta.server.settings import ServeSettings
 from bitta.server.store import (
-    Closed,
-    Conflict,
-    Expired,
+    IdempotencyConflict,
+    QuestionExpired,
     Store,
-    Unavailable,
+    StoreClosed,
+    StoreUnavailable,
     UnknownFeedback,
     UnknownPrediction,
     UnknownSnapshot,
@@ -42,13 +42,13 @@ from bitta.version import __version__
 
 Kinds = Mapping[type[Exception], tuple[int, str]]
 _KINDS: Kinds = {
-    Conflict: (422, "conflict"),
+    IdempotencyConflict: (422, "conflict"),
     UnknownPrediction: (404, "not_found"),
     UnknownFeedback: (404, "not_found"),
     UnknownSnapshot: (404, "not_found"),
-    Expired: (410, "expired"),
-    Unavailable: (503, "unavailable"),
-    Closed: (503, "unavailable"),
+    QuestionExpired: (410, "expired"),
+    StoreUnavailable: (503, "unavailable"),
+    StoreClosed: (503, "unavailable"),
 }
 
 

@@ -19,7 +19,7 @@ from bitta.records import Role
 from bitta.server.api.errors import Refused
 from bitta.server.api.limits import RateLimit
 from bitta.server.settings import ServeSettings
-from bitta.server.store.keys import Keys
+from bitta.server.store.keys import ApiKeys
 from bitta.server.store.records import KeyRecord
 from bitta.statefile import write_atomically
 
@@ -47,7 +47,7 @@ class Caller:
 class Auth:
     """Tells callers apart and holds them to their rate."""
 
-    def __init__(self, keys: Keys, settings: ServeSettings, secret: bytes) -> None:
+    def __init__(self, keys: ApiKeys, settings: ServeSettings, secret: bytes) -> None:
         limits = settings.limits
         self._keys = keys
         self._rates = RateLimit(limits.requests_per_second, limits.burst)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from bitta.server.store import Event, Store, StoreError
+from bitta.server.store import LogEvent, Store, StoreError
 
 TOLD = (
     "started", "recovered", "asked", "answered", "undone", "learned", "snapshot", "rollback",
@@ -43,7 +43,7 @@ class Feed:
             if self._n_listening and not loop.is_closed():
                 loop.call_soon_threadsafe(self._grown.set)
 
-        self._unlisten = self._store.listen(heard)
+        self._unlisten = self._store.add_listener(heard)
         self._task = loop.create_task(self._watch())
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ class Feed:
         finally:
             self.n_streams -= 1
 
-    def read(self, after: int) -> tuple[Sequence[Event], int]:
+    def read(self, after: int) -> tuple[Sequence[LogEvent], int]:
         """Events that are told, and the place up to which the log has been read (blocking)."""
         top = self._store.last_seq()
         events = self._store.events(after=after, limit=_AT_ONCE, kinds=TOLD)

@@ -57,7 +57,7 @@ class Health:
             if free < _ROOM:
                 return f"the disk of the data folder has {free:,} bytes left."
             # A change that changes nothing takes the writer's way all the same.
-            await outcome(self._store.expire(0), _PATIENCE)
+            await outcome(self._store.expire_questions(0), _PATIENCE)
         except TimeoutError:
             return f"the store has not written for {_PATIENCE:g} seconds."
         except (OSError, BittaError) as error:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
-from bitta.server.store.records import Snapshot
+from bitta.server.store.records import StoredSnapshot
 
 # ruff: noqa: D102 (a name and its type say it, unless there is more to say)
 
@@ -109,7 +109,7 @@ class Engine(Protocol):
     def status(self) -> EngineStatus:
         """It may read the store: not for the event loop."""
 
-    def snapshot(self, reason: Literal["asked"]) -> "Future[Snapshot]": ...
+    def snapshot(self, reason: Literal["asked"]) -> "Future[StoredSnapshot]": ...
     def rollback(self, snapshot_id: str, *, by: str, reason: str) -> "Future[str]":
         """The version that is served from then on."""
 

@@ -13,7 +13,7 @@ from bitta.server.api.auth import Caller, too_many
 from bitta.server.api.feed import rung
 from bitta.server.api.parts import Parts
 from bitta.server.api.status import status_body
-from bitta.server.store import Event, StoreError
+from bitta.server.store import LogEvent, StoreError
 
 _PING = 15
 _LOOK = 5.0
@@ -76,7 +76,7 @@ async def _status(parts: Parts, caller: Caller) -> str:
     return (await status_body(parts, caller)).model_dump_json()
 
 
-def _shown(event: Event, caller: Caller) -> Mapping[str, Any]:
+def _shown(event: LogEvent, caller: Caller) -> Mapping[str, Any]:
     """Annotators are not told which questions are audits: it would change their answers."""
     if event.kind == "asked" and caller.role != "operator":
         return {"n": len(event.body.get("questions", ()))}

@@ -22,7 +22,7 @@ from bitta.server.api.status_models import (
     ServedPart,
     StatusBody,
 )
-from bitta.server.store import AnnotatorCount, Counts, Store, now
+from bitta.server.store import AnnotatorCounts, Store, StoreCounts, now
 
 if TYPE_CHECKING:
     from bitta.server.api.parts import Parts
@@ -37,8 +37,8 @@ _FRESH = 1.0
 class _Stored:
     """What the store adds, the same for every caller."""
 
-    counts: Counts
-    annotators: list[AnnotatorCount]
+    counts: StoreCounts
+    annotators: list[AnnotatorCounts]
     today: dict[str, int]
     names: dict[str, str]
     n_snapshots: int
@@ -111,10 +111,10 @@ def _stored(store: Store) -> _Stored:
     rollbacks = store.events(kinds=("rollback",))
     last = rollbacks[-1] if rollbacks else None
     recent = last is not None and last.body.get("by") == "guard" and at - last.at < _TOLD_FOR
-    today = store.annotators(since=at - at % _DAY)
+    today = store.count_by_annotator(since=at - at % _DAY)
     return _Stored(
         counts=store.counts(),
-        annotators=store.annotators(),
+        annotators=store.count_by_annotator(),
         today={each.annotator_id: each.answered for each in today},
         names={key.id: key.name for key in store.keys.list()},
         n_snapshots=len(store.snapshots()),
@@ -148,7 +148,7 @@ def _history(status: EngineStatus) -> HistoryPart:
     )
 
 
-def _annotator(each: AnnotatorCount, stored: _Stored) -> AnnotatorPart:
+def _annotator(each: AnnotatorCounts, stored: _Stored) -> AnnotatorPart:
     return AnnotatorPart(
         id=each.annotator_id,
         name=stored.names.get(each.annotator_id, each.annotator_id),

@@ -25,8 +25,8 @@ from bitta.server.api.models import (
 from bitta.server.api.parts import Annotators, Everybody, KeyedRoute, Operators, Own, Parts
 from bitta.server.api.pictures import as_png
 from bitta.server.store import (
-    GivenAnswer,
     LeasedQuestion,
+    NewAnswer,
     now,
 )
 from bitta.server.store.exports import MEDIA_TYPES, export
@@ -71,7 +71,7 @@ async def next_question(
     if leased is None:
         return Response(status_code=204)
     question = leased.question
-    kept = await run_in_threadpool(parts.store.image, question.input_sha256)
+    kept = await run_in_threadpool(parts.store.find_image, question.input_sha256)
     body = NextQuestion(
         question=AskedQuestion(
             prediction_id=question.prediction_id,
@@ -101,7 +101,7 @@ async def _leased(
             mark = feed.questions.mark()
             seconds = parts.settings.lease_seconds
             leased = await parts.wait(
-                parts.store.lease(caller.id, seconds=seconds, besides=besides)
+                parts.store.lease_question(caller.id, seconds=seconds, besides=besides)
             )
             left = until - loop.time()
             if leased is not None or left <= 0 or feed.closing:
@@ -131,7 +131,7 @@ async def give_feedback(
     parts: Own, caller: Everybody, body: FeedbackBody, idempotency_key: IdempotencyKey
 ) -> Response:
     """It is durable once this is answered."""
-    given = GivenAnswer(
+    given = NewAnswer(
         prediction_id=body.prediction_id,
         verdict=body.verdict,
         annotator_id=caller.id,
@@ -146,7 +146,7 @@ async def give_feedback(
     )
     if body.lease is None:  # nobody asked, so its image may not be kept yet
         parts.engine.keep_answered(body.prediction_id)
-    record = await parts.wait(parts.store.answer(given))
+    record = await parts.wait(parts.store.add_answer(given))
     if not record.repeated:
         parts.metrics.answers.labels(record.verdict).inc()
     return JSONResponse(_record(record).model_dump(), 200 if record.repeated else 201)
@@ -161,10 +161,10 @@ async def give_feedback(
 )
 async def undo_feedback(parts: Own, caller: Everybody, id: Id) -> UndoneBody:  # noqa: A002
     """Nothing is deleted; whether the model had learned from it already is said."""
-    found = await run_in_threadpool(parts.store.feedback, id)
+    found = await run_in_threadpool(parts.store.find_feedback, id)
     if found is None or (found.annotator_id != caller.id and caller.role != "operator"):
         raise Refused(404, f"there is no feedback {id!r} of yours.")
-    undone = await parts.wait(parts.store.undo(id, caller.id))
+    undone = await parts.wait(parts.store.undo_answer(id, caller.id))
     return UndoneBody(undone=undone.undone, applied=undone.applied, note=undone.note)
 
 
@@ -186,7 +186,7 @@ async def list_feedback(
     if not mine and caller.role != "operator":
         raise Refused(403, f"the role of this key is {caller.role}; mine=false is for operators.")
     found = await run_in_threadpool(
-        parts.store.history, caller.id if mine else None, before=before, limit=limit
+        parts.store.list_feedback, caller.id if mine else None, before=before, limit=limit
     )
     following = found[-1].seq if len(found) == limit else None
     body = Records(feedback=[_record(each) for each in found], next=following)
@@ -250,8 +250,10 @@ def image_url(prediction_id: str) -> str:
 
 def _png(parts: Parts, prediction_id: str, *, asked_only: bool) -> bytes | None:
     store = parts.store
-    about = store.question(prediction_id) if asked_only else store.prediction(prediction_id)
-    record = about and store.image(about.input_sha256)
+    about = (
+        store.find_question(prediction_id) if asked_only else store.find_prediction(prediction_id)
+    )
+    record = about and store.find_image(about.input_sha256)
     if not record or record.deleted_at is not None:
         return None
     content = store.images.read(record.sha256)

@@ -29,7 +29,7 @@ from bitta.server.api.sse import event_stream
 from bitta.server.api.status import status_body
 from bitta.server.api.status_models import StatusBody
 from bitta.server.api.v1_feedback import image_url
-from bitta.server.store import Snapshot
+from bitta.server.store import StoredSnapshot
 
 router = APIRouter(prefix="/v1", tags=["operation"], route_class=KeyedRoute)
 sessions = APIRouter(prefix="/v1/session", tags=["session"])
@@ -126,7 +126,7 @@ async def take_snapshot(parts: Own, _: Operators) -> SnapshotBody:
 )
 async def rollback(parts: Own, caller: Operators, body: RollbackBody) -> VersionBody:
     """A new lineage begins; nothing is deleted."""
-    kept = await run_in_threadpool(parts.store.snapshot_of, body.snapshot_id)
+    kept = await run_in_threadpool(parts.store.find_snapshot, body.snapshot_id)
     if kept is None or kept.dropped_at is not None:
         raise Refused(404, f"there is no snapshot {body.snapshot_id!r}; take one that is listed.")
     version = await parts.wait(parts.engine.rollback(kept.id, by=caller.id, reason=body.reason))
@@ -201,7 +201,7 @@ async def sign_out(request: Request, parts: Own, _: Everybody) -> Response:
     return response
 
 
-def _snapshot(snapshot: Snapshot) -> SnapshotBody:
+def _snapshot(snapshot: StoredSnapshot) -> SnapshotBody:
     return SnapshotBody.model_validate(
         {name: getattr(snapshot, name) for name in SnapshotBody.model_fields}
     )

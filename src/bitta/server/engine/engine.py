@@ -17,7 +17,7 @@ from bitta.server.engine.inbox import Order, Request
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Served
 from bitta.server.engine.worker import PAUSED, Worker
-from bitta.server.store import Snapshot, Store, Unavailable
+from bitta.server.store import Store, StoredSnapshot, StoreUnavailable
 
 _STUCK = 30.0  # seconds without a round
 
@@ -129,18 +129,20 @@ class Engine:
         """Serve some samples, (n, ...), together."""
         request = Request(torch.from_numpy(np.array(inputs, dtype=np.float32)), request_id)
         if not self._worker.is_alive():
-            raise Unavailable("the worker that owns the model has ended; the server must restart.")
+            raise StoreUnavailable(
+                "the worker that owns the model has ended; the server must restart."
+            )
         behind = self._worker.ledger.unwritten >= self.config.max_waiting
-        if behind and (why := self._worker.store.trouble) is not None:
-            raise Unavailable(f"predictions cannot be stored: {why}.")
+        if behind and (why := self._worker.store.last_write_error) is not None:
+            raise StoreUnavailable(f"predictions cannot be stored: {why}.")
         if behind or not self._worker.inbox.put(request):
             raise Overloaded("too many images wait to be served or stored; try again in a moment.")
         return request.done
 
-    def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[Snapshot]":
+    def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[StoredSnapshot]":
         """Keep the state as it is between two batches."""
 
-        def work() -> Snapshot:
+        def work() -> StoredSnapshot:
             self._worker.require_sound()
             return self._worker.keeper.take(reason)
 
@@ -154,7 +156,7 @@ class Engine:
         """Serve on, learn no more."""
 
         def work() -> None:
-            self._worker.store.event("paused", {"by": by, "reason": reason}).result()
+            self._worker.store.log_event("paused", {"by": by, "reason": reason}).result()
             self._worker.paused = reason or PAUSED
 
         return self._ordered(work)
@@ -164,7 +166,7 @@ class Engine:
 
         def work() -> None:
             self._worker.require_sound()
-            self._worker.store.event("resumed", {"by": by}).result()
+            self._worker.store.log_event("resumed", {"by": by}).result()
             self._worker.resume()
 
         return self._ordered(work)

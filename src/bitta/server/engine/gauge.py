@@ -36,12 +36,12 @@ class Gauge:
 
     def audited(self) -> AuditSummary:
         """What the newest answers to audits of this lineage say."""
-        if self._store.trouble is not None:
+        if self._store.last_write_error is not None:
             return self._audited
         oldest = self._clock() - int(1e6 * self._config.audit_seconds)
         with suppress(StoreError):
             size = self._config.audit_window
-            found = self._store.audits(since=self.lineage_began, newest=size)
+            found = self._store.audit_answers(since=self.lineage_began, newest=size)
             self._audited = AuditSummary.from_answers(
                 [
                     (one.correct, self._same.get(one.prediction_id))
@@ -49,7 +49,7 @@ class Gauge:
                     if one.received_at > oldest
                 ],
                 max_n=size,
-                n_lineage=self._store.n_audits(since=self.lineage_began),
+                n_lineage=self._store.count_audits(since=self.lineage_began),
             )
         return self._audited
 
@@ -63,8 +63,8 @@ class Gauge:
 
     def answers(self) -> int:
         """How many were received in the last minute."""
-        if self._store.trouble is not None:
+        if self._store.last_write_error is not None:
             return self._answers
         with suppress(StoreError):
-            self._answers = self._store.received(since=self._clock() - _MINUTE)
+            self._answers = self._store.count_recent_verdicts(since=self._clock() - _MINUTE)
         return self._answers

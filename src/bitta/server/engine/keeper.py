@@ -18,8 +18,8 @@ from bitta.server.engine.continued import require_same
 from bitta.server.engine.learner import Learner, copy_into_lineage
 from bitta.server.store import (
     NewSnapshot,
-    Snapshot,
     Store,
+    StoredSnapshot,
     new_id,
 )
 from bitta.server.store.errors import StoreError, UnknownSnapshot
@@ -47,7 +47,7 @@ class Keeper:
     ) -> None:
         self._learner, self._store, self._config = learner, store, config
         self._data_dir, self._clock = data_dir, clock
-        self.last: Snapshot | None = None
+        self.last: StoredSnapshot | None = None
         """The newest that was taken or begun from."""
         self._steps = 0
         self._since = monotonic()
@@ -64,14 +64,14 @@ class Keeper:
             self._learner.load(self._path(snapshot))
             self._learner.lineage = lineage = self._next_lineage(snapshot)
             other = None if lineage == snapshot.lineage else lineage
-            recovered = self._store.recovered(snapshot.id, self._environment, lineage=other)
+            recovered = self._store.log_restart(snapshot.id, self._environment, lineage=other)
             self.last = snapshot
             return (
                 f"version {self._learner.version} from snapshot {snapshot.id}; "
                 f"{len(recovered.result().reentered)} answers learned from after it are taken in "
                 "again"
             )
-        self._store.event(
+        self._store.log_event(
             "started",
             {
                 "weights": source,
@@ -82,7 +82,7 @@ class Keeper:
         self.take("source")
         return f"version {self._learner.version}, as given"
 
-    def _next_lineage(self, snapshot: Snapshot) -> int:
+    def _next_lineage(self, snapshot: StoredSnapshot) -> int:
         """Another one, unless the process before has kept its last state and said so.
 
         Steps that were lost have served, maybe; their versions must not name other weights.
@@ -94,7 +94,7 @@ class Keeper:
     def stopped(self) -> None:
         """Keep the last state, and say so: nothing serves after it."""
         snapshot = self.take("interval")
-        self._store.event("stopped", {"kept": snapshot.id}).result()
+        self._store.log_event("stopped", {"kept": snapshot.id}).result()
 
     def learned(self) -> None:
         """One more step since the last snapshot."""
@@ -121,14 +121,14 @@ class Keeper:
             self._steps >= self._config.snapshot_steps or seconds >= self._config.snapshot_seconds
         )
 
-    def take(self, reason: SnapshotReason) -> Snapshot:
+    def take(self, reason: SnapshotReason) -> StoredSnapshot:
         """Write the state, then the row; drop what is too old."""
         name, version = new_id(self._clock()), self._learner.version
         path = self._data_dir / FOLDER / f"{name}.safetensors"
         with self._kept_whole(path):
             self._learner.save(path)
             new = _described(path, name, version, self._learner.weights, reason)
-            snapshot = self.last = self._store.snapshot(new).result()
+            snapshot = self.last = self._store.add_snapshot(new).result()
         self._steps, self._since = 0, monotonic()
         self._drop_old()
         return snapshot
@@ -138,7 +138,7 @@ class Keeper:
 
         A step learns from one window at most. A lineage that a restart has ended goes on in this.
         """
-        most, ended = self._learner.step - windows, self._store.continued()
+        most, ended = self._learner.step - windows, self._store.lineages_since_rollback()
         kept = [one for one in self._kept() if self._path(one).is_file()]
         fit = [one for one in kept if one.step <= min(most, ended.get(one.lineage, -1))]
         if not kept:
@@ -149,7 +149,7 @@ class Keeper:
         """The newest snapshot that can be read."""
         return self._newest().id
 
-    def _newest(self) -> Snapshot:
+    def _newest(self) -> StoredSnapshot:
         for snapshot in reversed(self._kept()):
             if _intact(self._path(snapshot), snapshot.sha256):
                 return snapshot
@@ -161,7 +161,7 @@ class Keeper:
             f"{str(self._data_dir / FOLDER)!r}, or start with another data folder."
         )
 
-    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool) -> Snapshot:
+    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool) -> StoredSnapshot:
         """Begin another lineage from a snapshot; its own snapshot is stored with the event."""
         kept = {snapshot.id: snapshot for snapshot in self._kept()}
         if snapshot_id not in kept:
@@ -171,7 +171,9 @@ class Keeper:
             raise InputError(f"the file of snapshot {snapshot_id} is missing or damaged.")
         return self._begun_anew(kept[snapshot_id], by=by, reason=reason, again=again)
 
-    def _begun_anew(self, target: Snapshot, *, by: str, reason: str, again: bool) -> Snapshot:
+    def _begun_anew(
+        self, target: StoredSnapshot, *, by: str, reason: str, again: bool
+    ) -> StoredSnapshot:
         """The model goes back last: where the disk or the database fails, nothing has changed."""
         lineage = self._store.newest_lineage() + 1
         name = new_id(self._clock())
@@ -180,7 +182,7 @@ class Keeper:
             copy_into_lineage(self._path(target), path, lineage=lineage)
             version = f"{lineage}.{target.step}"
             new = _described(path, name, version, target.weights_hash, "rollback")
-            snapshot = self._store.rolled_back(
+            snapshot = self._store.log_rollback(
                 target.id,
                 new,
                 from_version=self._learner.version,
@@ -237,17 +239,17 @@ class Keeper:
         if old := kept[: -self._config.keep_snapshots]:
             self._drop(old)
 
-    def _drop(self, old: Sequence[Snapshot]) -> None:
+    def _drop(self, old: Sequence[StoredSnapshot]) -> None:
         self._store.drop_snapshots([one.id for one in old]).result()
         for one in old:
             self._path(one).unlink(missing_ok=True)
 
-    def _kept(self) -> list[Snapshot]:
+    def _kept(self) -> list[StoredSnapshot]:
         """Oldest first."""
         kept = [one for one in self._store.snapshots() if one.dropped_at is None]
         return sorted(kept, key=lambda one: one.seq)
 
-    def _path(self, snapshot: Snapshot) -> Path:
+    def _path(self, snapshot: StoredSnapshot) -> Path:
         return self._data_dir / snapshot.path
 
 

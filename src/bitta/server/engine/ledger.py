@@ -18,10 +18,10 @@ from bitta.server.engine.config import EngineConfig
 from bitta.server.engine.inbox import Request
 from bitta.server.engine.recent import Recent, Sample
 from bitta.server.store import (
+    LearnableAnswer,
     NewImage,
     NewPrediction,
     NewQuestion,
-    PendingAnswer,
     ServedBatch,
     Store,
     new_id,
@@ -107,7 +107,7 @@ class Ledger:
         if self._config.keep_images == "queried":
             self._keep([sample.input for _, sample in known])
         expires = self._clock() + int(1e6 * self._config.question_seconds)
-        self._store.asked(
+        self._store.add_questions(
             [
                 NewQuestion(
                     prediction_id=sample.prediction_id,
@@ -127,20 +127,20 @@ class Ledger:
         """Whether as many of the last minute's questions wait for an answer as may."""
         if not self._config.learner.n_queries:
             return False
-        if self._store.trouble is not None:
+        if self._store.last_write_error is not None:
             return True  # none could be stored
         with suppress(StoreError):
             since = self._clock() - _MINUTE
-            return self._store.open_questions(since=since) >= self._config.max_open
+            return self._store.count_open_questions(since=since) >= self._config.max_open
         return True
 
     def expire(self) -> None:
         """Questions whose time is over are no longer open, seen every second."""
-        if monotonic() >= self._expire_at and self._store.trouble is None:
+        if monotonic() >= self._expire_at and self._store.last_write_error is None:
             self._expire_at = monotonic() + _SECOND
-            self._store.expire()
+            self._store.expire_questions()
 
-    def input(self, answer: PendingAnswer) -> Tensor | None:
+    def input(self, answer: LearnableAnswer) -> Tensor | None:
         """What an answer is about, where it can still be found."""
         at_hand = self.recent.copy(answer.prediction_id)
         return self._kept(answer.input_sha256) if at_hand is None else at_hand
@@ -210,12 +210,12 @@ class Ledger:
             during=during,
             silent=silent,
         )
-        self._writing.append((self._store.served(batch), len(samples)))
+        self._writing.append((self._store.log_served_batch(batch), len(samples)))
         self.unwritten += len(samples)
 
     def _kept(self, name: str) -> Tensor | None:
         """From the disk."""
-        record, content = self._store.image(name), self._store.images.read(name)
+        record, content = self._store.find_image(name), self._store.images.read(name)
         if record is None or content is None:
             return None
         array = np.frombuffer(content, dtype=record.dtype).reshape(record.shape)

@@ -7,9 +7,9 @@ from time import monotonic
 from torch import Tensor
 
 from bitta.server.engine.lesson import Lesson, derive_sample_id
-from bitta.server.store import PendingAnswer
+from bitta.server.store import LearnableAnswer
 
-Known = Sequence[tuple[PendingAnswer, Tensor | None]]
+Known = Sequence[tuple[LearnableAnswer, Tensor | None]]
 """Answers with what they are about, where that could be found."""
 
 

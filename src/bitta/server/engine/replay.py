@@ -13,7 +13,7 @@ from torch import Tensor
 from bitta.errors import InputError
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.lesson import Lesson, derive_sample_id
-from bitta.server.store import Event, Prediction, Store, parse_version
+from bitta.server.store import LogEvent, Store, StoredPrediction, parse_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Replay:
                 handle(event.body)
             self._on_event(event.seq, last)
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[LogEvent]:
         after = 0
         while events := self._store.events(after=after):
             yield from events
@@ -152,7 +152,7 @@ class Replay:
         return self._folder / f"{snapshot_id}.safetensors"
 
     def _lesson(self, feedback_id: str, *, overrules: bool) -> Lesson:
-        record = self._store.feedback(feedback_id)
+        record = self._store.find_feedback(feedback_id)
         assert record is not None, "an answer is stored before it is learned from"
         return Lesson(
             input=self._input(record.prediction_id),
@@ -163,14 +163,14 @@ class Replay:
             overrules=overrules,
         )
 
-    def _prediction(self, prediction_id: str) -> Prediction:
-        found = self._store.prediction(prediction_id)
+    def _prediction(self, prediction_id: str) -> StoredPrediction:
+        found = self._store.find_prediction(prediction_id)
         assert found is not None, "a prediction is stored with the event that serves it"
         return found
 
     def _input(self, prediction_id: str) -> Tensor:
         name = self._prediction(prediction_id).input_sha256
-        record, content = self._store.image(name), self._store.images.read(name)
+        record, content = self._store.find_image(name), self._store.images.read(name)
         if record is not None and record.deleted_at is not None:
             raise InputError(
                 f"the image of prediction {prediction_id} was deleted; what was learned with it "

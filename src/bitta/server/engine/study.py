@@ -9,7 +9,7 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.ledger import Ledger
 from bitta.server.engine.lessons import Known, Stopwatch, lessons_of
 from bitta.server.monitoring import DutyCycle
-from bitta.server.store import LearnedStep, PendingAnswer, Store
+from bitta.server.store import LearnableAnswer, LearnedStep, Store
 from bitta.server.store.errors import StoreError
 
 _AT_ONCE = 0.1  # seconds: a database in good health takes less, a step of the optimiser as long
@@ -33,7 +33,7 @@ class Study:
         self.last_step_at: int | None = None
         self._owed: Future[None] | None = None
         """The last step, on its way to the disk."""
-        self._claim: Future[list[PendingAnswer]] | None = None
+        self._claim: Future[list[LearnableAnswer]] | None = None
         """Answers for the next step, on their way from there."""
 
     @property
@@ -53,7 +53,7 @@ class Study:
             self.settled
             and self._learner.due
             and self._duty.remaining_seconds() <= 0
-            and self._store.trouble is None
+            and self._store.last_write_error is None
         )
 
     def step(self, *, between: Callable[[int], None], turn: Callable[[], None]) -> bool:
@@ -64,7 +64,7 @@ class Study:
         `turn` do is no part of the step's time.
         """
         if self._claim is None:
-            self._claim = self._store.take()
+            self._claim = self._store.claim_answers()
             wait([self._claim], timeout=_AT_ONCE)
         if not self._claim.done():
             return False
@@ -73,11 +73,11 @@ class Study:
         try:
             known = [(answer, self._ledger.input(answer)) for answer in claim.result()]
         except StoreError:  # tried again in a while; whatever was claimed is free again by then
-            self._store.release_all()
+            self._store.release_all_answers()
             return False
         lost = [answer.feedback_id for answer, given in known if given is None]
         if lost:
-            self._store.unusable(lost, "its image is not at hand any more")
+            self._store.expire_answers(lost, "its image is not at hand any more")
         epochs = count(1)
 
         def after_epoch() -> None:
@@ -96,14 +96,14 @@ class Study:
         """Claim nothing: there is no step to come soon, or another state is to make it."""
         if self._claim is not None:
             self._claim = None
-            self._store.release_all()
+            self._store.release_all_answers()
 
     def _commit(self, known: Known, losses: Mapping[str, float], seconds: float) -> None:
         self._duty.add_learning(seconds)
         self.last_losses = {n: v if isfinite(v) else None for n, v in losses.items()}
         self.last_step_at = self._clock()
         used = [answer for answer, given in known if given is not None]
-        self._owed = self._store.learned(
+        self._owed = self._store.log_learned_step(
             LearnedStep(
                 version=self._learner.version,
                 answers=[answer.feedback_id for answer in used],

@@ -24,7 +24,7 @@ from bitta.server.engine.study import Study
 from bitta.server.engine.tidy import Tidy
 from bitta.server.engine.watch import Watch
 from bitta.server.monitoring import DutyCycle
-from bitta.server.store import Store, Unavailable
+from bitta.server.store import Store, StoreUnavailable
 from bitta.server.store.errors import StoreError
 from bitta.types import Prediction
 
@@ -126,14 +126,14 @@ class Worker(Thread):
             self._go_back()
         requests = self.inbox.batch(patience=_IDLE)
         if self._astray:
-            refuse(requests, Unavailable(self.failure))
+            refuse(requests, StoreUnavailable(self.failure))
             return
         if requests:
             self._serve(requests)
             self.tidy.used()
         self.ledger.expire()
         # First what is due to be kept: a step under way would have to settle before.
-        if self.keeper.due and self.study.settled and self.store.trouble is None:
+        if self.keeper.due and self.study.settled and self.store.last_write_error is None:
             with suppress(StoreError):  # tried again in a while
                 self.keeper.take("interval")
         if self.paused:
@@ -161,7 +161,7 @@ class Worker(Thread):
             _log.warning("the model cannot go back yet: %s", brief(error))
         else:
             self._not_before, self._patience = 0.0, _PATIENCE
-            self.store.event("paused", {"by": "guard", "reason": self.failure})
+            self.store.log_event("paused", {"by": "guard", "reason": self.failure})
 
     def stop(self) -> None:
         """Finish what is under way, keep the state, refuse what still waits."""
@@ -286,7 +286,7 @@ class Worker(Thread):
     def require_sound(self) -> None:
         """Refuse what needs a state that can serve."""
         if self._astray:
-            raise Unavailable(self.failure)
+            raise StoreUnavailable(self.failure)
 
     def resume(self) -> None:
         """Learn and ask again. To be called in this thread, as what follows."""

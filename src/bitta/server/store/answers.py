@@ -6,13 +6,18 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, case, insert, select, update
 
 from bitta.records import FeedbackReceipt, UndoReceipt
-from bitta.server.store.errors import Conflict, Expired, UnknownFeedback, UnknownPrediction
+from bitta.server.store.errors import (
+    IdempotencyConflict,
+    QuestionExpired,
+    UnknownFeedback,
+    UnknownPrediction,
+)
 from bitta.server.store.log import append
 from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
 from bitta.server.store.records import (
     ExportedAnswer,
-    GivenAnswer,
-    Restored,
+    ImportResult,
+    NewAnswer,
 )
 from bitta.server.store.rows import as_feedback, feedback_records
 from bitta.server.store.strict import canonical
@@ -27,7 +32,7 @@ _SAID = (
 
 
 def answer(
-    connection: Connection, *, given: GivenAnswer, feedback_id: str, at: int
+    connection: Connection, *, given: NewAnswer, feedback_id: str, at: int
 ) -> FeedbackReceipt:
     """Store a verdict, unless it is stored already."""
     stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
@@ -63,7 +68,9 @@ def answer(
     return _record(connection, feedback_id)
 
 
-def restore(connection: Connection, *, told: ExportedAnswer, feedback_id: str, at: int) -> Restored:
+def restore(
+    connection: Connection, *, told: ExportedAnswer, feedback_id: str, at: int
+) -> ImportResult:
     """Store an answer with what became of it elsewhere; one that stood no longer does not stand."""
     stored = _one(connection, feedback.c.idempotency_key == told.given.idempotency_key)
     if stored is None:
@@ -77,7 +84,7 @@ def restore(connection: Connection, *, told: ExportedAnswer, feedback_id: str, a
     if told.undone:
         undo(connection, feedback_id=feedback_id, by="import", at=at)
     settle(connection, [told.given.prediction_id])
-    return Restored(_record(connection, feedback_id, repeated=stored is not None), ended)
+    return ImportResult(_record(connection, feedback_id, repeated=stored is not None), ended)
 
 
 def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at: int) -> bool:
@@ -85,7 +92,9 @@ def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at
     given = told.given
     _known(connection, given.prediction_id)
     if _one(connection, feedback.c.id == feedback_id) is not None:
-        raise Conflict(f"the id {feedback_id!r} is that of another stored answer; leave it out")
+        raise IdempotencyConflict(
+            f"the id {feedback_id!r} is that of another stored answer; leave it out"
+        )
     mine = (feedback.c.prediction_id == given.prediction_id) & (
         feedback.c.annotator_id == given.annotator_id
     )
@@ -141,7 +150,7 @@ def _retire(connection: Connection, feedback_id: str) -> None:
     )
 
 
-def _same(stored: RowMapping, given: GivenAnswer) -> None:
+def _same(stored: RowMapping, given: NewAnswer) -> None:
     """Refuse an answer that says something else than the stored one of its key.
 
     The lease is how they came by the question; a moment that is left out is the stored one's.
@@ -149,7 +158,7 @@ def _same(stored: RowMapping, given: GivenAnswer) -> None:
     told = _columns(given, at=stored["answered_at"])
     for name in _SAID:
         if stored[name] != told[name]:
-            raise Conflict(  # without saying which, as it may be somebody else's
+            raise IdempotencyConflict(  # without saying which, as it may be somebody else's
                 f"the idempotency key {given.idempotency_key!r} was used for another answer, with "
                 f"another {name}; give each answer a key of its own, and repeat one only as it was"
             )
@@ -168,18 +177,20 @@ def _question(connection: Connection, prediction_id: str) -> RowMapping | None:
     return connection.execute(found).mappings().one_or_none()
 
 
-def _in_time(connection: Connection, question: RowMapping, given: GivenAnswer, at: int) -> None:
+def _in_time(connection: Connection, question: RowMapping, given: NewAnswer, at: int) -> None:
     """Refuse a first answer that comes too late."""
     late = question["status"] == "open" and question["expires_at"] <= at
     if question["status"] == "expired" or late:
-        raise Expired("this question expired before the answer came; take the next one")
+        raise QuestionExpired("this question expired before the answer came; take the next one")
     if given.lease is None or given.lease == holds(
         connection, given.prediction_id, given.annotator_id, at
     ):
         return
     others = taken_by_others(connection, given.prediction_id, given.annotator_id, at)
     if others >= question["overlap"]:
-        raise Expired("the lease ran out and another annotator has the question; take the next one")
+        raise QuestionExpired(
+            "the lease ran out and another annotator has the question; take the next one"
+        )
 
 
 def _one(connection: Connection, where: ColumnElement[bool]) -> RowMapping | None:
@@ -202,7 +213,7 @@ def _undo_receipt(feedback_id: str, *, is_applied: bool) -> UndoReceipt:
     return UndoReceipt(feedback_id, is_applied, note)
 
 
-def _columns(given: GivenAnswer, at: int) -> dict[str, Any]:
+def _columns(given: NewAnswer, at: int) -> dict[str, Any]:
     fields = asdict(given)
     del fields["lease"]
     written = None if given.metadata is None else canonical(given.metadata)

@@ -9,7 +9,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from bitta.errors import SettingError
-from bitta.server.store.errors import Owned
+from bitta.server.store.errors import StoreInUse
 from bitta.server.store.ids import now
 from bitta.server.store.lock import disown, make_folder, own
 
@@ -148,6 +148,6 @@ def _own_database(cursor: Any) -> None:
     try:
         cursor.execute("SELECT pg_advisory_lock(hashtext('bitta ' || current_schema()))")
     except LockNotAvailable:
-        raise Owned(
+        raise StoreInUse(
             "the database belongs to a bitta server that runs; stop it, or give another database"
         ) from None

@@ -9,7 +9,7 @@ class StoreError(BittaError):
     """Root of everything the store refuses."""
 
 
-class Conflict(StoreError):
+class IdempotencyConflict(StoreError):
     """An idempotency key came again with another body."""
 
 
@@ -25,11 +25,11 @@ class UnknownSnapshot(StoreError, LookupError):
     """No snapshot has this id."""
 
 
-class Expired(StoreError):
+class QuestionExpired(StoreError):
     """The question is over: its time has passed, or it went to another annotator."""
 
 
-class Owned(StoreError):
+class StoreInUse(StoreError):
     """The data folder or the database belongs to another process that runs."""
 
 
@@ -37,17 +37,17 @@ class NewerSchema(StoreError):
     """The database was written by a version of bitta that is newer than this one."""
 
 
-class Closed(StoreError):
+class StoreClosed(StoreError):
     """The store was closed."""
 
 
-class Unavailable(StoreError):
+class StoreUnavailable(StoreError):
     """The database cannot be written at the moment; nothing was stored."""
 
 
-class Busy(Unavailable):
+class StoreBusy(StoreUnavailable):
     """Another program holds the database, or too much waits to be written."""
 
 
-class Full(Unavailable):
+class StoreFull(StoreUnavailable):
     """There is no room left to write."""

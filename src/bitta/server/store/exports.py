@@ -33,7 +33,7 @@ def export(
 ) -> Iterator[str]:
     """Write records as `jsonl`, `csv` or `labelstudio`; each piece ends a line.
 
-    `names`: of annotators by their ids, as `Keys.names` gives them; Label Studio asks for them.
+    `names`: of annotators by their ids, as `ApiKeys.names` gives them; Label Studio asks for them.
     """
     if form not in MEDIA_TYPES:
         raise unknown_name_error("export format", form, MEDIA_TYPES)

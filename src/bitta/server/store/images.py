@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
-from bitta.server.store.errors import Unavailable
+from bitta.server.store.errors import StoreUnavailable
 from bitta.server.store.ids import new_token
 from bitta.server.store.trouble import of_disk
 
@@ -20,7 +20,7 @@ _FOR_NOW = {EMFILE, ENFILE, ENOMEM}
 """What a file that is whole may be refused for."""
 
 
-class Images:
+class ImageFiles:
     """A folder `ab/cd/abcd...`; a file that has its name is complete and durable."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Images:
             return None
         except OSError as error:
             if error.errno in _FOR_NOW:
-                raise Unavailable(
+                raise StoreUnavailable(
                     f"an image cannot be read ({error.strerror}); try again"
                 ) from error
             _log.warning("the image %s cannot be read: %s", name, error.strerror)

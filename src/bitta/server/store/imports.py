@@ -3,7 +3,7 @@
 import json
 
 from bitta.errors import InputError
-from bitta.server.store.records import ExportedAnswer, GivenAnswer
+from bitta.server.store.records import ExportedAnswer, NewAnswer
 
 _NEEDED = ("prediction_id", "verdict", "annotator_id", "idempotency_key")
 _GIVEN = (
@@ -23,5 +23,5 @@ def read(line: str) -> ExportedAnswer:
         raise InputError(f"it is {type(told).__name__}; give an object per line")
     if missing := [name for name in _NEEDED if name not in told]:
         raise InputError(f"it has no {missing[0]}; every answer needs {', '.join(_NEEDED)}")
-    given = GivenAnswer(**{name: told[name] for name in _GIVEN if name in told})
+    given = NewAnswer(**{name: told[name] for name in _GIVEN if name in told})
     return ExportedAnswer(given, **{name: told[name] for name in _BECAME if name in told})

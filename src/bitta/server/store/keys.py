@@ -28,7 +28,7 @@ _Valid = list[tuple[bytes, KeyRecord]]
 _Submit = Callable[[Callable[[Connection], Any]], Future[Any]]
 
 
-class Keys:
+class ApiKeys:
     """Who may do what."""
 
     def __init__(self, reader: Engine, submit: _Submit, clock: Clock) -> None:

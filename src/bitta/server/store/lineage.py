@@ -25,7 +25,13 @@ from bitta.server.store.answers import PENDING
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.server.store.log import append
 from bitta.server.store.questions import in_parts
-from bitta.server.store.records import LearnedStep, NewSnapshot, PendingAnswer, Recovered, Snapshot
+from bitta.server.store.records import (
+    LearnableAnswer,
+    LearnedStep,
+    NewSnapshot,
+    RestartResult,
+    StoredSnapshot,
+)
 from bitta.server.store.rows import as_answer, as_snapshot, learnable
 from bitta.server.store.tables import events, feedback, snapshots
 from bitta.server.store.ways import parse_version, way
@@ -49,7 +55,7 @@ _FREE = PENDING & ~exists().where(_of_same_person(_CLAIMED), _CLAIMED.c.taken_at
 """One word after the other: while a step takes the one in, the next has to wait."""
 
 
-def take(connection: Connection, *, limit: int | None, at: int) -> list[PendingAnswer]:
+def take(connection: Connection, *, limit: int | None, at: int) -> list[LearnableAnswer]:
     """Claim pending answers, oldest first; those that the memory holds already are not."""
     overruling = _settle_with_memory(connection)
     found = connection.execute(learnable().where(_FREE).limit(limit)).mappings()
@@ -145,7 +151,7 @@ def unusable(connection: Connection, *, feedback_ids: Sequence[str], reason: str
         connection.execute(update(feedback).where(pending).values(status="expired", taken_at=None))
 
 
-def snapshot(connection: Connection, *, new: NewSnapshot, at: int) -> Snapshot:
+def snapshot(connection: Connection, *, new: NewSnapshot, at: int) -> StoredSnapshot:
     """Record a snapshot."""
     body = {"snapshot_id": new.id, "version": new.model_version}
     seq = append(connection, kind="snapshot", body=body, at=at)
@@ -169,7 +175,7 @@ def rolled_back(
     by: str,
     again: bool,
     at: int,
-) -> Snapshot:
+) -> StoredSnapshot:
     """Log a rollback with the first snapshot of its lineage."""
     target = find_snapshot(connection, to)
     body: dict[str, Any] = {
@@ -192,17 +198,17 @@ def recovered(
     lineage: int | None,
     environment: Mapping[str, Any],
     at: int,
-) -> Recovered:
+) -> RestartResult:
     """Log a restart; what the snapshot does not hold is to be learned again."""
     target = find_snapshot(connection, snapshot_id)
     ids = _reenter(connection, target)
     body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
     if lineage is not None:
         body["version"] = f"{lineage}.{target.step}"
-    return Recovered(append(connection, kind="recovered", body=body, at=at), tuple(ids))
+    return RestartResult(append(connection, kind="recovered", body=body, at=at), tuple(ids))
 
 
-def _reenter(connection: Connection, target: Snapshot) -> list[str]:
+def _reenter(connection: Connection, target: StoredSnapshot) -> list[str]:
     """Let what was claimed, or learned after a snapshot, pend again; ids of the latter, by seq.
 
     What a rollback has left behind stays there.
@@ -225,7 +231,7 @@ def _reenter(connection: Connection, target: Snapshot) -> list[str]:
     return ids
 
 
-def learned_after(found: Snapshot, *, until: int = sys.maxsize) -> ColumnElement[bool]:
+def learned_after(found: StoredSnapshot, *, until: int = sys.maxsize) -> ColumnElement[bool]:
     """Hold for answers that entered the memory in the snapshot's lineage after it."""
     return _learned(found.lineage, until) & (feedback.c.applied_step > found.step)
 
@@ -236,7 +242,7 @@ def _learned(lineage: int, until: int) -> ColumnElement[bool]:
     return here & (feedback.c.applied_step <= until)
 
 
-def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:
+def find_snapshot(connection: Connection, snapshot_id: str) -> StoredSnapshot:
     """Read one snapshot, dropped or not."""
     found = select(snapshots).where(snapshots.c.id == snapshot_id)
     row = connection.execute(found).mappings().one_or_none()
@@ -245,7 +251,7 @@ def find_snapshot(connection: Connection, snapshot_id: str) -> Snapshot:
     return as_snapshot(row)
 
 
-def _insert(connection: Connection, new: NewSnapshot, seq: int, at: int) -> Snapshot:
+def _insert(connection: Connection, new: NewSnapshot, seq: int, at: int) -> StoredSnapshot:
     lineage, step = parse_version(new.model_version)
     connection.execute(
         insert(snapshots).values(

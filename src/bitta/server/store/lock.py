@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from bitta.server.store.errors import Owned, Unavailable
+from bitta.server.store.errors import StoreInUse, StoreUnavailable
 
 
 def make_folder(folder: Path) -> None:
@@ -28,7 +28,7 @@ def own(folder: Path) -> int:
     except BlockingIOError:
         owner = os.read(file, 20).decode("ascii", "replace").strip()
         os.close(file)
-        raise Owned(
+        raise StoreInUse(
             f"the data folder {folder} belongs to a bitta server that runs"
             f"{f' (process {owner})' if owner else ''}; stop it, or give another folder"
         ) from None
@@ -43,7 +43,7 @@ def disown(file: int) -> None:
     os.close(file)
 
 
-def _unusable(folder: Path, error: OSError) -> Unavailable:
-    return Unavailable(
+def _unusable(folder: Path, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(
         f"the data folder {folder} cannot be used ({error.strerror}); give one that can be written"
     )

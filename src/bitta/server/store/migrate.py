@@ -10,7 +10,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 from sqlalchemy.exc import DBAPIError
 
 from bitta.server.store.connect import Place
-from bitta.server.store.errors import NewerSchema, StoreError, Unavailable
+from bitta.server.store.errors import NewerSchema, StoreError, StoreUnavailable
 from bitta.server.store.lock import disown, own
 from bitta.server.store.tables import metadata
 from bitta.server.store.trouble import reason
@@ -41,7 +41,9 @@ def migrate(place: Place, *, alone: bool) -> None:
             if lock is not None:
                 disown(lock)
     except DBAPIError as error:
-        raise Unavailable(f"the database {place.name} cannot be opened: {reason(error)}") from error
+        raise StoreUnavailable(
+            f"the database {place.name} cannot be opened: {reason(error)}"
+        ) from error
 
 
 def _is_current(place: Place) -> bool:

@@ -22,15 +22,15 @@ from bitta.server.store.answers import PENDING
 from bitta.server.store.lineage import learned_after
 from bitta.server.store.pictures import find_image
 from bitta.server.store.records import (
-    AnnotatorCount,
-    Audit,
-    Counts,
-    Event,
+    AnnotatorCounts,
+    AuditAnswer,
     ImageRecord,
-    PendingAnswer,
-    Prediction,
-    Question,
-    Snapshot,
+    LearnableAnswer,
+    LogEvent,
+    StoreCounts,
+    StoredPrediction,
+    StoredQuestion,
+    StoredSnapshot,
 )
 from bitta.server.store.rows import (
     as_answer,
@@ -56,7 +56,7 @@ from bitta.server.store.ways import newest_lineage, way
 _PAGE = 500
 
 
-class Reads:
+class StoreReader:
     """Reads of committed state; each is one short transaction."""
 
     def __init__(self, reader: Engine) -> None:
@@ -64,52 +64,52 @@ class Reads:
         self._counted = (0, -1)
         """Predictions counted so far, and the highest of their positions."""
 
-    def pending(self) -> list[PendingAnswer]:
+    def pending_answers(self) -> list[LearnableAnswer]:
         """Answers that no step has used or is using, by seq."""
         return [as_answer(row) for row in self._rows(learnable().where(PENDING))]
 
-    def answers_after(self, seq: int) -> list[PendingAnswer]:
+    def answers_after(self, seq: int) -> list[LearnableAnswer]:
         """Answers given after an event, whatever became of them, by seq."""
         return [as_answer(row) for row in self._rows(learnable().where(feedback.c.seq > seq))]
 
-    def applied_after(self, snapshot: Snapshot) -> list[PendingAnswer]:
+    def answers_applied_after(self, snapshot: StoredSnapshot) -> list[LearnableAnswer]:
         """Answers learned in the snapshot's lineage after it, by seq."""
         return [as_answer(row) for row in self._rows(learnable().where(learned_after(snapshot)))]
 
-    def last_snapshot(self) -> Snapshot | None:
+    def newest_snapshot(self) -> StoredSnapshot | None:
         """The newest one that was not dropped."""
         kept = select(snapshots).where(snapshots.c.dropped_at.is_(None))
         found = self._rows(kept.order_by(snapshots.c.seq.desc()).limit(1))
         return as_snapshot(found[0]) if found else None
 
-    def snapshots(self, *, dropped: bool = False) -> list[Snapshot]:
+    def snapshots(self, *, dropped: bool = False) -> list[StoredSnapshot]:
         """Snapshots, oldest first; dropped ones only on request."""
         found = select(snapshots).order_by(snapshots.c.seq)
         if not dropped:
             found = found.where(snapshots.c.dropped_at.is_(None))
         return [as_snapshot(row) for row in self._rows(found)]
 
-    def snapshot_of(self, snapshot_id: str) -> Snapshot | None:
+    def find_snapshot(self, snapshot_id: str) -> StoredSnapshot | None:
         """One snapshot, dropped or not."""
         found = self._rows(select(snapshots).where(snapshots.c.id == snapshot_id))
         return as_snapshot(found[0]) if found else None
 
     def events(
         self, *, after: int = 0, limit: int = 1000, kinds: Collection[str] | None = None
-    ) -> list[Event]:
+    ) -> list[LogEvent]:
         """The log after an event, in order."""
         found = select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
         if kinds is not None:
             found = found.where(events.c.kind.in_(kinds))
         return [_as_event(row) for row in self._rows(found)]
 
-    def last_event(self, kinds: Collection[str]) -> Event | None:
+    def last_event(self, kinds: Collection[str]) -> LogEvent | None:
         """The newest of some kinds."""
         found = select(events).where(events.c.kind.in_(kinds)).order_by(events.c.seq.desc())
         rows = self._rows(found.limit(1))
         return _as_event(rows[0]) if rows else None
 
-    def continued(self) -> dict[int, int]:
+    def lineages_since_rollback(self) -> dict[int, int]:
         """Lineages that only restarts parted from the newest, with the last step of each."""
         with reading(self._reader) as connection:
             return way(connection, through=["recovered"])
@@ -123,41 +123,41 @@ class Reads:
         """Seq of the newest event; 0 where there is none."""
         return int(self._rows(select(func.max(events.c.seq).label("seq")))[0]["seq"] or 0)
 
-    def prediction(self, prediction_id: str) -> Prediction | None:
+    def find_prediction(self, prediction_id: str) -> StoredPrediction | None:
         """One prediction."""
         found = self._rows(select(predictions).where(predictions.c.id == prediction_id))
-        return Prediction(**found[0]) if found else None
+        return StoredPrediction(**found[0]) if found else None
 
-    def predictions(self, *, after_position: int = -1, limit: int = 1000) -> list[Prediction]:
+    def predictions(self, *, after_position: int = -1, limit: int = 1000) -> list[StoredPrediction]:
         """Predictions in the order they were served."""
         found = select(predictions).where(predictions.c.position > after_position)
         rows = self._rows(found.order_by(predictions.c.position).limit(limit))
-        return [Prediction(**row) for row in rows]
+        return [StoredPrediction(**row) for row in rows]
 
-    def question(self, prediction_id: str) -> Question | None:
+    def find_question(self, prediction_id: str) -> StoredQuestion | None:
         """The question about a prediction."""
         found = self._rows(_questions().where(questions.c.prediction_id == prediction_id))
         return as_question(found[0]) if found else None
 
     def questions(
         self, status: QuestionStatus | None = None, *, limit: int = 100
-    ) -> list[Question]:
+    ) -> list[StoredQuestion]:
         """Questions, newest window first."""
         found = _questions() if status is None else _questions().where(questions.c.status == status)
         return [as_question(row) for row in self._rows(found.limit(limit))]
 
-    def open_questions(self, *, since: int = 0) -> int:
+    def count_open_questions(self, *, since: int = 0) -> int:
         """How many that were asked since a moment wait for an answer."""
         waiting = and_(questions.c.status == "open", questions.c.asked_at >= since)
         found = select(func.count().label("n")).where(waiting)
         return int(self._rows(found)[0]["n"])
 
-    def feedback(self, feedback_id: str) -> FeedbackRecord | None:
+    def find_feedback(self, feedback_id: str) -> FeedbackRecord | None:
         """One stored answer."""
         found = self._rows(feedback_records().where(feedback.c.id == feedback_id))
         return as_feedback(found[0]) if found else None
 
-    def history(
+    def list_feedback(
         self, annotator_id: str | None = None, *, before: int | None = None, limit: int = 50
     ) -> list[FeedbackRecord]:
         """Answers, newest first: of one annotator or of all, before a seq."""
@@ -178,12 +178,12 @@ class Reads:
                 return
             after = rows[-1]["seq"]
 
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """How much of everything there is."""
         status = _count_by(select(questions.c.status.label("key")), questions.c.status)
         asked = {row["key"]: row["n"] for row in self._rows(status)}
         given = self._rows(select(*_feedback_counts()))[0]
-        return Counts(
+        return StoreCounts(
             served=self._served(),
             asked=sum(asked.values()),
             open=asked.get("open", 0),
@@ -202,7 +202,7 @@ class Reads:
             self._counted = (n + int(new["n"]), int(new["top"]))
         return self._counted[0]
 
-    def received(self, *, since: int) -> int:
+    def count_recent_verdicts(self, *, since: int) -> int:
         """Verdicts that came since a moment and stand, skips left out; of the newest thousand."""
         columns = (feedback.c.received_at, feedback.c.standing, feedback.c.verdict)
         newest = select(*columns).order_by(feedback.c.seq.desc()).limit(1000).subquery().c
@@ -211,7 +211,7 @@ class Reads:
         )
         return int(self._rows(found)[0]["n"])
 
-    def annotators(self, *, since: int = 0) -> list[AnnotatorCount]:
+    def count_by_annotator(self, *, since: int = 0) -> list[AnnotatorCounts]:
         """What each annotator answered since a moment, and how far they agree with one another."""
         verdict = feedback.c.verdict != "skip"
         standing = and_(feedback.c.standing, feedback.c.received_at >= since)
@@ -231,7 +231,7 @@ class Reads:
         pairs = {row["annotator_id"]: row for row in self._rows(_agreement(since))}
         none = {"compared": 0, "agreed": 0}
         return [
-            AnnotatorCount(
+            AnnotatorCounts(
                 name,
                 int(row["answered"]),
                 int(row["skipped"]),
@@ -241,7 +241,7 @@ class Reads:
             for name, row in done.items()
         ]
 
-    def audits(self, *, since: int = 0, newest: int | None = None) -> list[Audit]:
+    def audit_answers(self, *, since: int = 0, newest: int | None = None) -> list[AuditAnswer]:
         """The first standing verdict on each audit after a seq, by seq; the last so many.
 
         What clients say unasked is left out: who has something to say of it says so.
@@ -254,7 +254,7 @@ class Reads:
             .limit(newest)
         )
         return [
-            Audit(
+            AuditAnswer(
                 row["seq"],
                 row["id"],
                 row["prediction_id"],
@@ -265,14 +265,14 @@ class Reads:
             for row in reversed(self._rows(found))
         ]
 
-    def n_audits(self, *, since: int = 0) -> int:
+    def count_audits(self, *, since: int = 0) -> int:
         """How many there are."""
         distinct = func.count(feedback.c.prediction_id.distinct()).label("n")
         new = feedback.c.seq > since
         found = select(distinct).where(new, *_of_audits(feedback), ~_said_before())
         return int(self._rows(found)[0]["n"])
 
-    def image(self, sha256: str) -> ImageRecord | None:
+    def find_image(self, sha256: str) -> ImageRecord | None:
         """A kept image's row."""
         with reading(self._reader) as connection:
             return find_image(connection, sha256)
@@ -287,8 +287,8 @@ class Reads:
             return [dict(row) for row in connection.execute(found).mappings()]
 
 
-def _as_event(row: Mapping[str, Any]) -> Event:
-    return Event(row["seq"], row["at"], row["kind"], json.loads(row["body"]))
+def _as_event(row: Mapping[str, Any]) -> LogEvent:
+    return LogEvent(row["seq"], row["at"], row["kind"], json.loads(row["body"]))
 
 
 def _of_audits(given: FromClause) -> list[ColumnElement[bool]]:

@@ -48,7 +48,7 @@ class ServedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StoredPrediction:
     """A stored prediction."""
 
     id: str
@@ -81,7 +81,7 @@ class NewQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StoredQuestion:
     """A stored question with what was predicted."""
 
     prediction_id: str
@@ -105,14 +105,14 @@ class Question:
 class LeasedQuestion:
     """A question that one annotator holds until a moment."""
 
-    question: Question
+    question: StoredQuestion
     lease: Lease
     left: int
     """Open questions that this annotator could still be given, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
-class GivenAnswer:
+class NewAnswer:
     """One verdict as it came in; `InputError` where it is not strictly of this form."""
 
     prediction_id: str
@@ -147,7 +147,7 @@ class GivenAnswer:
 class ExportedAnswer:
     """A verdict and what became of it, as an export tells it; `InputError` where it is not so."""
 
-    given: GivenAnswer
+    given: NewAnswer
     id: str | None = None
     """Kept, as others may name it; None for a new one."""
     uncertainty: float | None = None
@@ -173,7 +173,7 @@ class ExportedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class ImportResult:
     """An answer that came in from a file; `record.repeated` where it was stored before."""
 
     record: FeedbackReceipt
@@ -182,7 +182,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingAnswer:
+class LearnableAnswer:
     """An answer (never a skip) with what the learner needs to know of its prediction."""
 
     feedback_id: str
@@ -232,7 +232,7 @@ class NewSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoredSnapshot:
     """A stored snapshot."""
 
     id: str
@@ -249,7 +249,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RestartResult:
     """What a restart from a snapshot did to the answers."""
 
     seq: int
@@ -258,7 +258,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LogEvent:
     """One entry of the log."""
 
     seq: int
@@ -268,7 +268,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditAnswer:
     """A standing verdict on a question that chance chose."""
 
     seq: int
@@ -280,7 +280,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class StoreCounts:
     """How much of everything there is."""
 
     served: int
@@ -301,7 +301,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotatorCount:
+class AnnotatorCounts:
     """What one annotator did."""
 
     annotator_id: str

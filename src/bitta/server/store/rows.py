@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Select, select
 
 from bitta.records import FeedbackRecord
 from bitta.server.store.records import (
-    PendingAnswer,
-    Question,
-    Snapshot,
+    LearnableAnswer,
+    StoredQuestion,
+    StoredSnapshot,
 )
 from bitta.server.store.tables import feedback, predictions, questions
 
@@ -72,9 +72,9 @@ def learnable() -> Select[Any]:
     )
 
 
-def as_answer(row: Mapping[Any, Any]) -> PendingAnswer:
+def as_answer(row: Mapping[Any, Any]) -> LearnableAnswer:
     """Read a row of `learnable`."""
-    return PendingAnswer(**dict(row) | {"standing": bool(row["standing"])})
+    return LearnableAnswer(**dict(row) | {"standing": bool(row["standing"])})
 
 
 def question_columns() -> list[ColumnElement[Any]]:
@@ -82,11 +82,11 @@ def question_columns() -> list[ColumnElement[Any]]:
     return [*questions.c, *(predictions.c[name] for name in _OF_QUESTION)]
 
 
-def as_question(row: Mapping[Any, Any]) -> Question:
+def as_question(row: Mapping[Any, Any]) -> StoredQuestion:
     """Read a row of `question_columns`; further columns are left."""
-    return Question(**{name: row[name] for name in Question.__dataclass_fields__})
+    return StoredQuestion(**{name: row[name] for name in StoredQuestion.__dataclass_fields__})
 
 
-def as_snapshot(row: Mapping[Any, Any]) -> Snapshot:
+def as_snapshot(row: Mapping[Any, Any]) -> StoredSnapshot:
     """Read a row of snapshots."""
-    return Snapshot(**row)
+    return StoredSnapshot(**row)

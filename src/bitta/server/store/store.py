@@ -14,43 +14,43 @@ from bitta.records import FeedbackReceipt, UndoReceipt
 from bitta.server.store import answers, pictures, questions
 from bitta.server.store import lineage as lineages
 from bitta.server.store.connect import Clock, Place, is_new, now
-from bitta.server.store.errors import Unavailable
+from bitta.server.store.errors import StoreUnavailable
 from bitta.server.store.ids import new_id, new_token
-from bitta.server.store.images import Images, name_of
-from bitta.server.store.keys import Keys
+from bitta.server.store.images import ImageFiles, name_of
+from bitta.server.store.keys import ApiKeys
 from bitta.server.store.log import append
 from bitta.server.store.migrate import migrate
-from bitta.server.store.reads import Reads
+from bitta.server.store.reads import StoreReader
 from bitta.server.store.records import (
     ExportedAnswer,
-    GivenAnswer,
     ImageRecord,
+    ImportResult,
+    LearnableAnswer,
     LearnedStep,
     LeasedQuestion,
+    NewAnswer,
     NewImage,
     NewQuestion,
     NewSnapshot,
-    PendingAnswer,
-    Recovered,
-    Restored,
+    RestartResult,
     ServedBatch,
-    Snapshot,
+    StoredSnapshot,
 )
 from bitta.server.store.writer import Writer
 
 T = TypeVar("T")
 
 
-class Store(Reads):
+class Store(StoreReader):
     """One database and one folder of files, owned by one process.
 
     Changes go through one writer thread and return futures; a future that is done is durable.
-    Reads (of `Reads`) run on connections of their own, in any thread.
+    Reads (of `StoreReader`) run on connections of their own, in any thread.
     """
 
-    images: Images
+    images: ImageFiles
     """Files of images; read here, written by `keep_images`."""
-    keys: Keys
+    keys: ApiKeys
     """API keys: create, list, revoke, verify."""
 
     def __init__(self, place: Place, clock: Clock) -> None:
@@ -58,8 +58,8 @@ class Store(Reads):
         self._place = place
         self._clock = clock
         self._writer = Writer(place.writer)
-        self.images = Images(place.folder / "images")
-        self.keys = Keys(place.reader, self.submit, clock)
+        self.images = ImageFiles(place.folder / "images")
+        self.keys = ApiKeys(place.reader, self.submit, clock)
 
     @classmethod
     def open(
@@ -128,23 +128,23 @@ class Store(Reads):
         return self._writer.submit(change, must=must, before=before, after=after)
 
     @property
-    def trouble(self) -> Unavailable | None:
+    def last_write_error(self) -> StoreUnavailable | None:
         """Why the database has taken nothing lately; None where it has, or nothing was tried."""
         return self._writer.trouble
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None]:
+    def add_listener(self, heard: Callable[[], None]) -> Callable[[], None]:
         """Call `heard` (on the writer's thread, briefly) after each commit; returns the stop."""
         return self._writer.listen(heard)
 
-    def served(self, batch: ServedBatch) -> Future[None]:
+    def log_served_batch(self, batch: ServedBatch) -> Future[None]:
         """Log what was served; written behind, never lost while the process lives."""
         return self.submit(partial(questions.served, batch=batch, at=self._clock()), must=True)
 
-    def asked(self, asks: Sequence[NewQuestion]) -> Future[None]:
+    def add_questions(self, asks: Sequence[NewQuestion]) -> Future[None]:
         """Open questions; they can be leased from now on."""
         return self.submit(partial(questions.asked, asks=asks, at=self._clock()), must=True)
 
-    def lease(
+    def lease_question(
         self, annotator_id: str, *, seconds: float, besides: Collection[str] = ()
     ) -> Future[LeasedQuestion | None]:
         """Give an annotator a question: a held one again, else of the newest window.
@@ -163,34 +163,34 @@ class Store(Reads):
         )
         return self.submit(change)
 
-    def expire(self, at: int | None = None) -> Future[list[str]]:
+    def expire_questions(self, at: int | None = None) -> Future[list[str]]:
         """Mark open questions whose time is over; the ids of their predictions."""
         return self.submit(partial(questions.expire, at=self._clock() if at is None else at))
 
-    def answer(self, given: GivenAnswer) -> Future[FeedbackReceipt]:
+    def add_answer(self, given: NewAnswer) -> Future[FeedbackReceipt]:
         """Store a verdict once; the same key and body again give the stored record.
 
-        Raises `Conflict` (same key, other body), `UnknownPrediction`, `Expired`.
+        Raises `IdempotencyConflict` (same key, other body), `UnknownPrediction`, `QuestionExpired`.
         """
         at = self._clock()
         return self.submit(partial(answers.answer, given=given, feedback_id=new_id(at), at=at))
 
-    def restore(self, told: ExportedAnswer) -> Future[Restored]:
+    def import_answer(self, told: ExportedAnswer) -> Future[ImportResult]:
         """Store an answer as it was exported, whether its question is still open or not.
 
-        Undone or replaced there, it does not stand here. Raises `Conflict` (same key, something
-        else said), `UnknownPrediction`.
+        Undone or replaced there, it does not stand here. Raises `IdempotencyConflict` (same key,
+        something else said), `UnknownPrediction`.
         """
         at = self._clock()
         change = partial(answers.restore, told=told, feedback_id=told.id or new_id(at), at=at)
         return self.submit(change)
 
-    def undo(self, feedback_id: str, by: str) -> Future[UndoReceipt]:
+    def undo_answer(self, feedback_id: str, by: str) -> Future[UndoReceipt]:
         """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""
         change = partial(answers.undo, feedback_id=feedback_id, by=by, at=self._clock())
         return self.submit(change)
 
-    def take(self, limit: int | None = None) -> Future[list[PendingAnswer]]:
+    def claim_answers(self, limit: int | None = None) -> Future[list[LearnableAnswer]]:
         """Claim pending answers, oldest first, for the step about to be computed.
 
         From here to `learned` or `release` an undo says that the answer is applied, so that
@@ -198,26 +198,26 @@ class Store(Reads):
         """
         return self.submit(partial(lineages.take, limit=limit, at=self._clock()))
 
-    def release(self, feedback_ids: Sequence[str]) -> Future[None]:
+    def release_answers(self, feedback_ids: Sequence[str]) -> Future[None]:
         """Give claimed answers back, as the step was not made; those undone meanwhile stay so."""
         return self.submit(partial(lineages.release, feedback_ids=feedback_ids), must=True)
 
-    def release_all(self) -> Future[None]:
+    def release_all_answers(self) -> Future[None]:
         """Give back whatever is claimed, by a `take` whose outcome is not known too."""
         return self.submit(lineages.forget_taken, must=True)
 
-    def learned(self, step: LearnedStep) -> Future[None]:
+    def log_learned_step(self, step: LearnedStep) -> Future[None]:
         """Log a step and mark its answers as applied, in one transaction."""
         return self.submit(partial(lineages.learned, step=step, at=self._clock()), must=True)
 
-    def unusable(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
+    def expire_answers(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
         """Mark pending answers as expired: their image is not there to learn from."""
         change = partial(
             lineages.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
         )
         return self.submit(change, must=True)
 
-    def snapshot(self, new: NewSnapshot) -> Future[Snapshot]:
+    def add_snapshot(self, new: NewSnapshot) -> Future[StoredSnapshot]:
         """Record a snapshot whose file is already durable."""
         return self.submit(partial(lineages.snapshot, new=new, at=self._clock()))
 
@@ -228,7 +228,7 @@ class Store(Reads):
         """
         return self.submit(partial(lineages.drop_snapshots, ids=ids, at=self._clock()), must=must)
 
-    def rolled_back(
+    def log_rollback(
         self,
         to: str,
         new: NewSnapshot,
@@ -237,7 +237,7 @@ class Store(Reads):
         reason: str,
         by: str,
         again: bool = False,
-    ) -> Future[Snapshot]:
+    ) -> Future[StoredSnapshot]:
         """Log a rollback to snapshot `to`, and the snapshot that begins the new lineage.
 
         `again`: answers claimed, or learned after `to`, pend again, as after a restart.
@@ -254,13 +254,13 @@ class Store(Reads):
         )
         return self.submit(change)
 
-    def recovered(
+    def log_restart(
         self,
         snapshot_id: str,
         environment: Mapping[str, Any] = MappingProxyType({}),
         *,
         lineage: int | None = None,
-    ) -> Future[Recovered]:
+    ) -> Future[RestartResult]:
         """Log a restart from a snapshot: answers learned after it in its lineage pend again.
 
         `lineage` is the one that begins, where the process before ended in disorder.
@@ -274,7 +274,7 @@ class Store(Reads):
         )
         return self.submit(change)
 
-    def event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
+    def log_event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
         """Log anything else (started, paused, resumed, ...); its seq."""
         return self.submit(partial(append, kind=kind, body=dict(body), at=self._clock()))
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 
-from bitta.server.store.errors import Busy, Full, Owned, Unavailable
+from bitta.server.store.errors import StoreBusy, StoreFull, StoreInUse, StoreUnavailable
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DOWN = {
@@ -29,7 +29,7 @@ _KIND = 0xFF
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """One transaction that reads; `Unavailable` where the database is not there."""
+    """One transaction that reads; `StoreUnavailable` where the database is not there."""
     try:
         with engine.begin() as connection:
             yield connection
@@ -39,12 +39,12 @@ def reading(engine: Engine) -> Iterator[Connection]:
         raise
 
 
-def trouble(error: BaseException) -> Unavailable | None:
+def trouble(error: BaseException) -> StoreUnavailable | None:
     """Say what is wrong with the database; None where the statement itself is at fault."""
-    if isinstance(error, Unavailable):
+    if isinstance(error, StoreUnavailable):
         return error
-    if isinstance(error, Owned | NoConnection):
-        return Unavailable(str(error))
+    if isinstance(error, StoreInUse | NoConnection):
+        return StoreUnavailable(str(error))
     # Errors while a connection is prepared come as the driver's own.
     origin = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(origin, sqlite3.Error):
@@ -59,13 +59,13 @@ def reason(error: BaseException) -> str:
     return _first(error.orig if isinstance(error, DBAPIError) else error)
 
 
-def of_disk(error: OSError, what: str) -> Unavailable:
+def of_disk(error: OSError, what: str) -> StoreUnavailable:
     """Say that a file could not be written, and whether that is for want of room."""
-    kind = Full if error.errno in _NO_ROOM else Unavailable
+    kind = StoreFull if error.errno in _NO_ROOM else StoreUnavailable
     return kind(f"{what} cannot be kept ({error.strerror}); try again")
 
 
-def _of_sqlite(origin: sqlite3.Error) -> Unavailable | None:
+def _of_sqlite(origin: sqlite3.Error) -> StoreUnavailable | None:
     # An error that Python's module itself raises carries no code.
     code: int = getattr(origin, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _KIND
     if code == sqlite3.SQLITE_FULL:
@@ -75,7 +75,7 @@ def _of_sqlite(origin: sqlite3.Error) -> Unavailable | None:
     return _down(origin) if code in _DOWN else None
 
 
-def _of_postgres(origin: BaseException | None) -> Unavailable | None:
+def _of_postgres(origin: BaseException | None) -> StoreUnavailable | None:
     state = str(getattr(origin, "sqlstate", None) or "")
     if state in ("53100", "53200"):  # disk_full, out_of_memory
         return _full(origin)
@@ -86,19 +86,21 @@ def _of_postgres(origin: BaseException | None) -> Unavailable | None:
         return _down(origin)
     lost = not state and type(origin).__name__ in ("OperationalError", "ConnectionTimeout")
     # The driver's words would tell callers where the database is, and who uses it.
-    return Unavailable("the database cannot be reached; try again") if lost else None
+    return StoreUnavailable("the database cannot be reached; try again") if lost else None
 
 
-def _full(origin: BaseException | None) -> Full:
-    return Full(f"the database has no room left ({_first(origin)}); free some space and try again")
+def _full(origin: BaseException | None) -> StoreFull:
+    return StoreFull(
+        f"the database has no room left ({_first(origin)}); free some space and try again"
+    )
 
 
-def _busy(origin: BaseException | None) -> Busy:
-    return Busy(f"another program holds the database ({_first(origin)}); try again")
+def _busy(origin: BaseException | None) -> StoreBusy:
+    return StoreBusy(f"another program holds the database ({_first(origin)}); try again")
 
 
-def _down(origin: BaseException | None) -> Unavailable:
-    return Unavailable(f"the database cannot be used ({_first(origin)}); try again")
+def _down(origin: BaseException | None) -> StoreUnavailable:
+    return StoreUnavailable(f"the database cannot be used ({_first(origin)}); try again")
 
 
 def _first(origin: BaseException | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from bitta.server.store.errors import Busy, Closed, Full, Unavailable
+from bitta.server.store.errors import StoreBusy, StoreClosed, StoreFull, StoreUnavailable
 from bitta.server.store.trouble import reason, trouble
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Writer:
         self._engine = engine
         self._waiting: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._again: list[_Task[Any]] = []
-        self._trouble: tuple[Unavailable, float] | None = None
+        self._trouble: tuple[StoreUnavailable, float] | None = None
         self._closing = False
         self._hurry = threading.Event()
         """Set while somebody waits for a change."""
@@ -98,10 +98,10 @@ class Writer:
         task.future.set_running_or_notify_cancel()
         with self._entry:
             if self._closing:
-                task.future.set_exception(Closed("the store is closed; nothing was stored"))
+                task.future.set_exception(StoreClosed("the store is closed; nothing was stored"))
             elif not must and self._waiting.qsize() + len(self._again) >= _MOST_WAITING:
                 task.future.set_exception(
-                    Busy(f"{_MOST_WAITING} changes wait to be written; try again later")
+                    StoreBusy(f"{_MOST_WAITING} changes wait to be written; try again later")
                 )
             else:
                 self._waiting.put(task)
@@ -110,7 +110,7 @@ class Writer:
         return task.future
 
     @property
-    def trouble(self) -> Unavailable | None:
+    def trouble(self) -> StoreUnavailable | None:
         """Why the last changes could not be written, if that was lately."""
         found = self._trouble
         return found[0] if found is not None and monotonic() - found[1] < _LATELY else None
@@ -148,7 +148,7 @@ class Writer:
                 last_tries += 1
         for task in self._again:
             task.future.set_exception(
-                Closed("the store was closed before the database could take this change")
+                StoreClosed("the store was closed before the database could take this change")
             )
 
     def _try_again(self) -> None:
@@ -214,7 +214,7 @@ class Writer:
     def _failed(self, group: list[_Task[Any]], error: BaseException) -> None:
         if (why := trouble(error)) is not None and why is not error:
             why.__cause__ = error
-        if len(group) > 1 and (why is None or isinstance(why, Full)):
+        if len(group) > 1 and (why is None or isinstance(why, StoreFull)):
             # One change may be what does not fit, so each is tried alone.
             for place, task in enumerate(group):
                 if self._again:
@@ -226,12 +226,12 @@ class Writer:
             self._refuse(group, why or error)
 
     def _refuse(self, group: list[_Task[Any]], error: BaseException) -> None:
-        if isinstance(error, Unavailable):
+        if isinstance(error, StoreUnavailable):
             if self._trouble is None:
                 _log.warning("the database takes no changes: %s", reason(error.__cause__ or error))
             self._trouble = error, monotonic()
         for task in group:
-            if task.must and isinstance(error, Unavailable):
+            if task.must and isinstance(error, StoreUnavailable):
                 self._again.append(task)
             else:
                 task.future.set_exception(error)
