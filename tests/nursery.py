@@ -14,7 +14,7 @@ import torch
 import torch._dynamo
 import bitta.cli.run
 import bitta.cli.sweep
-import bitta.server.api.run
+import bitta.server.process
 import bitta.server.host
 from bitta.cli.main import main
 from bitta.server.store import Store, connect

@@ -24,8 +24,8 @@ LAYERS = [
 STRANGERS = LAYERS[4] | LAYERS[6]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
 SERVED_BY = {
-    "alembic", "fastapi", "prometheus_client", "psycopg", "pydantic", "pydantic_settings",
-    "sqlalchemy", "sse_starlette", "starlette", "structlog", "uvicorn",
+    "alembic", "fastapi", "itsdangerous", "prometheus_client", "psycopg", "pydantic",
+    "pydantic_settings", "sqlalchemy", "sse_starlette", "starlette", "structlog", "uvicorn",
 }  # fmt: skip
 EXTRAS = {
     "nn": {"triton"},

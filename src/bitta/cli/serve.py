@@ -78,9 +78,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     try:
-        from bitta.server.api.run import serve  # noqa: PLC0415 (an extra that may not be there)
-        from bitta.server.api.tls import check_tls  # noqa: PLC0415
         from bitta.server.host import hosting  # noqa: PLC0415
+        from bitta.server.process import check_tls, serve  # noqa: PLC0415 (an optional extra)
     except ModuleNotFoundError as error:
         raise InputError(
             f'{error.name} is not installed; run "pip install bitta[serve]" first.'
@@ -94,7 +93,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         _print_keys(host, demo=arguments.demo is not None)
         camera = start_camera(host, settings, arguments.demo, rate) if rate else None
         try:
-            serve(host.app, settings, tell=lambda line: print(line, flush=True))
+            serve(host.app, settings, print_line=lambda line: print(line, flush=True))
         finally:
             if camera is not None:
                 camera.stop()
@@ -133,10 +132,10 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 def _check(settings: "ServeSettings") -> int:
     """Everything that could go wrong at the start; only tables of a database server stay."""
-    from bitta.server.api.run import bind  # noqa: PLC0415
     from bitta.server.engine.continued import require_same  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.host import engine_config, model_of  # noqa: PLC0415
+    from bitta.server.process import bind  # noqa: PLC0415
     from bitta.server.store import Store  # noqa: PLC0415
 
     model = model_of(settings)

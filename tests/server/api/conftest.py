@@ -1,4 +1,4 @@
-"""An app around a store that is real and an engine that is not."""
+"""An app with a real store and a fake engine."""
 
 import shutil
 
@@ -8,20 +8,20 @@ from starlette.testclient import TestClient
 from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, Overloaded, quiet
+from server.api.fakes import FakeEngine, Overloaded, silent_log
 
 
 @pytest.fixture(scope="session")
-def empty(tmp_path_factory):
-    """A data folder whose database has its tables, since making them takes longest."""
+def empty_data_dir(tmp_path_factory):
+    """Return a data folder with an empty database. Tests copy it: creating tables is slow."""
     folder = tmp_path_factory.mktemp("empty") / "data"
     Store.open(None, folder).close()
     return folder
 
 
 @pytest.fixture
-def data_dir(tmp_path, empty):
-    return shutil.copytree(empty, tmp_path / "data")
+def data_dir(tmp_path, empty_data_dir):
+    return shutil.copytree(empty_data_dir, tmp_path / "data")
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def engine(store):
 
 
 @pytest.fixture
-def more():
-    """Settings that a test wants otherwise; overridden by parametrisation."""
+def extra_settings():
+    """Return settings of a test. Override this fixture by parametrisation."""
     return {}
 
 
 @pytest.fixture
-def settings(data_dir, more):
-    return load_settings({"data_dir": data_dir, "port": 0, **more}, environment={})
+def settings(data_dir, extra_settings):
+    return load_settings({"data_dir": data_dir, "port": 0, **extra_settings}, environment={})
 
 
 @pytest.fixture
 def log():
-    return quiet()
+    return silent_log()
 
 
 @pytest.fixture
@@ -70,22 +70,22 @@ def http(app):
 
 @pytest.fixture
 def call(http, tokens):
-    """Call as somebody: call("operator", "GET", "/v1/status")."""
+    """Return a function that sends a request: call("operator", "GET", "/v1/status")."""
 
-    def called(role, method, path, **more):
-        headers = dict(more.pop("headers", {}))
+    def send(role, method, path, **options):
+        headers = dict(options.pop("headers", {}))
         if role is not None:
             headers["Authorization"] = f"Bearer {tokens[role]}"
-        return http.request(method, path, headers=headers, **more)
+        return http.request(method, path, headers=headers, **options)
 
-    return called
+    return send
 
 
 @pytest.fixture
 def answer(call):
-    """Give a verdict: answer("annotator", prediction_id, "correct", key="1")."""
+    """Return a function that gives a verdict: answer("annotator", id, "correct", key="1")."""
 
-    def answered(role, prediction_id, verdict="correct", *, key, **fields):
+    def give(role, prediction_id, verdict="correct", *, key, **fields):
         return call(
             role,
             "POST",
@@ -94,4 +94,4 @@ def answer(call):
             headers={"Idempotency-Key": key},
         )
 
-    return answered
+    return give

@@ -1,4 +1,4 @@
-"""An engine without a model, and everything around an app that tests need."""
+"""An engine without a model, and a server in a thread, for tests of the API."""
 
 import io
 import threading
@@ -11,8 +11,8 @@ from hashlib import sha256
 import numpy as np
 
 from bitta.errors import BittaError
-from bitta.server.api.run import bind, make_server
 from bitta.server.logs import make_log
+from bitta.server.process import bind, make_server
 from bitta.server.store import (
     LearnedStep,
     NewImage,
@@ -29,11 +29,11 @@ SHAPE = (3, 4, 4)
 
 
 class Overloaded(BittaError):
-    """Too many wait."""
+    """Raised by a fake engine whose queue is full."""
 
 
 @dataclass(frozen=True)
-class Served:
+class FakeServed:
     prediction_ids: list
     class_indices: list
     labels: list
@@ -43,7 +43,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Status:
+class FakeStatus:
     model_version: str = "1.0"
     weights: str | None = None
     learning: str = "on"
@@ -68,7 +68,7 @@ class Status:
 
 
 class FakeEngine:
-    """The first class where the first pixel is low, the second where it is not."""
+    """Engine that predicts class 0 if the first pixel is below 0.5, otherwise class 1."""
 
     model_name = "toy"
     classes = CLASSES
@@ -77,12 +77,12 @@ class FakeEngine:
     def __init__(self, store):
         self.store = store
         self.alive = True
-        self.stuck = False
+        self.is_stuck = False
         self.idle = 60.0
-        self.failing = None
-        self.forgotten = []
-        self.kept_answered = []
-        self.now = Status()
+        self.error = None
+        self.forgotten_hashes = []
+        self.kept_answered_ids = []
+        self.now = FakeStatus()
         self.position = 0
         self.requests = []
 
@@ -91,12 +91,12 @@ class FakeEngine:
         return self.now.model_version
 
     def ping(self):
-        return Future() if self.stuck else done(None)
+        return Future() if self.is_stuck else completed(None)
 
     def predict(self, inputs, *, request_id):
-        if self.failing is not None:
-            raise self.failing
-        if self.stuck:
+        if self.error is not None:
+            raise self.error
+        if self.is_stuck:
             return Future()
         assert inputs.dtype == np.float32
         assert inputs.shape[1:] == SHAPE
@@ -104,7 +104,7 @@ class FakeEngine:
         labels = [int(image.flat[0] >= 0.5) for image in inputs]
         logits = np.full((len(inputs), 3), -3.0, np.float32)
         logits[np.arange(len(inputs)), labels] = -0.1
-        served = Served(
+        served = FakeServed(
             prediction_ids=[new_id(now()) for _ in labels],
             class_indices=labels,
             labels=[CLASSES[label] for label in labels],
@@ -113,7 +113,7 @@ class FakeEngine:
             model_version=self.model_version,
         )
         self._store(served, inputs, request_id)
-        return done(served)
+        return completed(served)
 
     def _store(self, served, inputs, request_id):
         self.store.log_served_batch(
@@ -139,7 +139,7 @@ class FakeEngine:
         self.now = replace(self.now, n_served=self.position)
 
     def ask(self, n=1, *, step=0, expires_in=60.0, keep=True, reason="uncertain"):
-        """Serve n samples and ask about each; their prediction ids."""
+        """Serve n samples, ask about each, and return their prediction ids."""
         inputs = np.random.default_rng(self.position).random((n, *SHAPE), np.float32)
         served = self.predict(inputs, request_id="ask").result()
         if keep:
@@ -181,38 +181,38 @@ class FakeEngine:
         self.store.log_rollback(
             snapshot_id, new, from_version=before, reason=reason, by=by
         ).result()
-        return done("2.0")
+        return completed("2.0")
 
     def pause(self, by, reason):
         self.now = replace(self.now, learning="paused", reason=reason)
         self.store.log_event("paused", {"by": by, "reason": reason}).result()
-        return done(None)
+        return completed(None)
 
     def resume(self, by):
         self.now = replace(self.now, learning="on", reason=None)
         self.store.log_event("resumed", {"by": by}).result()
-        return done(None)
+        return completed(None)
 
     def keep_answered(self, prediction_id):
-        self.kept_answered.append(prediction_id)
+        self.kept_answered_ids.append(prediction_id)
 
     def forget(self, sha256):
-        self.forgotten.append(sha256)
+        self.forgotten_hashes.append(sha256)
 
 
-def done(value):
+def completed(value):
     future = Future()
     future.set_result(value)
     return future
 
 
-def quiet():
+def silent_log():
     return make_log("error", io.StringIO())
 
 
 @contextmanager
 def running(app, settings):
-    """A real server on a free port, in a thread; its port."""
+    """Run a real server in a thread, and yield its port."""
     bound = bind(settings)
     server = make_server(app, settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

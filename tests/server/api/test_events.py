@@ -1,4 +1,4 @@
-"""Events are told as they happen, again where somebody missed them, and end with the server."""
+"""Server-sent events: the stream, where it continues, and when it ends."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from server.api.fakes import running
 
 
 @pytest.fixture
-def more():
+def extra_settings():
     return {"status_seconds": 0.5, "limits": {"streams": 2}}
 
 
@@ -23,7 +23,7 @@ def port(app, settings):
 
 @pytest.fixture
 def listen(port, tokens):
-    """An open stream of events."""
+    """Return a function that opens an event stream."""
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     def opened(role="operator", **headers):
@@ -35,7 +35,7 @@ def listen(port, tokens):
 
 
 def messages(response):
-    """(kind, id, body) as they come."""
+    """Yield (kind, id, body) of each message."""
     fields = {}
     for line in response.iter_lines():
         if line:
@@ -48,9 +48,9 @@ def messages(response):
             fields = {}
 
 
-def wanted(told, kinds):
-    """The next message of each of these kinds."""
-    return [next(message for message in told if message[0] == kind) for kind in kinds]
+def next_of_kinds(stream_messages, kinds):
+    """Return the next message of each kind."""
+    return [next(message for message in stream_messages if message[0] == kind) for kind in kinds]
 
 
 def until(condition):
@@ -60,97 +60,99 @@ def until(condition):
         time.sleep(0.05)
 
 
-def test_the_status_comes_first_and_again(listen):
+def test_stream_starts_with_status_and_repeats_it(listen):
     with listen() as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
-        told = messages(stream)
-        first, second = next(told), next(told)
+        received = messages(stream)
+        first, second = next(received), next(received)
     assert (first[0], second[0]) == ("status", "status")
     assert first[2]["model"]["name"] == "toy"
     assert first[2]["me"]["role"] == "operator"
 
 
-@pytest.mark.parametrize("more", [{"status_seconds": 60}])
-def test_what_happens_is_told_at_once(listen, engine, store):
+@pytest.mark.parametrize("extra_settings", [{"status_seconds": 60}])
+def test_event_is_streamed_at_once(listen, engine, store):
     with listen() as stream:
-        told = messages(stream)
-        assert next(told)[0] == "status"
+        received = messages(stream)
+        assert next(received)[0] == "status"
         threading.Timer(0.2, engine.ask).start()
         began = time.monotonic()
-        ((_, seq, body),) = wanted(told, ["asked"])
+        ((_, seq, body),) = next_of_kinds(received, ["asked"])
     assert time.monotonic() - began < 30
     assert int(seq) == store.last_seq()
     assert body["questions"][0]["reason"] == "uncertain"
 
 
-def test_annotators_are_not_told_which_questions_are_audits(listen, engine):
+def test_stream_hides_audits_from_annotators(listen, engine):
     with listen("annotator") as stream:
-        told = messages(stream)
-        assert next(told)[0] == "status"
+        received = messages(stream)
+        assert next(received)[0] == "status"
         engine.ask(2, reason="audit")
-        ((_, _, body),) = wanted(told, ["asked"])
+        ((_, _, body),) = next_of_kinds(received, ["asked"])
     assert body == {"n": 2}
 
 
-def test_a_stream_goes_on_where_it_ended(listen, engine, store):
+def test_stream_continues_after_last_event_id(listen, engine, store):
     engine.pause("me", "first")
     seen = store.last_seq()
     engine.resume("me")
     engine.pause("me", "second")
     with listen(**{"Last-Event-ID": str(seen)}) as stream:
-        resumed, paused = wanted(messages(stream), ["resumed", "paused"])
+        resumed, paused = next_of_kinds(messages(stream), ["resumed", "paused"])
     assert (int(resumed[1]), int(paused[1])) == (seen + 1, seen + 2)
     assert paused[2]["reason"] == "second"
 
 
 @pytest.mark.parametrize("given", ["", "x", "-1", "1.5", "9" * 19, "9" * 40, "²"])
-def test_an_odd_place_is_no_mistake(listen, given):
+def test_invalid_last_event_id_is_ignored(listen, given):
     with listen(**{"Last-Event-ID": given.encode()}) as stream:
         assert stream.status_code == 200
         assert next(messages(stream))[0] == "status"
 
 
-def test_there_is_a_limit_of_streams(listen, app):
+def test_streams_above_the_limit_are_refused(listen, app):
     with listen() as first, listen() as second:
         held = messages(first), messages(second)  # a reader that is let go closes its stream
-        for told in held:
-            next(told)
+        for received in held:
+            next(received)
         with listen() as third:
             assert third.status_code == 429
-    until(lambda: app.state.parts.feed.n_streams == 0)
+    until(lambda: app.state.bitta.log_watcher.n_streams == 0)
 
 
-def test_a_stream_ends_with_its_key(listen, store):
+def test_stream_ends_when_its_key_is_revoked(listen, store):
     with listen("annotator") as stream:
-        told = messages(stream)
-        next(told)
+        received = messages(stream)
+        next(received)
         (mine,) = [key for key in store.keys.list() if key.role == "annotator"]
         store.keys.revoke(mine.id)
         began = time.monotonic()
-        for kind, _, _ in told:
+        for kind, _, _ in received:
             assert kind == "status"
             assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("more", [{"status_seconds": 60, "limits": {"failures_per_minute": 1}}])
-def test_a_stream_ends_with_its_session(port, tokens, monkeypatch):
-    monkeypatch.setattr("bitta.server.api.sse._LOOK", 0.3)
+@pytest.mark.parametrize(
+    "extra_settings", [{"status_seconds": 60, "limits": {"failures_per_minute": 1}}]
+)
+def test_stream_ends_when_its_session_is_signed_out(port, tokens, monkeypatch):
+    monkeypatch.setattr("bitta.server.api.events._KEY_CHECK_SECONDS", 0.3)
     root = f"http://127.0.0.1:{port}"
     with httpx.Client(base_url=root, timeout=60, headers={"X-Bitta": "1"}) as browser:
         browser.post("/v1/session", json={"key": tokens["annotator"]})
         browser.get("/v1/session", headers={"Authorization": "Bearer wrong"})
         with browser.stream("GET", "/v1/events") as stream:
-            told = messages(stream)
-            next(told)
-            time.sleep(1.5)  # others' wrong keys and a quiet log end nothing
+            received = messages(stream)
+            next(received)
+            time.sleep(1.5)  # wrong keys of others and a quiet log end no stream
             assert browser.get("/v1/session").status_code == 200
             browser.delete("/v1/session")
             began = time.monotonic()
-            assert list(told) == []
+            assert list(received) == []
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("more", [{"shutdown_seconds": 60}])
+@pytest.mark.parametrize("extra_settings", [{"shutdown_seconds": 60}])
 def test_streams_and_waits_end_when_the_server_stops(app, settings, tokens):
     ended = []
 
@@ -169,8 +171,8 @@ def test_streams_and_waits_end_when_the_server_stops(app, settings, tokens):
         ]
         for thread in threads:
             thread.start()
-        feed = app.state.parts.feed
-        until(lambda: feed.n_streams == 1 and feed._n_listening == 2)
+        watcher = app.state.bitta.log_watcher
+        until(lambda: watcher.n_streams == 1 and watcher.n_waiting == 2)
         assert ended == []
         began = time.monotonic()
     for thread in threads:

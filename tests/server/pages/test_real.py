@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are n
 from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, quiet, running
+from server.api.fakes import FakeEngine, running, silent_log
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def real(tmp_path):
     settings = load_settings({"data_dir": tmp_path, "port": 0}, environment={})
     with Store.open(None, tmp_path) as store:
         engine = FakeEngine(store)
-        app = create_app(engine, store, settings, log=quiet())
+        app = create_app(engine, store, settings, log=silent_log())
         with running(app, settings) as port:
             yield engine, f"http://127.0.0.1:{port}"
 

@@ -1,6 +1,5 @@
-"""The server's HTTP face: inference, feedback, operation."""
+"""HTTP API of the server: inference, feedback, operation, and the two pages."""
 
 from bitta.server.api.app import create_app
-from bitta.server.api.run import serve
 
-__all__ = ["create_app", "serve"]
+__all__ = ["create_app"]

@@ -1,30 +1,27 @@
-"""The app: everything that is reached over HTTP, put together."""
+"""The FastAPI app: state, routes, pages, middleware and error handlers."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from structlog.typing import FilteringBoundLogger
 
-from bitta.server.api import v1_feedback, v1_operation
-from bitta.server.api.access import Access
-from bitta.server.api.auth import Auth, session_secret
-from bitta.server.api.documents import install_document
-from bitta.server.api.errors import Refused, error_response, install_handlers
-from bitta.server.api.feed import Feed
-from bitta.server.api.health import Health
-from bitta.server.api.limits import BoundedBodies
-from bitta.server.api.metrics import CONTENT_TYPE, Metrics
-from bitta.server.api.pages import install_pages
-from bitta.server.api.parts import Everybody, Own, Parts
-from bitta.server.api.ports import Engine
-from bitta.server.api.status import Reader
-from bitta.server.api.tally import Tally
-from bitta.server.api.v2 import straight_to_inference, v2_router
+from bitta.server.api import feedback_routes, operation_routes
+from bitta.server.api.authentication import Authenticator, load_session_secret
+from bitta.server.api.dependencies import AnyCaller, AppState, State
+from bitta.server.api.engine_interface import EngineInterface
+from bitta.server.api.errors import ApiError, ErrorTable, error_response, install_error_handlers
+from bitta.server.api.events import LogWatcher
+from bitta.server.api.inference_routes import inference_router, install_fast_inference_routes
+from bitta.server.api.metrics import CONTENT_TYPE, InferenceCounter, ServerMetrics
+from bitta.server.api.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from bitta.server.api.openapi import install_openapi
+from bitta.server.api.status import HealthChecks, StoreSummaryReader
 from bitta.server.logs import make_log
+from bitta.server.pages import HEADERS, PAGES
 from bitta.server.protocol import ProtocolError
 from bitta.server.settings import ServeSettings
 from bitta.server.store import (
@@ -40,8 +37,7 @@ from bitta.server.store import (
 from bitta.streams import Geometry
 from bitta.version import __version__
 
-Kinds = Mapping[type[Exception], tuple[int, str]]
-_KINDS: Kinds = {
+_STORE_ERRORS: ErrorTable = {
     IdempotencyConflict: (422, "conflict"),
     UnknownPrediction: (404, "not_found"),
     UnknownFeedback: (404, "not_found"),
@@ -53,95 +49,130 @@ _KINDS: Kinds = {
 
 
 def create_app(
-    engine: Engine,
+    engine: EngineInterface,
     store: Store,
     settings: ServeSettings,
     *,
     geometry: Geometry | None = None,
-    errors: Kinds | None = None,
+    errors: ErrorTable | None = None,
     log: FilteringBoundLogger | None = None,
 ) -> FastAPI:
-    """An app around an engine that runs and a store that is open; it closes neither.
+    """Return an app for a running engine and an open store. The caller closes both.
 
-    `geometry` is how encoded pictures get to the model's shape; `errors` tells status and code of
-    the engine's own errors.
+    `geometry` is the resizing of encoded pictures to the model's input shape. `errors` holds the
+    response status and code of exceptions that only the engine raises.
     """
-    feed = Feed(store)
-    parts = Parts(
-        engine=engine,
-        store=store,
-        settings=settings,
-        geometry=geometry,
-        auth=Auth(store.keys, settings, session_secret(settings.data_dir)),
-        feed=feed,
-        health=Health(engine, store, settings, feed),
-        metrics=Metrics(engine, store),
-        reader=Reader(store),
-        tally=Tally(),
-        log=log or make_log(settings.log_level),
-    )
+    state = _app_state(engine, store, settings, geometry, log or make_log(settings.log_level))
     app = FastAPI(
         title="bitta",
         version=__version__,
-        docs_url=None,  # it would load scripts from elsewhere
+        docs_url=None,  # it would load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,
         lifespan=_lifespan,
     )
-    app.state.parts = parts
-    _install_routes(app)
-    install_handlers(app, {**_KINDS, **(errors or {})})
-    app.add_exception_handler(ProtocolError, _on_v2)
-    install_document(app)
+    app.state.bitta = state
+    install_routes(app)
+    install_error_handlers(app, {**_STORE_ERRORS, **(errors or {})})
+    app.add_exception_handler(ProtocolError, _on_protocol_error)
+    install_openapi(app)
     limits = settings.limits
     app.add_middleware(
-        BoundedBodies,
+        BodyLimitMiddleware,
         body_bytes=limits.body_bytes,
         other_bytes=limits.other_bytes,
         seconds=limits.read_seconds,
     )
-    app.add_middleware(Access, log=parts.log, metrics=parts.metrics)
+    app.add_middleware(RequestLogMiddleware, log=state.log, metrics=state.metrics)
     return app
 
 
-def _install_routes(app: FastAPI) -> None:
-    app.include_router(v2_router())
-    app.include_router(v1_feedback.router)
-    app.include_router(v1_operation.router)
-    app.include_router(v1_operation.sessions)
+def install_routes(app: FastAPI) -> None:
+    """Add all routes to the app."""
+    app.include_router(inference_router())
+    app.include_router(feedback_routes.router)
+    app.include_router(operation_routes.router)
+    app.include_router(operation_routes.session_router)
     app.add_api_route(
         "/metrics",
         _metrics,
         methods=["GET"],
         tags=["operation"],
         operation_id="metrics",
-        summary="Numbers for Prometheus",
+        summary="Metrics for Prometheus",
         response_class=Response,
         responses={
             200: {
-                "description": "In Prometheus' text format.",
+                "description": "Metrics in the text format of Prometheus.",
                 "content": {"text/plain": {"schema": {"type": "string"}}},
             }
         },
     )
-    install_pages(app)
-    straight_to_inference(app)
+    _install_pages(app)
+    install_fast_inference_routes(app)
+
+
+def _app_state(
+    engine: EngineInterface,
+    store: Store,
+    settings: ServeSettings,
+    geometry: Geometry | None,
+    log: FilteringBoundLogger,
+) -> AppState:
+    log_watcher = LogWatcher(store)
+    secret = load_session_secret(settings.data_dir)
+    return AppState(
+        engine=engine,
+        store=store,
+        settings=settings,
+        geometry=geometry,
+        authenticator=Authenticator(store.keys, settings, secret),
+        log_watcher=log_watcher,
+        health=HealthChecks(engine, store, settings, log_watcher),
+        metrics=ServerMetrics(engine, store),
+        summary_reader=StoreSummaryReader(store),
+        inference_counter=InferenceCounter(),
+        log=log,
+    )
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    parts: Parts = app.state.parts
-    parts.feed.open()
+    state: AppState = app.state.bitta
+    state.log_watcher.start()
     try:
         yield
     finally:
-        await parts.feed.close()
+        await state.log_watcher.stop()
 
 
-async def _metrics(parts: Own, _: Everybody) -> Response:
-    return Response(await run_in_threadpool(parts.metrics.text), media_type=CONTENT_TYPE)
+async def _metrics(state: State, _: AnyCaller) -> Response:
+    return Response(await run_in_threadpool(state.metrics.text), media_type=CONTENT_TYPE)
 
 
-def _on_v2(request: Request, error: Exception) -> JSONResponse:
+def _on_protocol_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProtocolError)
-    return error_response(request, Refused(error.status, str(error)))
+    return error_response(request, ApiError(error.status, str(error)))
+
+
+def _install_pages(app: FastAPI) -> None:
+    """Add the pages and their files. They come from `PAGES`; no request path reaches the disk."""
+    methods = ["GET", "HEAD"]
+    pages = [address for address in PAGES if not address.startswith("/static/")]
+    for address in (*pages, "/static/{name:path}"):
+        app.add_api_route(address, _page, include_in_schema=False, methods=methods)
+    app.add_api_route("/", _redirect_to_annotate, include_in_schema=False, methods=methods)
+
+
+async def _redirect_to_annotate() -> Response:
+    return RedirectResponse("/annotate")
+
+
+async def _page(request: Request) -> Response:
+    page = PAGES.get(request.url.path)
+    if page is None:
+        raise ApiError(404, "there is no such page.")
+    headers = {**HEADERS, "ETag": page.etag}
+    if request.headers.get("if-none-match") == page.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(page.body, media_type=page.content_type, headers=headers)

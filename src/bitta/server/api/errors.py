@@ -1,6 +1,7 @@
-"""One form for everything that is refused: a sentence, and a word for programs."""
+"""Error responses: a sentence for people and a code for programs."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +12,10 @@ from starlette.responses import JSONResponse
 
 from bitta.errors import BittaError, FeedbackError, InputError, SettingError
 
-CODES = {
+ErrorTable = Mapping[type[Exception], tuple[int, str]]
+"""Status and code of the response for each exception class."""
+
+_CODES = {
     400: "malformed",
     401: "unauthorized",
     403: "forbidden",
@@ -27,17 +31,18 @@ CODES = {
     500: "internal",
     503: "unavailable",
 }
-_KNOWN: Mapping[type[Exception], tuple[int, str]] = {
+_LIBRARY_ERRORS: ErrorTable = {
     InputError: (422, "invalid"),
     SettingError: (422, "invalid"),
     FeedbackError: (422, "invalid"),
-    BittaError: (503, "unavailable"),  # not about what was sent, so it may pass
+    # Other errors are not about the request, so the same request may succeed later.
+    BittaError: (503, "unavailable"),
 }
-_SHOWN = 60
+_MAX_SHOWN_CHARACTERS = 60
 
 
-class Refused(HTTPException):
-    """A request that is answered with a sentence instead of what it asked for."""
+class ApiError(HTTPException):
+    """Raised to refuse a request with a status, a sentence and a code."""
 
     def __init__(
         self,
@@ -48,77 +53,84 @@ class Refused(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, sentence, dict(headers or {}))
-        self.code = code or CODES.get(status, "refused")
+        self.code = code or _CODES.get(status, "refused")
 
 
-def install_handlers(app: FastAPI, kinds: Mapping[type[Exception], tuple[int, str]]) -> None:
-    """Every error leaves in our form; `kinds` tells status and code of errors of other parts."""
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(Exception, _on_failure)
-    known: dict[type[Exception], tuple[int, str]] = {**_KNOWN, **kinds}
+def too_many_requests(sentence: str, wait_seconds: float) -> ApiError:
+    """Return an error with status 429 and the time after which to try again."""
+    seconds = max(1, ceil(wait_seconds))
+    return ApiError(
+        429, f"{sentence}; try again in {seconds} s.", headers={"Retry-After": str(seconds)}
+    )
 
-    def on_known(request: Request, error: Exception) -> JSONResponse:
-        kind = next(kind for kind in type(error).__mro__ if kind in known)
-        status, code = known[kind]
+
+def install_error_handlers(app: FastAPI, errors: ErrorTable) -> None:
+    """Make the app answer every exception with an error body. `errors` extends the table."""
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_unexpected_exception)
+    table: dict[type[Exception], tuple[int, str]] = {**_LIBRARY_ERRORS, **errors}
+
+    def on_known_exception(request: Request, error: Exception) -> JSONResponse:
+        error_class = next(each for each in type(error).__mro__ if each in table)
+        status, code = table[error_class]
         headers = {"Retry-After": "1"} if status == 503 else {}
-        return error_response(request, Refused(status, str(error), code=code, headers=headers))
+        return error_response(request, ApiError(status, str(error), code=code, headers=headers))
 
-    for kind in known:
-        app.add_exception_handler(kind, on_known)
+    for error_class in table:
+        app.add_exception_handler(error_class, on_known_exception)
 
 
-def error_response(request: Request, error: Refused) -> JSONResponse:
-    """The body that the protocol of this path wants."""
+def error_response(request: Request, error: ApiError) -> JSONResponse:
+    """Return the response. The inference protocol has no code in its error body."""
     body = {"error": error.detail}
-    if not _is_v2(request):
+    path = request.url.path
+    if path != "/v2" and not path.startswith("/v2/"):
         body["code"] = error.code
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def first_problem(errors: list[Any]) -> str:
-    """What is wrong first, in one sentence."""
+def validation_message(errors: list[Any]) -> str:
+    """Return the first of pydantic's validation errors as one sentence."""
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "header"))
+    field = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "header"))
     message = first["msg"].removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first.get('ctx', {}).get('error', message)}."
     if first["type"] == "missing":
-        return f"{place or 'the body'} is missing."
+        return f"{field or 'the body'} is missing."
     if first["type"] == "extra_forbidden":
-        return f"{place} is not a field of this request; leave it out."
+        return f"{field} is not a field of this request; leave it out."
     given = repr(first.get("input"))
-    given = given if len(given) <= _SHOWN else given[:_SHOWN] + "..."
-    return f"{place or 'the body'} is {given}; {message}."
+    if len(given) > _MAX_SHOWN_CHARACTERS:
+        given = given[:_MAX_SHOWN_CHARACTERS] + "..."
+    return f"{field or 'the body'} is {given}; {message}."
 
 
-def _on_http(request: Request, error: Exception) -> JSONResponse:
+def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if isinstance(error, Refused):
+    if isinstance(error, ApiError):
         return error_response(request, error)
     sentence = str(error.detail)
     if error.status_code == 404:
-        sentence = "there is nothing at this address; GET /openapi.json lists what there is."
+        sentence = "there is nothing at this address; GET /openapi.json lists all addresses."
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        sentence = f"{request.method} is not possible here; allowed: {allowed}."
-    return error_response(request, Refused(error.status_code, sentence, headers=error.headers))
+        sentence = f"{request.method} is not allowed here; allowed: {allowed}."
+    return error_response(request, ApiError(error.status_code, sentence, headers=error.headers))
 
 
-def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    return error_response(request, Refused(422, first_problem(list(error.errors()))))
+    return error_response(request, ApiError(422, validation_message(list(error.errors()))))
 
 
-def _on_failure(request: Request, error: Exception) -> JSONResponse:
-    """Our own mistake; Starlette's outermost layer answers it, outside of our own layers."""
+def _on_unexpected_exception(request: Request, error: Exception) -> JSONResponse:
+    """Return status 500. Starlette sends it outside our middleware, so it sets the headers."""
     request_id = request.scope.get("state", {}).get("request_id", "")
-    sentence = f"the server failed ({type(error).__name__}); its log has it under {request_id}."
+    sentence = (
+        f"the server failed ({type(error).__name__}); search its log for the request {request_id}."
+    )
     headers = {"X-Request-Id": request_id, "X-Content-Type-Options": "nosniff"}
-    return error_response(request, Refused(500, sentence, headers=headers))
-
-
-def _is_v2(request: Request) -> bool:
-    path = request.url.path
-    return path == "/v2" or path.startswith("/v2/")
+    return error_response(request, ApiError(500, sentence, headers=headers))

@@ -1,129 +1,146 @@
-"""GET /v1/status: how the model, its questions and its annotators fare."""
+"""Status of the model, its questions and annotators (GET /v1/status), and health checks."""
 
 import asyncio
+import shutil
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from bitta.server.api.auth import Caller
-from bitta.server.api.ports import EngineStatus
-from bitta.server.api.status_models import (
-    AnnotatorPart,
-    AuditsPart,
-    CollapsePart,
-    ConfidencePart,
-    DistancePart,
-    HistoryPart,
-    LatencyPart,
-    LearningPart,
-    MePart,
-    ModelPart,
-    QuestionsPart,
-    ServedPart,
-    StatusBody,
+from bitta.errors import BittaError
+from bitta.server.api.authentication import Caller
+from bitta.server.api.engine_interface import (
+    EngineInterface,
+    EngineStatusInterface,
+    wait_for_future,
 )
+from bitta.server.api.schemas import (
+    AnnotatorStatus,
+    AuditStatus,
+    CallerStatus,
+    CollapseStatus,
+    ConfidenceStatus,
+    DistanceStatus,
+    LatencyStatus,
+    LearningStatus,
+    ModelStatus,
+    QuestionCounts,
+    StatusBody,
+    StatusHistory,
+    TrafficStatus,
+)
+from bitta.server.settings import ServeSettings
 from bitta.server.store import AnnotatorCounts, Store, StoreCounts, now
 
 if TYPE_CHECKING:
-    from bitta.server.api.parts import Parts
+    from bitta.server.api.dependencies import AppState
+    from bitta.server.api.events import LogWatcher
 
-_DAY = 86_400_000_000
-_TOLD_FOR = 3_600_000_000
-"""Microseconds for which a rollback by the guard is still the news."""
-_FRESH = 1.0
+_DAY = 86_400_000_000  # microseconds
+_ROLLBACK_SHOWN = 3_600_000_000
+"""Time in microseconds for which the status shows a rollback by the guard."""
+_SUMMARY_SECONDS = 1.0
+"""Time for which a summary of the store is reused."""
+_HEALTH_SECONDS = 1.0
+"""Time for which the result of the readiness check is reused."""
+_CHECK_TIMEOUT_SECONDS = 5.0
+_MIN_FREE_BYTES = 16 * 2**20
+"""Free disk space below which the server is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """What the store adds, the same for every caller."""
+class _StoreSummary:
+    """Part of the status that comes from the store. It is the same for every caller."""
 
     counts: StoreCounts
     annotators: list[AnnotatorCounts]
-    today: dict[str, int]
+    answered_today: dict[str, int]
     names: dict[str, str]
     n_snapshots: int
-    went_back: str
-    """Why the guard went back within the last hour."""
+    rollback_reason: str
+    """Reason of the guard's rollback within the last hour, or empty."""
 
 
-class Reader:
-    """Reads the store once per second, however many ask."""
+class StoreSummaryReader:
+    """Reads the store at most once per second, for all requests together."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = asyncio.Lock()
-        self._read: tuple[float, _Stored] | None = None
+        self._cached: tuple[float, _StoreSummary] | None = None
 
-    async def read(self) -> _Stored:
-        """As of now, or of a second ago."""
+    async def read(self) -> _StoreSummary:
+        """Return a summary that is at most a second old."""
         async with self._lock:
-            if self._read is None or monotonic() - self._read[0] > _FRESH:
-                self._read = monotonic(), await asyncio.to_thread(_stored, self._store)
-            return self._read[1]
+            if self._cached is None or monotonic() - self._cached[0] > _SUMMARY_SECONDS:
+                self._cached = monotonic(), await asyncio.to_thread(_summarize, self._store)
+            return self._cached[1]
 
 
-async def status_body(parts: "Parts", caller: Caller) -> StatusBody:
-    """The whole, as this caller may see it."""
-    stored = await parts.reader.read()
-    status = await asyncio.to_thread(parts.engine.status)  # reads the store
-    counts = stored.counts
-    mine = next((each for each in stored.annotators if each.annotator_id == caller.id), None)
-    shown = stored.annotators if caller.role == "operator" else [mine] if mine else []
+async def status_body(state: "AppState", caller: Caller) -> StatusBody:
+    """Return the status as this caller may see it."""
+    summary = await state.summary_reader.read()
+    status = await asyncio.to_thread(state.engine.status)  # reads the store
+    counts = summary.counts
+    own = next((each for each in summary.annotators if each.annotator_id == caller.id), None)
+    visible = summary.annotators if caller.role == "operator" else [own] if own else []
     return StatusBody(
-        model=ModelPart(
-            name=parts.engine.model_name,
-            classes=list(parts.engine.classes),
+        model=ModelStatus(
+            name=state.engine.model_name,
+            classes=list(state.engine.classes),
             version=status.model_version,
             weights=status.weights,
         ),
         learning=_learning(status),
-        served=ServedPart(
+        served=TrafficStatus(
             n=status.n_served,
             per_second=status.per_second,
-            latency_ms=LatencyPart.model_validate(dict(status.latency_ms)),
+            latency_ms=LatencyStatus.model_validate(dict(status.latency_ms)),
         ),
-        questions=QuestionsPart(
+        questions=QuestionCounts(
             open=counts.open,
             asked=counts.asked,
             answered=counts.answered,
             skipped=counts.skipped,
             expired=counts.expired,
         ),
-        audits=AuditsPart.model_validate(dict(status.audits)),
+        audits=AuditStatus.model_validate(dict(status.audits)),
         agreement=status.agreement,
-        confidence=ConfidencePart.model_validate(dict(status.confidence)),
-        distance=DistancePart.model_validate(dict(status.distance)),
-        collapse=_collapse(status, stored),
-        snapshots=stored.n_snapshots,
+        confidence=ConfidenceStatus.model_validate(dict(status.confidence)),
+        distance=DistanceStatus.model_validate(dict(status.distance)),
+        collapse=_collapse(status, summary),
+        snapshots=summary.n_snapshots,
         history=_history(status),
-        annotators=[_annotator(each, stored) for each in shown],
-        me=MePart(
+        annotators=[_annotator(each, summary) for each in visible],
+        me=CallerStatus(
             id=caller.id,
             role=caller.role,
-            answered_today=stored.today.get(caller.id, 0),
-            answered=mine.answered if mine else 0,
+            answered_today=summary.answered_today.get(caller.id, 0),
+            answered=own.answered if own else 0,
         ),
     )
 
 
-def _stored(store: Store) -> _Stored:
-    at = now()
+def _summarize(store: Store) -> _StoreSummary:
+    time = now()
     rollbacks = store.events(kinds=("rollback",))
-    last = rollbacks[-1] if rollbacks else None
-    recent = last is not None and last.body.get("by") == "guard" and at - last.at < _TOLD_FOR
-    today = store.count_by_annotator(since=at - at % _DAY)
-    return _Stored(
+    rollback_reason = ""
+    if rollbacks:
+        last = rollbacks[-1]
+        if last.body.get("by") == "guard" and time - last.at < _ROLLBACK_SHOWN:
+            rollback_reason = str(last.body.get("reason", ""))
+    today = store.count_by_annotator(since=time - time % _DAY)
+    return _StoreSummary(
         counts=store.counts(),
         annotators=store.count_by_annotator(),
-        today={each.annotator_id: each.answered for each in today},
+        answered_today={each.annotator_id: each.answered for each in today},
         names={key.id: key.name for key in store.keys.list()},
         n_snapshots=len(store.snapshots()),
-        went_back=str(last.body.get("reason", "")) if recent and last is not None else "",
+        rollback_reason=rollback_reason,
     )
 
 
-def _learning(status: EngineStatus) -> LearningPart:
-    return LearningPart(
+def _learning(status: EngineStatusInterface) -> LearningStatus:
+    return LearningStatus(
         state=status.learning,
         reason=status.reason,
         duty=status.duty,
@@ -133,26 +150,86 @@ def _learning(status: EngineStatus) -> LearningPart:
     )
 
 
-def _collapse(status: EngineStatus, stored: _Stored) -> CollapsePart:
-    if stored.went_back and status.collapse["state"] == "ok":
-        return CollapsePart(state="rolled back", reasons=[stored.went_back])
-    return CollapsePart.model_validate(dict(status.collapse))
+def _collapse(status: EngineStatusInterface, summary: _StoreSummary) -> CollapseStatus:
+    if summary.rollback_reason and status.collapse["state"] == "ok":
+        return CollapseStatus(state="rolled back", reasons=[summary.rollback_reason])
+    return CollapseStatus.model_validate(dict(status.collapse))
 
 
-def _history(status: EngineStatus) -> HistoryPart:
+def _history(status: EngineStatusInterface) -> StatusHistory:
     columns = {name: list(column) for name, column in status.history.items()}
     columns["at"] = [int(1e6 * (at or 0)) for at in columns.get("at", [])]
-    empty: list[float | None] = [None] * len(columns["at"])
-    return HistoryPart.model_validate(
-        {name: columns.get(name, empty) for name in HistoryPart.model_fields}
+    missing: list[float | None] = [None] * len(columns["at"])
+    return StatusHistory.model_validate(
+        {name: columns.get(name, missing) for name in StatusHistory.model_fields}
     )
 
 
-def _annotator(each: AnnotatorCounts, stored: _Stored) -> AnnotatorPart:
-    return AnnotatorPart(
-        id=each.annotator_id,
-        name=stored.names.get(each.annotator_id, each.annotator_id),
-        answered=each.answered,
-        skipped=each.skipped,
-        agreement=each.agreed / each.compared if each.compared else None,
+def _annotator(count: AnnotatorCounts, summary: _StoreSummary) -> AnnotatorStatus:
+    return AnnotatorStatus(
+        id=count.annotator_id,
+        name=summary.names.get(count.annotator_id, count.annotator_id),
+        answered=count.answered,
+        skipped=count.skipped,
+        agreement=count.agreed / count.compared if count.compared else None,
     )
+
+
+class HealthChecks:
+    """Liveness and readiness. Probes need no key, so checks run at most once per second."""
+
+    def __init__(
+        self,
+        engine: EngineInterface,
+        store: Store,
+        settings: ServeSettings,
+        log_watcher: "LogWatcher",
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._data_dir = settings.data_dir
+        self._log_watcher = log_watcher
+        self._cached: tuple[float, str] | None = None
+        self._lock = asyncio.Lock()
+
+    def liveness_problem(self) -> str:
+        """Return a problem that only a restart can solve, or an empty string."""
+        return "" if self._engine.alive else "the worker thread that owns the model has ended."
+
+    async def readiness_problem(self) -> str:
+        """Return the reason why requests should go to another server, or an empty string."""
+        if self._log_watcher.is_closing:
+            return "the server is shutting down."
+        async with self._lock:
+            if self._cached is None or monotonic() - self._cached[0] > _HEALTH_SECONDS:
+                problem = (
+                    self.liveness_problem()
+                    or await self._worker_problem()
+                    or await self._storage_problem()
+                )
+                self._cached = monotonic(), problem
+            return self._cached[1]
+
+    async def _worker_problem(self) -> str:
+        try:
+            await wait_for_future(self._engine.ping(), _CHECK_TIMEOUT_SECONDS)
+        except TimeoutError:
+            if self._engine.idle < _CHECK_TIMEOUT_SECONDS:  # it serves inside a long step
+                return ""
+            return f"the worker has not responded for {_CHECK_TIMEOUT_SECONDS:g} seconds."
+        except BittaError as error:
+            return str(error)
+        return ""
+
+    async def _storage_problem(self) -> str:
+        try:
+            free_bytes = (await asyncio.to_thread(shutil.disk_usage, self._data_dir)).free
+            if free_bytes < _MIN_FREE_BYTES:
+                return f"the disk of the data folder has {free_bytes:,} bytes left."
+            # This write changes nothing, but takes the path of every other write.
+            await wait_for_future(self._store.expire_questions(0), _CHECK_TIMEOUT_SECONDS)
+        except TimeoutError:
+            return f"the store has not written for {_CHECK_TIMEOUT_SECONDS:g} seconds."
+        except (OSError, BittaError) as error:
+            return f"the store cannot be written: {error}"
+        return ""

@@ -1,4 +1,4 @@
-"""Versions, status, pause, questions, images: what an operator does."""
+"""Routes for operation and the pages, and the form of errors."""
 
 import asyncio
 from contextlib import suppress
@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bitta.server.store import StoreUnavailable
 
 
-def test_snapshots_are_listed_newest_first_and_gone_back_to(call, engine):
+def test_snapshots_are_listed_and_rolled_back_to(call, engine):
     first = call("operator", "POST", "/v1/snapshots", json={})
     assert first.status_code == 201
     assert first.json()["model_version"] == "1.0"
@@ -23,13 +23,13 @@ def test_snapshots_are_listed_newest_first_and_gone_back_to(call, engine):
     assert (newest["model_version"], newest["reason"]) == ("2.0", "rollback")
 
 
-def test_an_unknown_snapshot_is_not_found(call):
+def test_unknown_snapshot_is_not_found(call):
     refused = call("operator", "POST", "/v1/rollback", json={"snapshot_id": "none"})
     assert refused.status_code == 404
     assert "no snapshot 'none'" in refused.json()["error"]
 
 
-def test_learning_is_paused_with_a_reason_and_resumed(call):
+def test_learning_pauses_with_reason_and_resumes(call):
     paused = call("operator", "POST", "/v1/adaptation/pause", json={"reason": "<i>night</i>"})
     assert paused.json() == {"state": "paused"}
     learning = call("operator", "GET", "/v1/status").json()["learning"]
@@ -37,26 +37,26 @@ def test_learning_is_paused_with_a_reason_and_resumed(call):
     assert call("operator", "POST", "/v1/adaptation/resume", json={}).json() == {"state": "on"}
 
 
-def test_status_tells_what_the_contract_says(call, engine, answer):
+def test_status_has_model_counts_and_caller(call, engine, answer):
     first, second = engine.ask(2)
     answer("annotator", first, key="a")
     answer("annotator", second, "skip", key="b")
-    said = call("annotator", "GET", "/v1/status").json()
-    assert said["model"] == {
+    response = call("annotator", "GET", "/v1/status").json()
+    assert response["model"] == {
         "name": "toy", "classes": ["cat", "dog", "<b>bird</b>"], "version": "1.0", "weights": None
     }  # fmt: skip
-    assert said["questions"] == {
+    assert response["questions"] == {
         "open": 1, "asked": 2, "answered": 1, "skipped": 1, "expired": 0
     }  # fmt: skip
-    assert said["audits"]["accuracy"] == 0.75
-    assert said["history"]["at"] == [10_500_000]
-    assert said["history"]["latency_ms"] == [None]
-    assert said["me"]["answered"] == said["me"]["answered_today"] == 1
-    assert [each["name"] for each in said["annotators"]] == ["Annotator"]
+    assert response["audits"]["accuracy"] == 0.75
+    assert response["history"]["at"] == [10_500_000]
+    assert response["history"]["latency_ms"] == [None]
+    assert response["me"]["answered"] == response["me"]["answered_today"] == 1
+    assert [each["name"] for each in response["annotators"]] == ["Annotator"]
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/metrics"])
-def test_the_event_loop_does_not_wait_for_the_status(call, engine, monkeypatch, path):
+def test_engine_status_is_read_outside_the_event_loop(call, engine, monkeypatch, path):
     read, waiting = engine.status, []
 
     def status():
@@ -77,25 +77,25 @@ def test_only_operators_see_other_annotators(call, engine, answer):
     assert (shown["name"], shown["answered"], shown["agreement"]) == ("Annotator", 1, None)
 
 
-def test_a_rollback_by_the_guard_is_the_news(call, engine, store):
+def test_status_shows_rollback_by_the_guard(call, engine, store):
     snapshot = engine.snapshot("asked").result()
     engine.rollback(snapshot.id, by="guard", reason="entropy fell")
-    said = call("operator", "GET", "/v1/status").json()["collapse"]
-    assert said == {"state": "rolled back", "reasons": ["entropy fell"]}
+    response = call("operator", "GET", "/v1/status").json()["collapse"]
+    assert response == {"state": "rolled back", "reasons": ["entropy fell"]}
 
 
-def test_questions_are_shown_with_their_reason(call, engine):
+def test_questions_are_listed_with_their_reason(call, engine):
     engine.ask(reason="audit")
     (shown,) = call("operator", "GET", "/v1/questions?status=open").json()["questions"]
     assert (shown["reason"], shown["status"]) == ("audit", "open")
     assert call("operator", "GET", "/v1/questions?status=closed").json()["questions"] == []
 
 
-def test_an_image_is_deleted_from_disk_and_memory(call, engine, store):
+def test_deleted_image_is_gone_from_disk_and_memory(call, engine, store):
     (asked,) = engine.ask()
     name = store.find_prediction(asked).input_sha256
     assert call("operator", "DELETE", f"/v1/images/{name}").json() == {"deleted": name}
-    assert engine.forgotten == [name]
+    assert engine.forgotten_hashes == [name]
     assert store.images.read(name) is None
     assert call("operator", "GET", f"/v1/predictions/{asked}/image").status_code == 404
     assert call("operator", "DELETE", f"/v1/images/{name}").status_code == 404
@@ -103,7 +103,7 @@ def test_an_image_is_deleted_from_disk_and_memory(call, engine, store):
     assert call("annotator", "GET", "/v1/queue/next").json()["question"]["image_url"] is None
 
 
-def test_metrics_are_those_of_prometheus(call, engine, answer):
+def test_metrics_are_in_prometheus_format(call, engine, answer):
     (asked,) = engine.ask()
     answer("annotator", asked, "incorrect", key="a")
     image = {"name": "image", "datatype": "FP32", "shape": [1, 3, 4, 4], "data": [0.5] * 48}
@@ -126,9 +126,9 @@ def test_metrics_are_those_of_prometheus(call, engine, answer):
     assert values[("bitta_audit_accuracy_low",)] == 0.3
 
 
-def test_a_store_that_cannot_write_is_said_so_and_nothing_fails(call, store, monkeypatch, answer):
+def test_unavailable_store_gives_503(call, store, monkeypatch, answer):
     def full(_):
-        raise StoreUnavailable("there is no room left to write; nothing was stored")
+        raise StoreUnavailable("the disk is full")
 
     monkeypatch.setattr(store, "add_answer", full)
     refused = answer("annotator", "x", key="a")
@@ -136,7 +136,7 @@ def test_a_store_that_cannot_write_is_said_so_and_nothing_fails(call, store, mon
     assert refused.headers["retry-after"] == "1"
 
 
-def test_our_own_mistakes_are_told_without_their_insides(call, store, monkeypatch):
+def test_unexpected_error_gives_500_without_details(call, store, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("secret path /etc")
 
@@ -149,7 +149,7 @@ def test_our_own_mistakes_are_told_without_their_insides(call, store, monkeypatc
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/v2", "/annotate", "/nothing"])
-def test_every_response_has_a_request_id_and_safe_headers(call, path):
+def test_response_has_request_id_and_security_headers(call, path):
     first, second = call("operator", "GET", path), call("operator", "GET", path)
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.headers["x-content-type-options"] == "nosniff"
@@ -161,7 +161,7 @@ def test_every_response_has_a_request_id_and_safe_headers(call, path):
 
 
 @pytest.mark.parametrize("path", ["/annotate", "/operate"])
-def test_pages_are_served_with_a_strict_policy_and_without_a_key(http, path):
+def test_page_has_strict_policy_and_needs_no_key(http, path):
     page = http.get(path)
     assert page.status_code == 200
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -186,23 +186,23 @@ def test_pages_are_served_with_a_strict_policy_and_without_a_key(http, path):
         "/static/style.css/",
     ],
 )
-def test_path_tricks_find_nothing(http, path):
+def test_path_outside_the_pages_is_not_found(http, path):
     assert http.get(path).status_code == 404
 
 
-def test_files_have_their_own_types(http):
+def test_static_files_have_content_types(http):
     assert http.get("/static/style.css").headers["content-type"].startswith("text/css")
     assert http.get("/static/api.js").headers["content-type"].startswith("text/javascript")
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v2/nothing", "/v2/models/toy/nothing", "/x"])
-def test_nothing_is_found_where_nothing_is(call, path):
+def test_unknown_path_is_not_found(call, path):
     missed = call("operator", "GET", path)
     assert missed.status_code == 404
     assert set(missed.json()) == ({"error"} if path.startswith("/v2") else {"error", "code"})
 
 
-def test_another_method_is_told_what_is_allowed(call):
+def test_wrong_method_lists_the_allowed_ones(call):
     refused = call("operator", "PUT", "/v1/rollback", json={})
     assert refused.status_code == 405
     assert refused.headers["allow"] == "POST"

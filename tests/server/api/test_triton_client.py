@@ -1,4 +1,4 @@
-"""Triton's own client, unmodified, against a real server."""
+"""Triton's own client against a real server."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def image(n=2, value=0.75, *, binary=True):
     return given
 
 
-def test_it_finds_out_what_is_served(client):
+def test_client_reads_health_and_metadata(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("toy")
@@ -49,7 +49,7 @@ def test_it_finds_out_what_is_served(client):
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
-def test_it_predicts(client, binary, compression):
+def test_client_predicts(client, binary, compression):
     names = ["logits", "label", "confidence", "prediction_id", "model_version"]
     wanted = [http.InferRequestedOutput(name, binary_data=binary) for name in names]
     result = client.infer(
@@ -66,19 +66,19 @@ def test_it_predicts(client, binary, compression):
     np.testing.assert_allclose(result.as_numpy("confidence"), 0.9, rtol=1e-6)
 
 
-def test_it_gets_every_output_where_it_asks_for_none(client):
+def test_client_gets_all_outputs_by_default(client):
     result = client.infer("toy", [image()], request_id="7")
     assert result.get_response()["id"] == "7"
     assert result.as_numpy("model_version").tolist() == [b"1.0", b"1.0"]
 
 
-def test_it_predicts_many_at_once(client):
+def test_client_predicts_concurrently(client):
     waiting = [client.async_infer("toy", [image(1)]) for _ in range(20)]
     ids = {each.get_result().as_numpy("prediction_id")[0] for each in waiting}
     assert len(ids) == 20
 
 
-def test_the_one_for_asyncio_predicts(port, tokens):
+def test_asyncio_client_predicts(port, tokens):
     async def predicted():
         async with aio.InferenceServerClient(f"127.0.0.1:{port}") as client:
             return await client.infer(
@@ -95,7 +95,7 @@ def test_the_one_for_asyncio_predicts(port, tokens):
     np.testing.assert_allclose(result.as_numpy("logits"), [[-3, -0.1, -3]] * 2, rtol=1e-6)
 
 
-def test_it_is_told_what_is_wrong(client, port):
+def test_client_raises_with_the_message_of_the_server(client, port):
     with pytest.raises(utils.InferenceServerException, match="there is no model 'other'"):
         client.infer("other", [image()])
     wrong = http.InferInput("image", [1, 5], "FP32")
@@ -109,7 +109,7 @@ def test_it_is_told_what_is_wrong(client, port):
         stranger.infer("toy", [image()])
 
 
-def test_a_key_in_the_headers_works_as_well(port, tokens):
+def test_client_may_send_the_key_as_header(port, tokens):
     with http.InferenceServerClient(f"127.0.0.1:{port}") as client:
         headers = {"Authorization": f"Bearer {tokens['client']}"}
         assert client.infer("toy", [image()], headers=headers).as_numpy("label") is not None

@@ -1,18 +1,24 @@
-"""What the API needs of the engine; anything of this shape can stand behind it."""
+"""Interface between the API and the engine, and waiting for the futures that the engine returns.
 
+The API knows the engine through these protocols alone, so that tests can replace it.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
 from bitta.server.store.records import StoredSnapshot
 
-# ruff: noqa: D102 (a name and its type say it, unless there is more to say)
+# ruff: noqa: D102 (members without a docstring are explained by their name and type)
+
+T = TypeVar("T")
 
 
-class Served(Protocol):
-    """What the model said about the samples of one request, a row each."""
+class ServedInterface(Protocol):
+    """Predictions for the samples of one request, one row each."""
 
     @property
     def prediction_ids(self) -> Sequence[str]: ...
@@ -22,14 +28,14 @@ class Served(Protocol):
     def confidence(self) -> Sequence[float]: ...
     @property
     def log_probs(self) -> NDArray[Any]:  # (samples, classes)
-        """Logits up to a constant of each row."""
+        """Logits up to a constant per row."""
 
     @property
     def model_version(self) -> str: ...
 
 
-class EngineStatus(Protocol):
-    """How the model fares, read without waiting for the worker; all numbers finite, or None."""
+class EngineStatusInterface(Protocol):
+    """State of the model and of the worker. All numbers are finite, or None."""
 
     @property
     def model_version(self) -> str: ...
@@ -41,11 +47,11 @@ class EngineStatus(Protocol):
     def learning(self) -> Literal["on", "paused"]: ...
     @property
     def reason(self) -> str | None:
-        """Why it is paused."""
+        """Reason for the pause."""
 
     @property
     def duty(self) -> float:
-        """Share of the worker's time that learning takes."""
+        """Share of the worker's time spent on learning."""
 
     @property
     def n_steps(self) -> int: ...
@@ -71,7 +77,7 @@ class EngineStatus(Protocol):
     def collapse(self) -> Mapping[str, Any]: ...
     @property
     def history(self) -> Mapping[str, Sequence[float | None]]:
-        """Columns of equal length, oldest first; `at` in seconds since 1970."""
+        """Columns of equal length, oldest row first. `at` is in seconds since 1970."""
 
     @property
     def queue_depth(self) -> int: ...
@@ -79,8 +85,8 @@ class EngineStatus(Protocol):
     def last_snapshot_at(self) -> int | None: ...
 
 
-class Engine(Protocol):
-    """One worker that owns the model; everything here may be called from any thread."""
+class EngineInterface(Protocol):
+    """Engine with one worker thread that owns the model. All members are thread-safe."""
 
     @property
     def model_name(self) -> str: ...
@@ -88,35 +94,49 @@ class Engine(Protocol):
     def classes(self) -> Sequence[str]: ...
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample: channels, height, width."""
+        """Channels, height and width of one sample."""
 
     @property
     def model_version(self) -> str: ...
     @property
     def alive(self) -> bool:
-        """Whether the worker goes round."""
+        """True while the worker thread runs."""
 
     @property
     def idle(self) -> float:
-        """Seconds since the worker last served, came round, or was ready to serve."""
+        """Seconds since the worker last served a batch or completed a pass of its loop."""
 
     def ping(self) -> "Future[None]":
-        """Done as soon as the worker has come round."""
+        """Return a future that completes with the worker's next pass of its loop."""
 
     def predict(self, inputs: NDArray[Any], *, request_id: str) -> "Future[Any]":
-        """A `Served`, later."""
+        """Return a future of a `ServedInterface`."""
 
-    def status(self) -> EngineStatus:
-        """It may read the store: not for the event loop."""
+    def status(self) -> EngineStatusInterface:
+        """Return the current status. It may read the store, so it may block."""
 
     def snapshot(self, reason: Literal["asked"]) -> "Future[StoredSnapshot]": ...
     def rollback(self, snapshot_id: str, *, by: str, reason: str) -> "Future[str]":
-        """The version that is served from then on."""
+        """Return a future of the model version that is served after the rollback."""
 
     def pause(self, by: str, reason: str) -> "Future[None]": ...
     def resume(self, by: str) -> "Future[None]": ...
     def keep_answered(self, prediction_id: str) -> None:
-        """Keep the image of an answer that nobody asked for, if it is at hand."""
+        """Store the image of a prediction without a question, if it is still in memory."""
 
     def forget(self, sha256: str) -> None:
-        """Let go of every copy of an image that is only in memory."""
+        """Remove every copy of an image from memory."""
+
+
+async def wait_for_future(future: "Future[T]", seconds: float) -> T:
+    """Return the result of another thread's work, or raise TimeoutError. The work continues."""
+    wrapped = asyncio.wrap_future(future)
+    # Retrieve the exception of work that fails after the timeout. asyncio would log it otherwise.
+    wrapped.add_done_callback(_retrieve_exception)
+    async with asyncio.timeout(seconds):
+        return await asyncio.shield(wrapped)
+
+
+def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
+    if not done.cancelled():
+        done.exception()

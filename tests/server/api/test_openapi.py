@@ -1,4 +1,4 @@
-"""The OpenAPI document is complete, and what it says holds for requests nobody thought of."""
+"""The OpenAPI document is complete, and the routes conform to it for generated requests."""
 
 from itertools import product
 
@@ -12,14 +12,14 @@ from pydantic import BaseModel
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from bitta.server.api import create_app, models
-from bitta.server.api.app import _install_routes
+from bitta.server.api import create_app, schemas
+from bitta.server.api.app import install_routes
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, Overloaded, quiet, running
+from server.api.fakes import FakeEngine, Overloaded, running, silent_log
 
 load_all_checks()
-STREAM = "/v1/events"  # has no end that a case could wait for
+STREAM = "/v1/events"  # never ends, so a generated case would wait forever
 EXAMPLES = settings(
     max_examples=10,
     deadline=None,
@@ -28,9 +28,18 @@ EXAMPLES = settings(
     suppress_health_check=list(HealthCheck),
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "NONSENSE")
-ODD = ("", "=&&=", "limit=-1", "last_event_id=x", "a[]=1&a[]=", "%00=%ff%fe", "%", "x" * 4000)
-"""Queries that a stream knows nothing of."""
-UNFIT = CHECKS.get_by_names(["ignored_auth"])  # test_auth.py has it
+UNKNOWN_QUERIES = (
+    "",
+    "=&&=",
+    "limit=-1",
+    "last_event_id=x",
+    "a[]=1&a[]=",
+    "%00=%ff%fe",
+    "%",
+    "x" * 4000,
+)
+"""Queries that the event stream has to ignore."""
+EXCLUDED_CHECKS = CHECKS.get_by_names(["ignored_auth"])  # tested in test_authentication.py
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,7 @@ def world(tmp_path_factory):
             store,
             load_settings(chosen, environment={}),
             errors={Overloaded: (503, "unavailable")},
-            log=quiet(),
+            log=silent_log(),
         )
         yield app, store.keys.create("operator", "Everybody").token
 
@@ -60,49 +69,49 @@ def operations(document):
     return [(method.upper(), path) for path, item in document["paths"].items() for method in item]
 
 
-def ending():
-    """Every operation but the stream; known before there is an app to ask."""
+def finite_operations():
+    """Return all operations but the event stream. Parametrisation needs them before the app."""
     bare = FastAPI()
-    _install_routes(bare)
+    install_routes(bare)
     return [(method, path) for method, path in operations(bare.openapi()) if path != STREAM]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("operation", ending(), ids=" ".join)
-def test_every_route_keeps_to_the_document(document, world, operation, mode):
+@pytest.mark.parametrize("operation", finite_operations(), ids=" ".join)
+def test_route_conforms_to_the_document(document, world, operation, mode):
     method, path = operation
     headers = {"Authorization": f"Bearer {world[1]}", "X-Bitta": "1"}
 
     @EXAMPLES
     @given(case=document[path][method].as_strategy(generation_mode=mode))
     def holds(case):
-        case.call_and_validate(headers=headers, excluded_checks=UNFIT)
+        case.call_and_validate(headers=headers, excluded_checks=EXCLUDED_CHECKS)
 
     try:
         holds()
     except Unsatisfiable:
-        assert mode is GenerationMode.NEGATIVE  # nothing about this route can be wrong
+        assert mode is GenerationMode.NEGATIVE  # every request to this route is valid
 
 
-def test_every_route_but_the_stream_of_events_is_tried(world):
-    assert set(operations(world[0].openapi())) == {*ending(), ("GET", STREAM)}
+def test_all_routes_but_the_event_stream_are_generated(world):
+    assert set(operations(world[0].openapi())) == {*finite_operations(), ("GET", STREAM)}
 
 
-def test_the_stream_takes_any_query_and_no_other_method(app, settings, tokens):
+def test_event_stream_accepts_any_query_and_only_get(app, settings, tokens):
     headers = {"Authorization": f"Bearer {tokens['operator']}", "X-Bitta": "1"}
     with (
-        running(app, settings) as port,  # the test client would wait for the end
+        running(app, settings) as port,  # the test client would wait for the end of the stream
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
     ):
-        for method, query in product(METHODS, ODD):
-            with client.stream(method, f"{STREAM}?{query}") as said:
+        for method, query in product(METHODS, UNKNOWN_QUERIES):
+            with client.stream(method, f"{STREAM}?{query}") as response:
                 expected = 200 if method == "GET" else 405
-                assert said.status_code == expected, (method, query)
+                assert response.status_code == expected, (method, query)
                 if method == "GET":
-                    assert next(said.iter_lines()) == "event: status", query
+                    assert next(response.iter_lines()) == "event: status", query
 
 
-def test_every_operation_is_described(world):
+def test_every_operation_and_response_is_described(world):
     made = world[0].openapi()
     names = []
     for path, item in made["paths"].items():
@@ -119,7 +128,7 @@ def test_every_operation_is_described(world):
     assert "HTTPValidationError" not in made["components"]["schemas"]
 
 
-def test_refusals_under_v2_have_the_protocols_form(world):
+def test_errors_under_v2_have_the_body_of_the_protocol(world):
     paths = world[0].openapi()["paths"]
     for path in paths:
         for operation in paths[path].values():
@@ -127,7 +136,7 @@ def test_refusals_under_v2_have_the_protocols_form(world):
             assert ("ErrorBody" in refusal) == (not path.startswith("/v2")), path
 
 
-def test_everything_but_health_and_signing_in_needs_a_key(world):
+def test_only_health_and_sign_in_need_no_key(world):
     paths = world[0].openapi()["paths"]
     free = {
         f"{method} {path}"
@@ -138,9 +147,9 @@ def test_everything_but_health_and_signing_in_needs_a_key(world):
     assert free == {"get /v2/health/live", "get /v2/health/ready", "post /v1/session"}
 
 
-def test_examples_of_bodies_are_valid(world):
+def test_examples_of_schemas_are_valid(world):
     checked = 0
-    for kind in vars(models).values():
+    for kind in vars(schemas).values():
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not BaseModel:
             extra = kind.model_config.get("json_schema_extra") or {}
             for example in extra.get("examples", []):

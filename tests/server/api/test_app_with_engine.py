@@ -1,4 +1,4 @@
-"""The app around the engine that is served: a model, windows, questions, learning."""
+"""The app with the real engine: windows, questions, learning, rollback."""
 
 import time
 
@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from bitta.server.api import create_app
 from bitta.server.engine import Overloaded
 from bitta.server.settings import load_settings
-from server.api.fakes import quiet
+from server.api.fakes import silent_log
 from small_engine import CLASSES, WINDOW, images, running
 
 
@@ -17,7 +17,7 @@ def client(tmp_path):
     settings = load_settings({"data_dir": tmp_path}, environment={})
     with running(tmp_path) as (engine, store):
         app = create_app(
-            engine, store, settings, errors={Overloaded: (503, "unavailable")}, log=quiet()
+            engine, store, settings, errors={Overloaded: (503, "unavailable")}, log=silent_log()
         )
         token = store.keys.create("operator", "Ada").token
         with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as made:
@@ -37,12 +37,12 @@ def infer(client, number):
         ],
         "outputs": [{"name": "prediction_id"}, {"name": "label"}],
     }
-    said = client.post("/v2/models/toy/infer", json=body)
-    assert said.status_code == 200, said.text
-    return {each["name"]: each["data"] for each in said.json()["outputs"]}
+    response = client.post("/v2/models/toy/infer", json=body)
+    assert response.status_code == 200, response.text
+    return {each["name"]: each["data"] for each in response.json()["outputs"]}
 
 
-def test_a_window_raises_questions_whose_answers_are_learned_from(client):
+def test_answer_to_a_question_is_learned_from(client):
     served = infer(client, 0)
     assert len(served["prediction_id"]) == WINDOW
     assert set(served["label"]) <= set(CLASSES)
@@ -63,7 +63,7 @@ def test_a_window_raises_questions_whose_answers_are_learned_from(client):
     assert undone["applied"] is True
 
 
-def test_it_goes_back_and_pauses(client):
+def test_rollback_and_pause(client):
     infer(client, 0)
     snapshot = client.post("/v1/snapshots").json()
     body = {"snapshot_id": snapshot["id"], "reason": "to see"}

@@ -1,4 +1,4 @@
-"""The process around the app: addresses, logs, keys beside a server that runs."""
+"""The server process: socket, TLS, logs, signals."""
 
 import argparse
 import io
@@ -18,9 +18,8 @@ import pytest
 
 from bitta.cli import keys
 from bitta.errors import InputError
-from bitta.server.api.run import addresses, bind, make_server
-from bitta.server.api.tls import check_tls
 from bitta.server.logs import make_log
+from bitta.server.process import addresses, bind, check_tls, make_server
 from bitta.server.settings import load_settings
 from server.api.fakes import running
 
@@ -41,7 +40,7 @@ def run_keys(*arguments):
     return keys.main(parser.parse_args(arguments))
 
 
-def test_a_port_that_is_taken_is_one_sentence(settings):
+def test_bind_to_used_port_raises_input_error(settings):
     with bind(settings) as taken:
         taken.listen()
         port = taken.getsockname()[1]
@@ -50,13 +49,13 @@ def test_a_port_that_is_taken_is_one_sentence(settings):
             bind(again)
 
 
-def test_the_addresses_are_told(settings):
+def test_addresses_hold_the_port(settings):
     with bind(settings) as bound:
         port = bound.getsockname()[1]
         assert f"annotate   http://127.0.0.1:{port}/annotate" in addresses(settings, bound)
 
 
-def test_tls_files_that_cannot_be_used_are_one_sentence(app, data_dir):
+def test_missing_tls_files_raise_input_error(app, data_dir):
     given = {"data_dir": data_dir, "tls_cert": data_dir / "none", "tls_key": data_dir / "none"}
     with pytest.raises(InputError, match="cannot be used"):
         make_server(app, load_settings(given, environment={}))
@@ -74,14 +73,14 @@ def test_tls_files_that_cannot_be_used_are_one_sentence(app, data_dir):
         ({"tls_client_ca": "key.pem"}, "it holds no certificates in PEM"),
     ],
 )
-def test_what_is_wrong_with_tls_is_one_sentence(tls_files, monkeypatch, given, sentence):
+def test_invalid_tls_settings_raise_input_error(tls_files, monkeypatch, given, sentence):
     monkeypatch.chdir(tls_files[0].parent)
     files = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
     with pytest.raises(InputError, match=re.escape(sentence)):
         check_tls(load_settings(files | given, environment={}))
 
 
-def test_every_request_is_one_line_of_json(call, stream, tokens, store):
+def test_request_is_logged_as_one_json_line(call, stream, tokens, store):
     call("client", "GET", "/v2/models/toy", headers={"X-Request-Id": "r"})
     call(None, "GET", "/nothing%0a{}")
     call("operator", "GET", "/v1/feedback/abc/undo?key=secret")
@@ -97,7 +96,7 @@ def test_every_request_is_one_line_of_json(call, stream, tokens, store):
     assert not any(token in stream.getvalue() for token in tokens.values())
 
 
-def test_a_failure_is_logged_with_its_request(app, settings, stream, store, tokens, monkeypatch):
+def test_failure_is_logged_with_its_request_id(app, settings, stream, store, tokens, monkeypatch):
     def broken():
         raise RuntimeError("the inside")
 
@@ -112,7 +111,7 @@ def test_a_failure_is_logged_with_its_request(app, settings, stream, store, toke
     assert "the inside" in json.dumps(told["exception"])
 
 
-def test_keys_are_made_listed_and_revoked_beside_a_running_server(http, store, data_dir, capsys):
+def test_keys_command_works_while_the_server_runs(http, store, data_dir, capsys):
     place = ("--data-dir", str(data_dir))
     run_keys("create", "--role", "annotator", "--name", "Ada", *place)
     token = capsys.readouterr().out.splitlines()[0]
@@ -130,7 +129,7 @@ def test_keys_are_made_listed_and_revoked_beside_a_running_server(http, store, d
     assert http.get("/v1/session", headers=headers).status_code == 401
 
 
-def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
+def test_server_serves_tls(app, data_dir, tokens, tls_files):
     certificate, key = tls_files
     given = {"data_dir": data_dir, "port": 0, "tls_cert": certificate, "tls_key": key}
     settings = load_settings(given, environment={})
@@ -138,11 +137,11 @@ def test_a_server_speaks_tls(app, data_dir, tokens, tls_files):
     with running(app, settings) as port:
         url = f"https://localhost:{port}/v1/session"
         headers = {"Authorization": f"Bearer {tokens['client']}"}
-        said = httpx.get(url, headers=headers, verify=context, timeout=60)
-    assert said.json()["role"] == "client"
+        response = httpx.get(url, headers=headers, verify=context, timeout=60)
+    assert response.json()["role"] == "client"
 
 
-def test_clients_show_a_certificate_where_the_server_wants_one(app, data_dir, tokens, tls_files):
+def test_client_certificate_is_required_with_client_ca(app, data_dir, tokens, tls_files):
     certificate, key = tls_files
     given = {
         "data_dir": data_dir, "port": 0, "tls_cert": certificate,
@@ -162,9 +161,9 @@ def test_clients_show_a_certificate_where_the_server_wants_one(app, data_dir, to
 
 @pytest.fixture
 def tls_files(tmp_path):
-    """A certificate and its key; beside them the key under a password, and another key."""
+    """Return paths of a certificate and its key. Beside them lie an encrypted and another key."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not there; apt install openssl to try TLS")
+        pytest.skip("openssl is missing; apt install openssl to test TLS")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
@@ -184,7 +183,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from server.api.fakes import FakeEngine
-from bitta.server.api import create_app, serve
+from bitta.server.api import create_app
+from bitta.server.process import serve
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
 
@@ -195,16 +195,16 @@ settings = load_settings(
 with Store.open(None, folder) as store:
     print(store.keys.create("operator", "o").token, flush=True)
     serve(create_app(FakeEngine(store), store, settings), settings,
-          tell=lambda line: print(line, flush=True))
+          print_line=lambda line: print(line, flush=True))
     print("after", flush=True)
 """
 
 
-def test_sigterm_ends_open_streams_and_what_comes_after_is_done(tmp_path):
-    tests = str(Path(__file__).parents[2])
+def test_sigterm_ends_streams_and_returns_from_serve(tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": tests},
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     with process:
         token = process.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""Settings come from arguments, a file and the environment; what is wrong is one sentence."""
+"""Settings from arguments, file and environment, and errors about them."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from bitta.errors import SettingError
 from bitta.server.settings import RequestLimits, ServeSettings, load_settings
 
 
-def test_arguments_are_stronger_than_the_file_and_the_file_than_the_environment(tmp_path):
+def test_arguments_override_file_and_file_overrides_environment(tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text('port = 2\nhost = "file"\n[limits]\nburst = 20\n')
     environment = {
@@ -26,12 +26,12 @@ def test_arguments_are_stronger_than_the_file_and_the_file_than_the_environment(
     assert made.guard.patience == 7
 
 
-def test_settings_of_the_method_are_numbers_where_they_read_as_such():
+def test_method_settings_from_environment_are_parsed_as_json():
     environment = {"BITTA_SERVE_SETTINGS__LR": "0.1", "BITTA_SERVE_SETTINGS__NAME": "x y"}
     assert load_settings(environment=environment).settings == {"lr": 0.1, "name": "x y"}
 
 
-def test_the_environment_of_the_process_is_read(monkeypatch):
+def test_environment_of_the_process_is_read(monkeypatch):
     for name in [name for name in os.environ if name.startswith("BITTA_SERVE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("BITTA_SERVE_PORT", "81")
@@ -56,7 +56,7 @@ def test_the_environment_of_the_process_is_read(monkeypatch):
         ({"limits": {"burst": 0}}, "limits.burst is 0; input should be greater than or equal to 1"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(given, sentence):
+def test_invalid_setting_raises_one_sentence(given, sentence):
     with pytest.raises(SettingError, match=re.escape(sentence)) as caught:
         load_settings(given, environment={})
     assert "\n" not in str(caught.value)
@@ -71,12 +71,12 @@ def test_what_is_wrong_is_one_sentence(given, sentence):
         ({"BITTA_SERVE_LIMITS": "{"}, "the environment (BITTA_SERVE_...) cannot be read"),
     ],
 )
-def test_a_wrong_environment_is_one_sentence(environment, sentence):
+def test_invalid_environment_raises_one_sentence(environment, sentence):
     with pytest.raises(SettingError, match=re.escape(sentence)):
         load_settings(environment=environment)
 
 
-def test_a_wrong_file_is_one_sentence(tmp_path):
+def test_invalid_file_raises_one_sentence(tmp_path):
     with pytest.raises(SettingError, match="cannot be read: No such file"):
         load_settings(config=tmp_path / "none.toml", environment={})
     (tmp_path / "bad.toml").write_text("port =")
@@ -84,7 +84,7 @@ def test_a_wrong_file_is_one_sentence(tmp_path):
         load_settings(config=tmp_path / "bad.toml", environment={})
 
 
-def test_a_password_is_in_no_representation():
+def test_password_is_not_in_repr_or_dump():
     given = {"tls_cert": "c", "tls_key": "k"}
     environment = {"BITTA_SERVE_TLS_KEY_PASSWORD": "geheim"}
     made = load_settings(given, environment=environment)

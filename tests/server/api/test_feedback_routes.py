@@ -1,4 +1,4 @@
-"""Questions are leased, verdicts are stored once, and both can be looked at again."""
+"""Routes for questions, feedback, exports and pictures."""
 
 import io
 import json
@@ -12,11 +12,11 @@ from PIL import Image
 from bitta.server.store import NewImage, now
 
 
-def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer, engine, store):
+def test_question_has_lease_and_its_answer_is_stored(call, answer, engine, store):
     (asked,) = engine.ask()
-    said = call("annotator", "GET", "/v1/queue/next").json()
-    question = said["question"]
-    assert said["left"] == 1
+    response = call("annotator", "GET", "/v1/queue/next").json()
+    question = response["question"]
+    assert response["left"] == 1
     assert question["prediction_id"] == asked
     assert question["label"] in ("cat", "dog")
     assert question["reason_shown"] is None
@@ -30,7 +30,7 @@ def test_a_question_comes_under_a_lease_and_its_answer_is_recorded(call, answer,
     assert call("annotator", "GET", "/v1/queue/next").status_code == 204
 
 
-def test_two_annotators_never_get_the_same_question(call, engine, store, tokens):
+def test_two_annotators_get_different_questions(call, engine, store, tokens):
     engine.ask(2)
     tokens["other"] = store.keys.create("annotator", "Other").token
     first = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
@@ -38,7 +38,7 @@ def test_two_annotators_never_get_the_same_question(call, engine, store, tokens)
     assert first != second
 
 
-def test_the_next_question_leaves_those_in_hand(call, engine):
+def test_next_question_leaves_out_besides(call, engine):
     engine.ask(2)
     first = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
     again = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
@@ -47,28 +47,28 @@ def test_the_next_question_leaves_those_in_hand(call, engine):
     assert other["question"]["prediction_id"] != first
 
 
-def test_a_wait_ends_with_the_first_question(call, engine):
+def test_wait_ends_when_a_question_is_asked(call, engine):
     began = time.monotonic()
     threading.Timer(0.3, engine.ask).start()
-    said = call("annotator", "GET", "/v1/queue/next?wait=25")
-    assert said.status_code == 200
+    response = call("annotator", "GET", "/v1/queue/next?wait=25")
+    assert response.status_code == 200
     assert 0.2 < time.monotonic() - began < 20
 
 
-def test_a_wait_without_a_question_ends_in_time(call):
+def test_wait_without_question_times_out(call):
     began = time.monotonic()
     assert call("annotator", "GET", "/v1/queue/next?wait=0.3").status_code == 204
     assert 0.3 <= time.monotonic() - began < 20
 
 
-def test_a_question_whose_image_was_not_kept_says_so(call, engine):
+def test_question_without_image_has_no_image_url(call, engine):
     (asked,) = engine.ask(keep=False)
     question = call("annotator", "GET", "/v1/queue/next").json()["question"]
     assert question["image_url"] is None
     assert call("annotator", "GET", f"/v1/predictions/{asked}/image").status_code == 404
 
 
-def test_the_same_key_and_body_give_the_stored_record(answer, engine, call):
+def test_repeated_request_returns_the_stored_record(answer, engine, call):
     (asked,) = engine.ask()
     first = answer("annotator", asked, key="same")
     again = answer("annotator", asked, key="same")
@@ -77,7 +77,7 @@ def test_the_same_key_and_body_give_the_stored_record(answer, engine, call):
     assert len(call("annotator", "GET", "/v1/feedback").json()["feedback"]) == 1
 
 
-def test_the_same_key_with_another_body_is_refused(answer, engine):
+def test_idempotency_key_with_other_body_is_refused(answer, engine):
     (asked,) = engine.ask()
     answer("annotator", asked, "correct", key="same")
     refused = answer("annotator", asked, "incorrect", key="same")
@@ -86,7 +86,7 @@ def test_the_same_key_with_another_body_is_refused(answer, engine):
 
 
 @pytest.mark.parametrize("verdict", ["yes", 1, True, "on", "Correct", None, ["correct"], ""])
-def test_verdicts_are_strict(answer, engine, verdict):
+def test_invalid_verdict_is_refused(answer, engine, verdict):
     (asked,) = engine.ask()
     refused = answer("annotator", asked, verdict, key="a")
     assert refused.status_code == 422
@@ -112,14 +112,14 @@ def test_verdicts_are_strict(answer, engine, verdict):
         {"annotator_kind": "human"},
     ],
 )
-def test_fields_of_another_form_are_refused(answer, engine, fields):
+def test_invalid_field_is_refused(answer, engine, fields):
     (asked,) = engine.ask()
     refused = answer("annotator", asked, key="a", **fields)
     assert refused.status_code == 422
     assert refused.json()["error"].endswith(".")
 
 
-def test_an_answer_that_comes_late_keeps_its_moment(answer, engine):
+def test_late_answer_keeps_its_answered_at(answer, engine):
     (asked,) = engine.ask()
     earlier = now() - 3_600_000_000
     stored = answer("annotator", asked, key="a", answered_at=earlier)
@@ -129,7 +129,7 @@ def test_an_answer_that_comes_late_keeps_its_moment(answer, engine):
     assert answer("annotator", asked, key="a", answered_at=earlier).status_code == 200
 
 
-def test_a_clock_that_is_ahead_costs_no_answer(answer, engine):
+def test_answered_at_in_the_future_counts_as_now(answer, engine):
     (asked,) = engine.ask()
     ahead = now() + 3_600_000_000
     stored = answer("annotator", asked, key="a", answered_at=ahead)
@@ -139,7 +139,7 @@ def test_a_clock_that_is_ahead_costs_no_answer(answer, engine):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"NaN"])
-def test_bodies_that_are_no_object_are_refused(call, body):
+def test_body_that_is_no_object_is_refused(call, body):
     headers = {"Idempotency-Key": "a", "Content-Type": "application/json"}
     refused = call("annotator", "POST", "/v1/feedback", content=body, headers=headers)
     assert refused.status_code in (400, 422)
@@ -147,7 +147,7 @@ def test_bodies_that_are_no_object_are_refused(call, body):
 
 
 @pytest.mark.parametrize("body", [b'{"a": NaN}', b'{"a": Infinity}', b'{"a": "\\ud800"}'])
-def test_metadata_that_is_no_json_is_refused(call, engine, body):
+def test_metadata_with_invalid_values_is_refused(call, engine, body):
     (asked,) = engine.ask()
     content = b'{"prediction_id": "%s", "verdict": "correct", "metadata": %s}' % (
         asked.encode(),
@@ -159,7 +159,7 @@ def test_metadata_that_is_no_json_is_refused(call, engine, body):
 
 
 @pytest.mark.parametrize("key", [None, "", "a" * 201, "with space", "ümlaut".encode()])
-def test_an_idempotency_key_is_needed(call, engine, key):
+def test_missing_or_invalid_idempotency_key_is_refused(call, engine, key):
     (asked,) = engine.ask()
     headers = {} if key is None else {"Idempotency-Key": key}
     body = {"prediction_id": asked, "verdict": "correct"}
@@ -168,7 +168,7 @@ def test_an_idempotency_key_is_needed(call, engine, key):
     assert "dempotency" in refused.json()["error"]
 
 
-def test_html_in_a_comment_comes_back_as_text_of_json(answer, engine, call):
+def test_html_in_a_comment_is_returned_unchanged(answer, engine, call):
     (asked,) = engine.ask()
     script = "<script>alert(1)</script>"
     record = answer("annotator", asked, key="a", comment=script, metadata={script: script})
@@ -179,46 +179,46 @@ def test_html_in_a_comment_comes_back_as_text_of_json(answer, engine, call):
     assert listed.json()["feedback"][0]["metadata"] == {script: script}
 
 
-def test_an_unknown_prediction_is_not_found(answer):
+def test_unknown_prediction_is_not_found(answer):
     refused = answer("annotator", "nothing", key="a")
     assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
 
 
-def test_an_answer_to_an_expired_question_is_told_so(answer, engine):
+def test_answer_to_expired_question_is_gone(answer, engine):
     (asked,) = engine.ask(expires_in=0.05)
     time.sleep(0.1)
     refused = answer("annotator", asked, key="a")
     assert (refused.status_code, refused.json()["code"]) == (410, "expired")
 
 
-def test_undo_says_whether_it_was_learned_from(answer, engine, call):
+def test_undo_tells_if_the_model_had_learned(answer, engine, call):
     first, second = engine.ask(2)
     kept = answer("annotator", first, key="a").json()["id"]
     learned = answer("annotator", second, key="b").json()["id"]
     engine.learn(learned)
     undone = call("annotator", "POST", f"/v1/feedback/{kept}/undo").json()
-    assert undone == {"undone": kept, "applied": False, "note": "It was not learned from."}
+    assert (undone["undone"], undone["applied"]) == (kept, False)
     late = call("annotator", "POST", f"/v1/feedback/{learned}/undo").json()
     assert late["applied"] is True
     assert "already learned" in late["note"]
     assert call("annotator", "POST", f"/v1/feedback/{kept}/undo").status_code == 200
 
 
-def test_nobody_undoes_what_somebody_else_said_but_an_operator(answer, engine, call):
+def test_only_operators_undo_answers_of_others(answer, engine, call):
     (asked,) = engine.ask()
     record = answer("annotator", asked, key="a").json()["id"]
     assert call("client", "POST", f"/v1/feedback/{record}/undo").status_code == 404
     assert call("operator", "POST", f"/v1/feedback/{record}/undo").status_code == 200
 
 
-def test_a_change_of_mind_supersedes(answer, engine):
+def test_second_answer_supersedes_the_first(answer, engine):
     (asked,) = engine.ask()
     first = answer("annotator", asked, "correct", key="a").json()
     second = answer("annotator", asked, "incorrect", key="b").json()
     assert second["supersedes_id"] == first["id"]
 
 
-def test_history_is_ones_own_and_comes_in_pages(answer, engine, call):
+def test_list_has_pages_of_own_feedback(answer, engine, call):
     ids = engine.ask(3)
     for number, asked in enumerate(ids):
         answer("annotator", asked, key=f"a{number}")
@@ -232,7 +232,7 @@ def test_history_is_ones_own_and_comes_in_pages(answer, engine, call):
     assert call("annotator", "GET", "/v1/feedback?mine=false").status_code == 403
 
 
-def test_an_application_answers_about_its_own_predictions(answer, engine, call):
+def test_client_answers_about_its_own_prediction(answer, engine, call):
     image = np.zeros((1, 3, 4, 4), np.float32)
     served = engine.predict(image, request_id="r").result()
     record = answer("client", served.prediction_ids[0], "incorrect", key="a")
@@ -240,7 +240,7 @@ def test_an_application_answers_about_its_own_predictions(answer, engine, call):
     assert record.json()["selection_reason"] is None
 
 
-def test_the_image_is_a_png_of_what_the_model_saw(call, engine, store):
+def test_image_is_png_of_the_model_input(call, engine, store):
     (asked,) = engine.ask()
     got = call("annotator", "GET", f"/v1/predictions/{asked}/image")
     assert got.headers["content-type"] == "image/png"
@@ -251,7 +251,7 @@ def test_the_image_is_a_png_of_what_the_model_saw(call, engine, store):
     np.testing.assert_array_equal(pixels, (expected * 255).round())
 
 
-def test_annotators_see_only_pictures_that_were_asked_about(call, engine, store):
+def test_annotator_gets_images_of_questions_only(call, engine, store):
     image = np.full((1, 3, 4, 4), 0.25, np.float32)
     served = engine.predict(image, request_id="r").result()
     store.keep_images([NewImage(image[0].tobytes(), (3, 4, 4), "float32")]).result()
@@ -261,12 +261,12 @@ def test_annotators_see_only_pictures_that_were_asked_about(call, engine, store)
 
 
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "a/b", "a%00b", "é", "a" * 101])
-def test_odd_names_of_predictions_are_refused(call, name):
+def test_invalid_prediction_id_is_refused(call, name):
     got = call("operator", "GET", f"/v1/predictions/{name}/image")
     assert got.status_code in (404, 422)
 
 
-def test_exports_are_streamed_in_three_forms(answer, engine, call):
+def test_export_has_three_formats(answer, engine, call):
     first, second = engine.ask(2)
     answer("annotator", first, "correct", key="a", comment="=1+1")
     answer("annotator", second, "skip", key="b")
@@ -281,8 +281,7 @@ def test_exports_are_streamed_in_three_forms(answer, engine, call):
     assert call("operator", "GET", "/v1/feedback/export?format=xml").status_code == 422
 
 
-def test_the_image_of_an_answer_that_nobody_asked_for_is_kept_first(call, engine):
-    """What was asked about is kept already."""
+def test_image_of_answer_without_question_is_kept(call, engine):
     engine.ask(1)
     question = call("annotator", "GET", "/v1/queue/next").json()["question"]
     asked = {"prediction_id": question["prediction_id"], "verdict": "correct"}
@@ -290,4 +289,4 @@ def test_the_image_of_an_answer_that_nobody_asked_for_is_kept_first(call, engine
     for number, body in enumerate([leased, asked]):
         headers = {"Idempotency-Key": f"k{number}"}
         assert call("annotator", "POST", "/v1/feedback", json=body, headers=headers).is_success
-        assert engine.kept_answered == [question["prediction_id"]] * number
+        assert engine.kept_answered_ids == [question["prediction_id"]] * number

@@ -1,4 +1,4 @@
-"""How much, how often, how slowly."""
+"""Limits on rates, body sizes, slow clients and connections."""
 
 import socket
 import time
@@ -7,13 +7,13 @@ from http.client import HTTPConnection
 
 import pytest
 
-from bitta.server.api.limits import RateLimit
+from bitta.server.api.authentication import RateLimiter
 from server.api.fakes import running
 
 
-def test_tokens_come_back_with_time():
+def test_rate_limiter_refills_with_time():
     clock = [0.0]
-    limit = RateLimit(2.0, 3, clock=lambda: clock[0])
+    limit = RateLimiter(2.0, 3, clock=lambda: clock[0])
     assert [limit.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.take("b") == 0.0
     clock[0] = 0.5
@@ -23,15 +23,15 @@ def test_tokens_come_back_with_time():
     assert [limit.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
 
 
-def test_names_are_not_remembered_without_end():
-    limit = RateLimit(1.0, 1, clock=lambda: 0.0)
+def test_rate_limiter_bounds_its_memory():
+    limit = RateLimiter(1.0, 1, clock=lambda: 0.0)
     for number in range(20_050):
         limit.take(str(number))
     assert len(limit._buckets) <= 10_000
 
 
-@pytest.mark.parametrize("more", [{"limits": {"requests_per_second": 0.01, "burst": 3}}])
-def test_a_key_that_asks_too_often_is_told_when_to_come_back(call):
+@pytest.mark.parametrize("extra_settings", [{"limits": {"requests_per_second": 0.01, "burst": 3}}])
+def test_key_above_its_rate_gets_429_with_retry_after(call):
     answers = [call("operator", "GET", "/v1/session") for _ in range(4)]
     assert [each.status_code for each in answers] == [200, 200, 200, 429]
     assert 90 <= int(answers[-1].headers["retry-after"]) <= 100
@@ -50,7 +50,7 @@ def port(app, settings):
 
 
 def exchange(port, sent):
-    """What comes back for raw bytes."""
+    """Send raw bytes and return the raw response."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         got = b""
         with suppress(ConnectionError):
@@ -66,17 +66,17 @@ def head(tokens, path, *headers):
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("extra_settings", [SMALL])
 @pytest.mark.parametrize("path", ["/v1/rollback", "/v2/models/toy/infer"])
-def test_a_huge_content_length_is_refused_before_it_is_read(port, tokens, path):
+def test_large_content_length_is_refused_before_the_body(port, tokens, path):
     got = exchange(port, head(tokens, path, "Content-Length: 99999999999999"))
     assert got.startswith(b"HTTP/1.1 413")  # 408 had it waited for what does not come
     assert b'"error"' in got
 
 
-@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("extra_settings", [SMALL])
 @pytest.mark.parametrize("path", ["/v1/rollback", "/v2/models/toy/infer"])
-def test_a_body_is_counted_as_it_comes(port, tokens, path):
+def test_chunked_body_above_the_limit_is_refused(port, tokens, path):
     chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
     sent = head(tokens, path, "Transfer-Encoding: chunked") + 4 * chunk + b"0\r\n\r\n"
     got = exchange(port, sent)
@@ -87,7 +87,7 @@ def test_a_body_is_counted_as_it_comes(port, tokens, path):
 @pytest.mark.parametrize(
     "path", ["/v1/feedback", "/v1/session", "/v1/rollback", "/v1/adaptation/pause"]
 )
-def test_only_inference_takes_long_bodies(port, tokens, path):
+def test_only_inference_accepts_large_bodies(port, tokens, path):
     got = exchange(port, head(tokens, path, "Content-Length: 300000"))
     assert got.startswith(b"HTTP/1.1 413")
     assert b'"the body has 300,000 bytes; allowed here: 262,144. Send less at once."' in got
@@ -100,33 +100,33 @@ def test_only_inference_takes_long_bodies(port, tokens, path):
     assert exchange(port, infer + body).startswith(b"HTTP/1.1 400")
 
 
-@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("extra_settings", [SMALL])
 @pytest.mark.parametrize("path", ["/v1/feedback", "/v1/rollback", "/v2/models/toy/infer"])
 @pytest.mark.parametrize("key", ["", "Authorization: Bearer wrong"])
-def test_without_a_valid_key_no_body_is_read(port, path, key):
+def test_body_is_not_read_without_valid_key(port, path, key):
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100", "Connection: close"]
     sent = "\r\n".join([*lines, key] if key else lines) + "\r\n\r\n"
     assert exchange(port, sent.encode()).startswith(b"HTTP/1.1 401")  # 408 had it waited for it
 
 
-@pytest.mark.parametrize("more", [SMALL])
-def test_a_body_that_comes_too_slowly_is_given_up(port, tokens):
+@pytest.mark.parametrize("extra_settings", [SMALL])
+def test_slow_body_gets_408(port, tokens):
     began = time.monotonic()
     got = exchange(port, head(tokens, "/v1/rollback", "Content-Length: 100") + b"{")
     assert got.startswith(b"HTTP/1.1 408")
     assert 0.5 < time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("more", [SMALL])
+@pytest.mark.parametrize("extra_settings", [SMALL])
 @pytest.mark.parametrize("sent", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost:"])
-def test_headers_that_come_too_slowly_are_given_up(port, sent):
+def test_connection_with_slow_headers_is_closed(port, sent):
     began = time.monotonic()
     assert exchange(port, sent) == b""
     assert 0.5 < time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("more", [SMALL])
-def test_headers_that_drip_are_given_up_all_the_same(port):
+@pytest.mark.parametrize("extra_settings", [SMALL])
+def test_connection_with_trickling_headers_is_closed(port):
     began, sent = time.monotonic(), 0
     opened = socket.create_connection(("127.0.0.1", port), timeout=60)
     with opened as connection, suppress(ConnectionError):
@@ -138,8 +138,8 @@ def test_headers_that_drip_are_given_up_all_the_same(port):
     assert sent < 100
 
 
-@pytest.mark.parametrize("more", [SMALL])
-def test_a_connection_is_used_again(port, tokens):
+@pytest.mark.parametrize("extra_settings", [SMALL])
+def test_connection_is_reused(port, tokens):
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     for _ in range(3):
         connection.request("GET", "/v2/health/live")
@@ -150,8 +150,8 @@ def test_a_connection_is_used_again(port, tokens):
     connection.close()
 
 
-@pytest.mark.parametrize("more", [{"limits": {"connections": 3}}])
-def test_connections_beyond_the_limit_are_closed(port):
+@pytest.mark.parametrize("extra_settings", [{"limits": {"connections": 3}}])
+def test_connections_above_the_limit_are_closed(port):
     held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
     assert exchange(port, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n") == b""
     for connection in held:
@@ -163,6 +163,6 @@ def test_connections_beyond_the_limit_are_closed(port):
         time.sleep(0.05)
 
 
-def test_a_head_without_end_is_refused(port):
+def test_endless_headers_are_refused(port):
     got = exchange(port, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
     assert got == b"" or got.startswith(b"HTTP/1.1 400")

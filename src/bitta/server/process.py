@@ -1,0 +1,232 @@
+"""The server process: listening socket, TLS and uvicorn, until SIGINT or SIGTERM."""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bitta.errors import InputError
+from bitta.server.api.dependencies import AppState
+from bitta.server.logs import Forward
+from bitta.server.settings import ServeSettings
+
+_KEEP_ALIVE_SECONDS = 65
+"""Longer than clients keep idle connections, so that the client closes them first."""
+_MAX_HEAD_BYTES = 64 * 1024
+"""Maximum size of the request line and the headers."""
+
+
+def serve(
+    app: FastAPI, settings: ServeSettings, *, print_line: Callable[[str], None] = print
+) -> None:
+    """Serve until SIGINT or SIGTERM, then finish the current requests."""
+    sockets = [bind(settings)]
+    for line in addresses(settings, sockets[0]):
+        print_line(line)
+    server = make_server(app, settings)
+    gc.freeze()  # the objects of the server live forever; scanning them takes long
+    gc.enable()
+    with _ignored_signals():
+        server.run(sockets=sockets)
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM outside of uvicorn.
+
+    After its shutdown, uvicorn raises the signal again with the handler that was installed
+    before. The default handler would end the process before the model's state is saved.
+    """
+    before = {each: signal.signal(each, lambda *_: None) for each in (SIGINT, SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
+    """Return a server that has not started."""
+    check_tls(settings)
+    state: AppState = app.state.bitta
+    limits = settings.limits
+    for name in ("uvicorn.error", "bitta.server"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [Forward(state.log)], False
+        logger.setLevel(logging.INFO if settings.log_level == "debug" else logging.WARNING)
+    config = uvicorn.Config(
+        app,
+        http=_limited_protocol(limits.read_seconds, limits.connections),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+        **_tls_options(settings),
+    )
+    config.load()
+    return StreamEndingServer(config, state)
+
+
+class StreamEndingServer(uvicorn.Server):
+    """Server that ends event streams and long polls before it waits for requests."""
+
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
+        super().__init__(config)
+        self._state = state
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down. Open streams would otherwise delay it without limit."""
+        self._state.log_watcher.end_waits()
+        await super().shutdown(sockets)
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """Return a socket that is bound to the host and port of the settings."""
+    try:
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, *_, address = found[0]
+        bound = socket.create_server(address[:2], family=family)
+        # Connections inherit it. Without it the body of a response waits 40 ms for the
+        # acknowledgement of its headers.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return bound
+    except OSError as error:
+        raise InputError(
+            f"cannot listen at {settings.host}:{settings.port} ({error.strerror or error}); "
+            "choose another --port, or 0 for a free one."
+        ) from None
+
+
+def addresses(settings: ServeSettings, bound: socket.socket) -> Sequence[str]:
+    """Return one line per address of the server, for the terminal."""
+    port = bound.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    root = f"{'https' if settings.tls else 'http'}://{host}:{port}"
+    return [
+        f"inference  {root}/v2",
+        f"annotate   {root}/annotate",
+        f"operate    {root}/operate",
+        f"document   {root}/openapi.json",
+    ]
+
+
+def _limited_protocol(seconds: float, max_connections: int) -> type[H11Protocol]:
+    """Return uvicorn's protocol with a time limit for headers and a limit of connections."""
+
+    class LimitedProtocol(H11Protocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > max_connections:
+                transport.abort()
+            else:
+                self._start_head_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._start_head_timer()
+            else:
+                self._cancel_head_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_head_timer()
+            super().connection_lost(exc)
+
+        def _start_head_timer(self) -> None:
+            if self._head_timer is None and not self.transport.is_closing():
+                self._head_timer = self.loop.call_later(seconds, self.transport.abort)
+
+        def _cancel_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+    return LimitedProtocol
+
+
+def _tls_options(settings: ServeSettings) -> dict[str, Any]:
+    """Return the TLS settings under uvicorn's names."""
+    ca = settings.tls_client_ca
+    return {
+        "ssl_certfile": settings.tls_cert,
+        "ssl_keyfile": settings.tls_key,
+        "ssl_keyfile_password": _key_password(settings),
+        "ssl_ca_certs": None if ca is None else str(ca),
+        "ssl_cert_reqs": ssl.CERT_NONE if ca is None else ssl.CERT_REQUIRED,
+    }
+
+
+def check_tls(settings: ServeSettings) -> None:
+    """Check that certificate, key and password can be read and belong together."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        _check_readable(name, getattr(settings, name))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _check_certificate(context, settings.tls_cert, settings.tls_key, _key_password(settings))
+    if settings.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(settings.tls_client_ca)
+        except ssl.SSLError as error:
+            raise InputError(
+                f"tls_client_ca {str(settings.tls_client_ca)!r} cannot be used: it holds no "
+                f"certificates in PEM ({error.reason or error})."
+            ) from None
+
+
+def _check_readable(name: str, path: Path | None) -> None:
+    try:
+        if path is not None:
+            path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"{name} {str(path)!r} cannot be used: {error.strerror}.") from None
+
+
+def _check_certificate(
+    context: ssl.SSLContext, cert: Path, key: Path, password: str | None
+) -> None:
+    is_encrypted = False
+
+    def give_password() -> str:  # without a callback OpenSSL would ask at the terminal
+        nonlocal is_encrypted
+        is_encrypted = True
+        return password or ""
+
+    try:
+        context.load_cert_chain(cert, key, give_password)
+    except ssl.SSLError as error:
+        if is_encrypted and password is None:
+            reason = "the key is encrypted; give tls_key_password in the file or the environment"
+        elif is_encrypted:
+            reason = "tls_key_password does not open the key"
+        elif error.reason == "KEY_VALUES_MISMATCH":
+            reason = "the key is not that of the certificate"
+        else:
+            reason = f"they are no certificate and key in PEM ({error.reason or error})"
+        raise InputError(
+            f"tls_cert {str(cert)!r} and tls_key {str(key)!r} cannot be used: {reason}."
+        ) from None
+
+
+def _key_password(settings: ServeSettings) -> str | None:
+    secret = settings.tls_key_password
+    return None if secret is None else secret.get_secret_value()
