@@ -11,7 +11,7 @@ import tomllib
 
 from bitta.bench.expand import read_jobs
 from reproduction.claims.page import reproduction_page
-from reproduction.claims.results import Results
+from reproduction.claims.results import ResultFolders
 from reproduction.paths import EXPERIMENTS, EXPLANATION, REASONS, RESULTS, relative
 
 PAGE = EXPLANATION / "reproducing-the-paper.md"
@@ -86,7 +86,7 @@ def main() -> int:
 def page() -> str:
     """As it should be."""
     reasons: dict[str, str] = tomllib.loads(REASONS.read_text())
-    return reproduction_page(Results(RESULTS, expected()), reasons, HEADING)
+    return reproduction_page(ResultFolders(RESULTS, expected()), reasons, HEADING)
 
 
 def expected() -> dict[str, list[str]]:

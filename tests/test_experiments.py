@@ -140,7 +140,7 @@ def test_folders_are_listed_with_their_number_of_runs():
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.id)
 def test_a_table_of_the_paper_is_listed_beside_what_measures_it(table):
-    number = table.place.removeprefix("Table ")
+    number = table.title.removeprefix("Table ")
     folder = table.experiments[0]
     (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| [{folder}]")]
     paper = line.split("|")[2]

@@ -1,13 +1,18 @@
-"""Two averages that the paper states without their basis, made anew on every basis."""
+"""Two averages that the paper states without saying over what it averages.
+
+One is BiTTA's lead over the baselines, the other the baselines' gain by binary answers. Both are
+computed in each way that fits the sentence: over the best baseline and over the mean of the
+baselines, with equal conditions for all (fair) and with the handicaps of the published code.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from bitta.report.row import Row, on_shared_seeds
-from reproduction.claims.claim import Finding, seeds_of
-from reproduction.claims.results import Results
-from reproduction.claims.tables import Measured, measured, paper_table
+from reproduction.claims.claim import Finding
+from reproduction.claims.results import ResultFolders
+from reproduction.claims.tables import TableComparison, compare_table, paper_table
 
 _STREAMS = (
     ("CIFAR-10-C", "tab:tinyimagenetc/cifar10-c", "tab:app_original/cifar10-c", "mean"),
@@ -19,191 +24,223 @@ _STREAMS = (
     ("PACS, domains", "tab:pacs_vlcs", "tab:app_original_pacs", "mean"),
     ("PACS, mixed", "tab:pacs_vlcs", "tab:app_original_pacs", "mixed-100"),
 )  # fmt: skip
-"""Name, table with verdicts, table without answers, column."""
-STARS = ("TENT*", "EATA*", "SAR*", "CoTTA*", "RoTTA*", "SoTTA*", "SimATTA*")
+"""Name, table with binary answers, table without answers, column."""
+BASELINES = ("TENT*", "EATA*", "SAR*", "CoTTA*", "RoTTA*", "SoTTA*", "SimATTA*")
+"""Rows with binary answers. SimATTA, the last, has no form without answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
-    """Of some rows of one stream, in points."""
+class Leads:
+    """BiTTA's lead over the baselines on one stream, and their gains by answers, in points."""
 
     over_best: float
-    """BiTTA above the best of the rows with verdicts."""
+    """Lead over the best baseline."""
     over_mean: float
-    """BiTTA above their mean."""
+    """Lead over the mean of the baselines."""
     gains: Mapping[str, float] = field(default_factory=dict)
-    """What each of the six without SimATTA gains by answers; none where one was not run."""
-    seeds: str = ""
-    over_standing: float | None = None
-    """BiTTA above the mean of those that did not collapse, where some did."""
-    fell: tuple[str, ...] = ()
-    """Those that did, somewhere."""
-
-    @classmethod
-    def of(
-        cls, bitta: float, stars: Sequence[float], plain: Sequence[float] | None, seeds: str = ""
-    ) -> "Average":
-        """From accuracies in the order of the rows; SimATTA has no form without answers."""
-        pairs = zip(STARS, stars, plain or (), strict=False)
-        gains = {_plain(name): star - before for name, star, before in pairs}
-        return cls(bitta - max(stars), bitta - fmean(stars), gains, seeds)
+    """Gain by answers of each baseline but SimATTA; empty if one was not run without answers."""
+    over_mean_of_stable: float | None = None
+    """Lead over the mean of the baselines that did not collapse, if some did."""
+    collapsed: tuple[str, ...] = ()
+    """Baselines that collapsed in some domain."""
 
     @property
-    def from_answers(self) -> float | None:
-        """What the six gain on average."""
+    def mean_gain(self) -> float | None:
+        """Mean gain by answers."""
         return fmean(self.gains.values()) if self.gains else None
-
-    def without(self, fallen: Sequence[str], bitta: float, stars: Mapping[str, float]) -> "Average":
-        """Told as well without some of the rows."""
-        standing = [value for name, value in stars.items() if name not in fallen]
-        if not fallen or not standing:
-            return self
-        return replace(self, over_standing=bitta - fmean(standing), fell=tuple(fallen))
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """One of the five, in the paper and here."""
+class StreamLeads:
+    """The leads on one stream, in the paper and here."""
 
     name: str
-    paper: Average
-    fair: Average | None
-    handicapped: Average | None
-    raised: tuple[str, ...]
-    """Rows that are higher with the handicaps than without, of those run both ways."""
-    n_both: int
-    better: Mapping[str, Row]
-    """Of a method's rows with other settings the best, where it is better than the fair one."""
-    at_best: Average | None
-    """BiTTA above those instead."""
+    paper: Leads
+    fair: Leads | None
+    handicapped: Leads | None
+    raised_by_handicaps: tuple[str, ...]
+    """Baselines that are more accurate with the handicaps than without."""
+    n_run_both_ways: int
+    """Number of baselines that were run with and without the handicaps."""
+    better_variants: Mapping[str, Row]
+    """For each baseline the best row with other settings, if it is better than the fair row."""
+    over_better_variants: Leads | None
+    """The leads with these rows in place of the fair ones."""
 
 
-def streams(results: Results) -> list[Stream]:
-    """All five; ours where every row was run."""
-    made = []
-    for name, asked, unasked, column in _STREAMS:
-        verdicts = measured(paper_table(asked), results)
-        without = measured(paper_table(unasked), results)
-        fair, handicapped = (_ours(verdicts, without, column, handicaps=h) for h in (False, True))
-        paper = _paper(verdicts, without, column)
-        raised, n_both = _raised(verdicts, column)
-        better = _better(verdicts, column, results)
-        at_best = fair and _over({**verdicts.ours(column), **better}, verdicts.bitta)
-        made.append(Stream(name, paper, fair, handicapped, raised, n_both, better, at_best))
-    return made
+def leads_by_stream(results: ResultFolders) -> list[StreamLeads]:
+    """Compute the leads on all five streams. Ours are None if a baseline was not run."""
+    return [_stream_leads(*stream, results) for stream in _STREAMS]
 
 
-def gain(claimed: float, results: Results) -> Finding | None:
-    """BiTTA above the mean of the rows with verdicts, on average; told above the best as well."""
-    found = [stream for stream in streams(results) if stream.fair or stream.handicapped]
-    told = []
-    for name, ours in _ways(found):
-        best, mean = fmean(o.over_best for o in ours), fmean(o.over_mean for o in ours)
-        told.append(f"{name}: {best:+.1f} over the best, {mean:+.1f} over the mean")
-        if any(o.fell for o in ours):
-            standing = [o.over_mean if o.over_standing is None else o.over_standing for o in ours]
-            told[-1] += f", {fmean(standing):+.1f} over that of rows that did not collapse"
-    return _decided(told, [s.fair.over_mean if s.fair else None for s in found], claimed)
+def check_lead(claimed: float, results: ResultFolders) -> Finding | None:
+    """Check that BiTTA's fair lead over the mean of the baselines is as large as claimed."""
+    found = [stream for stream in leads_by_stream(results) if stream.fair or stream.handicapped]
+    summaries = []
+    for heading, leads in _fair_and_handicapped(found):
+        best, mean = (
+            fmean(lead.over_best for lead in leads),
+            fmean(lead.over_mean for lead in leads),
+        )
+        summary = f"{heading}: {best:+.1f} over the best, {mean:+.1f} over the mean"
+        if any(lead.collapsed for lead in leads):
+            stable = fmean(
+                lead.over_mean if lead.over_mean_of_stable is None else lead.over_mean_of_stable
+                for lead in leads
+            )
+            summary += f", {stable:+.1f} over that of rows that did not collapse"
+        summaries.append(summary)
+    fair = [stream.fair.over_mean for stream in found if stream.fair]
+    return _finding(summaries, fair, claimed)
 
 
-def from_answers(claimed: float, results: Results) -> Finding | None:
-    """What the six methods gain by answers, on average."""
-    found = [s for s in streams(results) if s.fair and s.fair.from_answers is not None]
-    told = []
-    for name, ours in _ways(found):
-        all_gains = [o.gains for o in ours if o.gains]
-        by_method = {m: fmean(gains[m] for gains in all_gains) for m in map(_plain, STARS[:-1])}
-        most = max(by_method, key=lambda method: by_method[method])
-        others = fmean(gain for method, gain in by_method.items() if method != most)
+def check_gain_from_answers(claimed: float, results: ResultFolders) -> Finding | None:
+    """Check that six baselines gain as much by answers as claimed."""
+    found = [s for s in leads_by_stream(results) if s.fair and s.fair.gains]
+    summaries = []
+    for heading, leads in _fair_and_handicapped(found):
+        gains = [lead.gains for lead in leads if lead.gains]
+        by_method = {name: fmean(gain[name] for gain in gains) for name in gains[0]}
+        largest = max(by_method, key=lambda method: by_method[method])
+        others = fmean(gain for method, gain in by_method.items() if method != largest)
         mean = fmean(by_method.values())
-        told.append(f"{name}: {mean:+.2f}, {others:+.2f} without {most}, which gains most")
-    return _decided(told, [s.fair.from_answers if s.fair else None for s in found], claimed)
+        summaries.append(
+            f"{heading}: {mean:+.2f}, {others:+.2f} without {largest}, which gains most"
+        )
+    fair = [stream.fair.mean_gain for stream in found if stream.fair]
+    return _finding(summaries, [gain for gain in fair if gain is not None], claimed)
 
 
-def _ways(found: Sequence[Stream]) -> list[tuple[str, list[Average]]]:
-    fair = [stream.fair for stream in found if stream.fair]
-    handicapped = [stream.handicapped for stream in found if stream.handicapped]
+def mean_leads(leads: Sequence[Leads]) -> Leads:
+    """Average leads over streams. Gains are averaged over the streams that have them."""
+    gains = [lead.gains for lead in leads if lead.gains]
+    return Leads(
+        fmean(lead.over_best for lead in leads),
+        fmean(lead.over_mean for lead in leads),
+        {name: fmean(gain[name] for gain in gains) for name in (gains[0] if gains else ())},
+    )
+
+
+def _stream_leads(
+    name: str, table_with: str, table_without: str, column: str, results: ResultFolders
+) -> StreamLeads:
+    answered = compare_table(paper_table(table_with), results)
+    unanswered = compare_table(paper_table(table_without), results)
+    fair = _our_leads(answered, unanswered, column, with_handicaps=False)
+    raised, n_run_both_ways = _raised_by_handicaps(answered, column)
+    variants = _better_variants(answered, column, results)
+    rows = {**answered.our_rows(column), **variants}
+    return StreamLeads(
+        name,
+        _paper_leads(answered, unanswered, column),
+        fair,
+        _our_leads(answered, unanswered, column, with_handicaps=True),
+        raised,
+        n_run_both_ways,
+        variants,
+        fair and _leads(_accuracies(rows), answered.bitta),
+    )
+
+
+def _fair_and_handicapped(streams: Sequence[StreamLeads]) -> list[tuple[str, list[Leads]]]:
+    """Return the leads of both kinds with a heading. Leave out a kind that was not run."""
+    fair = [stream.fair for stream in streams if stream.fair]
+    handicapped = [stream.handicapped for stream in streams if stream.handicapped]
     return [
-        (f"{name}, {len(ours)} of {len(_STREAMS)} streams", ours)
-        for name, ours in (("fair", fair), ("with the handicaps", handicapped))
-        if ours
+        (f"{kind}, {len(leads)} of {len(_STREAMS)} streams", leads)
+        for kind, leads in (("fair", fair), ("with the handicaps", handicapped))
+        if leads
     ]
 
 
-def _decided(told: Sequence[str], fair: Sequence[float | None], claimed: float) -> Finding | None:
-    """All five streams decide, without handicaps."""
-    if not told:
+def _finding(summaries: Sequence[str], fair: Sequence[float], claimed: float) -> Finding | None:
+    """Decide by the mean over all five streams without handicaps."""
+    if not summaries:
         return None
-    values = [value for value in fair if value is not None]
-    whole = len(values) == len(_STREAMS)
-    return Finding("; ".join(told), fmean(values) >= claimed if whole else None, whole)
+    is_complete = len(fair) == len(_STREAMS)
+    holds = fmean(fair) >= claimed if is_complete else None
+    return Finding("; ".join(summaries), holds, is_complete)
 
 
-def _ours(verdicts: Measured, without: Measured, column: str, *, handicaps: bool) -> Average | None:
-    rows = verdicts.ours(column, handicaps=handicaps)
-    if verdicts.bitta not in rows or any(star not in rows for star in STARS):
+def _our_leads(
+    answered: TableComparison, unanswered: TableComparison, column: str, *, with_handicaps: bool
+) -> Leads | None:
+    rows = answered.our_rows(column, with_handicaps=with_handicaps)
+    if not {answered.bitta, *BASELINES} <= set(rows):
         return None
-    stars = [rows[star] for star in STARS]
-    originals = without.ours(column)
-    plain = [originals[name] for name in map(_plain, STARS[:-1]) if name in originals]
-    gains = _means(plain) if len(plain) == len(STARS) - 1 else None
-    bitta = rows[verdicts.bitta]
-    own, values = bitta.domain_mean.mean, _means(stars)
-    average = Average.of(own, values, gains, seeds_of([bitta, *stars]))
-    fallen = [star for star in STARS if rows[star].collapsed]
-    return average.without(fallen, own, dict(zip(STARS, values, strict=True)))
+    accuracies = _accuracies(rows)
+    leads = _leads(accuracies, answered.bitta, _accuracies(unanswered.our_rows(column)))
+    collapsed = tuple(name for name in BASELINES if rows[name].collapsed)
+    stable = [accuracies[name] for name in BASELINES if name not in collapsed]
+    if not collapsed or not stable:
+        return leads
+    over_stable = accuracies[answered.bitta] - fmean(stable)
+    return replace(leads, over_mean_of_stable=over_stable, collapsed=collapsed)
 
 
-def _over(rows: Mapping[str, Row], bitta: str) -> Average:
-    return Average.of(rows[bitta].domain_mean.mean, _means([rows[s] for s in STARS]), None)
+def _paper_leads(answered: TableComparison, unanswered: TableComparison, column: str) -> Leads:
+    index = answered.table.columns.index(column)
+    with_answers = {row.name: row.values[index] for row in answered.table.rows}
+    without = {row.name: row.values[index] for row in unanswered.table.rows}
+    return _leads(with_answers, answered.bitta, without)
 
 
-def _better(verdicts: Measured, column: str, results: Results) -> dict[str, Row]:
-    """With the same answers, on the same images; handicaps and tuned models are no settings."""
-    rows, found = verdicts.ours(column), {}
-    for star in (star for star in STARS if star in rows):
-        fair = rows[star]
+def _leads(
+    accuracies: Mapping[str, float], bitta: str, without_answers: Mapping[str, float] | None = None
+) -> Leads:
+    """Compute leads from accuracies by printed name."""
+    baselines = [accuracies[name] for name in BASELINES]
+    before = without_answers or {}
+    names = {_without_star(name): name for name in BASELINES[:-1]}
+    is_known = set(names) <= set(before)
+    gains = {plain: accuracies[star] - before[plain] for plain, star in names.items() if is_known}
+    lead = accuracies[bitta]
+    return Leads(lead - max(baselines), lead - fmean(baselines), gains)
+
+
+def _better_variants(
+    answered: TableComparison, column: str, results: ResultFolders
+) -> dict[str, Row]:
+    """Find better rows of the baselines among those with the same answers and images."""
+    rows, found = answered.our_rows(column), {}
+    for name in (name for name in BASELINES if name in rows):
+        fair = rows[name]
+        others = results.rows_on_same_images(fair)
         best = max(
-            (other for other in results.beside(fair) if _is_other_way(other, fair)),
+            (other for other in others if _is_variant(other, fair)),
             key=lambda row: row.domain_mean.mean,
             default=fair,
         )
         if best.domain_mean.mean > fair.domain_mean.mean:
-            found[star] = best
+            found[name] = best
     return found
 
 
-def _is_other_way(row: Row, fair: Row) -> bool:
+def _is_variant(row: Row, fair: Row) -> bool:
+    """Return True if only settings of the method differ. Handicaps and fine-tuning do not count."""
     own, usual = row.settings["method"], fair.settings["method"]
     differs = any(own[key] != usual[key] for key in own.keys() & usual.keys())
-    same = row.method == fair.method and row.settings["feedback"] == fair.settings["feedback"]
-    return same and differs and not {"reference", "enhanced"} & set(row.apart)
+    is_alike = row.method == fair.method and row.settings["feedback"] == fair.settings["feedback"]
+    return is_alike and differs and not {"reference", "enhanced"} & set(row.apart)
 
 
-def _raised(verdicts: Measured, column: str) -> tuple[tuple[str, ...], int]:
-    fair, handicapped = (verdicts.ours(column, handicaps=h) for h in (False, True))
-    both = [star for star in STARS if star in fair and star in handicapped]
-    raised = [star for star in both if _is_raised(fair[star], handicapped[star])]
-    return tuple(raised), len(both)
+def _raised_by_handicaps(answered: TableComparison, column: str) -> tuple[tuple[str, ...], int]:
+    """Return the raised baselines, and the number of baselines that were run both ways."""
+    fair = answered.our_rows(column)
+    handicapped = answered.our_rows(column, with_handicaps=True)
+    both = [name for name in BASELINES if name in fair and name in handicapped]
+    return tuple(name for name in both if _is_raised(fair[name], handicapped[name])), len(both)
 
 
 def _is_raised(fair: Row, handicapped: Row) -> bool:
-    """With the seeds that both have."""
+    """Compare two rows by the seeds that both have."""
     before, after = on_shared_seeds([fair, handicapped])
     return after.domain_mean.mean > before.domain_mean.mean
 
 
-def _paper(verdicts: Measured, without: Measured, column: str) -> Average:
-    place = verdicts.table.columns.index(column)
-    asked = {row.name: row.values[place] for row in verdicts.table.rows}
-    unasked = {row.name: row.values[place] for row in without.table.rows}
-    plain = [unasked[_plain(star)] for star in STARS[:-1]]
-    return Average.of(asked[verdicts.bitta], [asked[star] for star in STARS], plain)
+def _accuracies(rows: Mapping[str, Row]) -> dict[str, float]:
+    return {name: row.domain_mean.mean for name, row in rows.items()}
 
 
-def _plain(star: str) -> str:
-    return star.removesuffix("*")
-
-
-def _means(rows: Sequence[Row]) -> list[float]:
-    return [row.domain_mean.mean for row in rows]
+def _without_star(name: str) -> str:
+    return name.removesuffix("*")

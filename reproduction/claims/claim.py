@@ -1,4 +1,4 @@
-"""What the paper claims, and whether our results bear it out."""
+"""A claim of the paper, and its outcome in the light of our results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,95 +6,102 @@ from enum import StrEnum
 
 from bitta.report.names import between
 from bitta.report.row import Row
-from reproduction.claims.results import Results
+from reproduction.claims.results import ResultFolders
+from reproduction.paths import EXPERIMENTS, RESULTS, relative
 
 NO_CAUSE = "no cause found yet"
 
 
-class Verdict(StrEnum):
-    """What came out."""
+class ClaimStatus(StrEnum):
+    """The outcome of a claim, as the page prints it."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
-    PARTLY = "partly run"
+    PARTLY_RUN = "partly run"
     NOT_RUN = "not run"
-    NOTHING = "nothing to measure"
+    NOT_MEASURABLE = "nothing to measure"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What our results say about a claim."""
+    """The answer of our results to a claim."""
 
-    ours: str
+    summary: str
+    """Our numbers, as the page prints them."""
     holds: bool | None
-    """None where what was run does not decide it."""
-    whole: bool = True
-    """Whether all of it was run."""
+    """None if the results so far do not decide the claim."""
+    is_complete: bool = True
+    """False if rows that the claim is about were not run."""
 
 
-Check = Callable[[Results], Finding | None]
-"""None where there is no result to look at."""
+ClaimCheck = Callable[[ResultFolders], Finding | None]
+"""Look at the results. None means that there is no result for the claim."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Statement:
-    """Something that the paper says, and how it is checked."""
+class Claim:
+    """A statement of the paper, and the check of it."""
 
     id: str
-    place: str
-    gist: str
-    """In our words, with the rule by which it holds where the paper gives none."""
+    location: str
+    """The section, figure or table of the paper."""
+    text: str
+    """The statement in our words, with our criterion if the paper gives none."""
     paper: str = ""
-    """Its number, where it prints one."""
+    """The paper's number, if it prints one."""
     experiments: tuple[str, ...] = ()
-    part: str = "*"
-    """Which of their runs it needs, as a pattern of names; empty where the check knows."""
-    check: Check | None = None
-    """None where nothing can be measured."""
-    nothing: str = ""
-    """Why nothing can."""
+    """Folders of experiments that the check reads."""
+    runs: str = "*"
+    """Pattern of the run names that the check needs. Empty if the check tests for missing rows."""
+    check: ClaimCheck | None = None
+    """None if nothing can be measured."""
+    not_measurable: str = ""
+    """The reason why nothing can be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A statement and what came out."""
+    """A claim with its status."""
 
-    statement: Statement
-    verdict: Verdict
-    ours: str
-    why: str
+    claim: Claim
+    status: ClaimStatus
+    summary: str
+    """Our numbers."""
+    reason: str
+    """The reason for a failure, or the commands that produce the missing results."""
 
 
-def judged(statement: Statement, results: Results, reasons: Mapping[str, str]) -> Outcome:
-    """Look at the results; a failure has the reason on file, or says that there is none."""
-    if statement.check is None:
-        return Outcome(statement, Verdict.NOTHING, "", statement.nothing)
-    finding = statement.check(results)
+def evaluate_claim(claim: Claim, results: ResultFolders, reasons: Mapping[str, str]) -> Outcome:
+    """Check a claim. `reasons` has the reasons for failures by claim id."""
+    if claim.check is None:
+        return Outcome(claim, ClaimStatus.NOT_MEASURABLE, "", claim.not_measurable)
+    finding = claim.check(results)
     if finding is None:
-        return Outcome(statement, Verdict.NOT_RUN, "", commands(statement.experiments))
+        return Outcome(claim, ClaimStatus.NOT_RUN, "", sweep_commands(claim.experiments))
     if finding.holds is False:
-        why = reasons.get(statement.id, NO_CAUSE)
-        return Outcome(statement, Verdict.FAILS, finding.ours, why)
-    unfinished = [f for f in statement.experiments if results.unfinished(f, statement.part)]
-    if finding.holds is None or not finding.whole or unfinished:
-        missing = [f for f in statement.experiments if f in unfinished or not results.has(f)]
-        why = commands(missing or statement.experiments)
-        return Outcome(statement, Verdict.PARTLY, finding.ours, why)
-    return Outcome(statement, Verdict.HOLDS, finding.ours, "")
+        reason = reasons.get(claim.id, NO_CAUSE)
+        return Outcome(claim, ClaimStatus.FAILS, finding.summary, reason)
+    unfinished = [f for f in claim.experiments if results.is_unfinished(f, claim.runs)]
+    if finding.holds is None or not finding.is_complete or unfinished:
+        missing = [f for f in claim.experiments if f in unfinished or not results.has_results(f)]
+        commands = sweep_commands(missing or claim.experiments)
+        return Outcome(claim, ClaimStatus.PARTLY_RUN, finding.summary, commands)
+    return Outcome(claim, ClaimStatus.HOLDS, finding.summary, "")
 
 
-def commands(folders: Sequence[str]) -> str:
-    """What makes the results of some folders.
+def sweep_commands(folders: Sequence[str]) -> str:
+    """Return the commands that produce the results of some folders, as Markdown.
 
-    >>> commands(["beta", "skip"])
+    >>> sweep_commands(["beta", "skip"])
     '`bitta sweep reproduction/experiments/beta --device cuda --out results/beta`, likewise `skip`'
     """
     first, *others = folders
-    told = f"`bitta sweep reproduction/experiments/{first} --device cuda --out results/{first}`"
-    return f"{told}, likewise {', '.join(f'`{name}`' for name in others)}" if others else told
+    experiments, results = relative(EXPERIMENTS / first), relative(RESULTS / first)
+    command = f"`bitta sweep {experiments} --device cuda --out {results}`"
+    return f"{command}, likewise {', '.join(f'`{name}`' for name in others)}" if others else command
 
 
-def seeds_of(rows: Sequence[Row]) -> str:
-    """How many stand behind a number: "3 seeds", or "1 to 3 seeds" where rows differ."""
+def seeds_text(rows: Sequence[Row]) -> str:
+    """Return the number of seeds of some rows: "3 seeds", or "1 to 3 seeds" if rows differ."""
     counts = [len(row.runs) for row in rows]
     return f"{between(counts)} seed{'s' if max(counts) > 1 else ''}"

@@ -1,4 +1,4 @@
-"""Numbers that the paper states in sentences, beside ours."""
+"""Claims about the numbers that the paper states in sentences."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -7,17 +7,16 @@ from functools import partial
 from typing import Any
 
 from bitta.report.row import Row
-from reproduction.claims.averages import from_answers, gain
-from reproduction.claims.claim import Finding, Statement, seeds_of
-from reproduction.claims.cost import most_at_equal_cost
-from reproduction.claims.results import Results
-from reproduction.claims.tables import measured, paper_table
+from reproduction.claims.averages import check_gain_from_answers, check_lead
+from reproduction.claims.claim import Claim, Finding, seeds_text
+from reproduction.claims.directions import check_largest_lead_at_equal_cost, component_rows
+from reproduction.claims.results import ResultFolders
+from reproduction.claims.tables import compare_table, paper_table
 from reproduction.paths import STATED_NUMBERS
 
-_MAIN = ("main-cifar10-c", "main-cifar100-c", "main-tiny-imagenet-c", "pacs-domains", "pacs-mixed")
-
-NumberCheck = Callable[[float, Results], Finding | None]
-"""Given the paper's number."""
+_MAIN_FOLDERS = (
+    "main-cifar10-c", "main-cifar100-c", "main-tiny-imagenet-c", "pacs-domains", "pacs-mixed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,172 +30,186 @@ class StatedNumber:
     unit: str
     heading: str
     """The heading of the paragraph that states it."""
-    gist: str
+    text: str
     """The statement in our words."""
     experiments: tuple[str, ...] = ()
     """Folders of experiments that measure the same; empty if nothing can be measured."""
 
+    @property
+    def plain_text(self) -> str:
+        """The number with its unit, without LaTeX commands."""
+        number = f"{self.value:g}" if "\\" in self.printed else self.printed
+        sign = "-" if self.value < 0 else ""
+        return f"{sign}{number} {self.unit}".strip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _NumberCheck:
+    """The check of a stated number."""
+
+    criterion: str
+    """The condition under which the claim holds."""
+    check: Callable[[float, ResultFolders], Finding | None]
+    """The check, which is given the paper's number."""
+    experiments: tuple[str, ...] = ()
+    """Folders to read; empty for those of the stated number."""
+    runs: str = "*"
+
 
 def stated_numbers() -> tuple[StatedNumber, ...]:
     """Read all numbers that only sentences of the paper state."""
-    entries: list[dict[str, Any]] = tomllib.loads(STATED_NUMBERS.read_text())["claims"]
+    entries: list[dict[str, Any]] = tomllib.loads(STATED_NUMBERS.read_text())["numbers"]
     return tuple(
         StatedNumber(**{**entry, "experiments": tuple(entry.get("experiments", ()))})
         for entry in entries
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Way:
-    rule: str
-    """When it holds."""
-    check: NumberCheck
-    experiments: tuple[str, ...] = ()
-    """Instead of those that the claim names."""
-    part: str = "*"
+def number_claims() -> list[Claim]:
+    """Return a claim for each stated number, in the paper's order."""
+    return [_claim(number) for number in stated_numbers()]
 
 
-def number_statements() -> list[Statement]:
-    """Every claim, in the paper's order."""
-    return [_statement(claim) for claim in stated_numbers()]
-
-
-def _statement(claim: StatedNumber) -> Statement:
-    place = claim.heading.removesuffix(".")
-    paper = _printed(claim)
-    if claim.id in _NOTHING:
-        return Statement(
-            id=claim.id, place=place, gist=claim.gist, paper=paper, nothing=_NOTHING[claim.id]
+def _claim(number: StatedNumber) -> Claim:
+    location, paper = number.heading.removesuffix("."), number.plain_text
+    if number.id in _NOT_MEASURABLE:
+        return Claim(
+            id=number.id,
+            location=location,
+            text=number.text,
+            paper=paper,
+            not_measurable=_NOT_MEASURABLE[number.id],
         )
-    way = _WAYS[claim.id]
-    return Statement(
-        id=claim.id,
-        place=place,
-        gist=f"{claim.gist} Holds if {way.rule}.",
+    check = _CHECKS[number.id]
+    return Claim(
+        id=number.id,
+        location=location,
+        text=f"{number.text} Holds if {check.criterion}.",
         paper=paper,
-        experiments=way.experiments or claim.experiments,
-        part=way.part,
-        check=partial(way.check, claim.value),
+        experiments=check.experiments or number.experiments,
+        runs=check.runs,
+        check=partial(check.check, number.value),
     )
 
 
-def _printed(claim: StatedNumber) -> str:
-    """As it is written, but for formulas."""
-    number = f"{claim.value:g}" if "\\" in claim.printed else claim.printed
-    sign = "-" if claim.value < 0 else ""
-    return f"{sign}{number} {claim.unit}".strip()
-
-
-def _share(most: float, results: Results) -> Finding | None:
-    row = _bitta(results)
+def _check_share_asked(claimed: float, results: ResultFolders) -> Finding | None:
+    row = _bitta_on_cifar10(results)
     if row is None:
         return None
     run = row.first
-    share = 100 * run.total("n_asked") / run.total("n")
-    return Finding(f"{share:.2f} %", share < most)
+    percent = 100 * run.total("n_asked") / run.total("n")
+    return Finding(f"{percent:.2f} %", percent < claimed)
 
 
-def _component(which: str, _: float, results: Results) -> Finding | None:
-    found = components(results)
-    above = {"BFA only": "ABA only", "ABA only": "both"}[which]
-    if not {which, above} <= set(found):
+def _check_component(name: str, _: float, results: ResultFolders) -> Finding | None:
+    rows = component_rows(results)
+    better = {"BFA only": "ABA only", "ABA only": "both"}[name]
+    if not {name, better} <= set(rows):
         return None
-    ours, more = found[which].domain_mean.mean, found[above].domain_mean.mean
-    told = f"{ours:.2f} %; {above} {more:.2f} ({seeds_of([found[which], found[above]])})"
-    return Finding(told, ours < more)
+    ours, other = rows[name].domain_mean.mean, rows[better].domain_mean.mean
+    seeds = seeds_text([rows[name], rows[better]])
+    return Finding(f"{ours:.2f} %; {better} {other:.2f} ({seeds})", ours < other)
 
 
-def components(results: Results) -> dict[str, Row]:
-    """The rows of BFA only, ABA only and both, as far as they were run."""
-    rows = results.rows("components", "bitta")
-    weights = {(row.varying["method.alpha"] > 0, row.varying["method.beta"] > 0): row
-               for row in rows}  # fmt: skip
-    names = {(True, False): "BFA only", (False, True): "ABA only", (True, True): "both"}
-    return {name: weights[which] for which, name in names.items() if which in weights}
-
-
-def _ece(shown: str, claimed: float, results: Results) -> Finding | None:
-    row = _bitta(results)
+def _check_calibration_error(which: str, claimed: float, results: ResultFolders) -> Finding | None:
+    row = _bitta_on_cifar10(results)
     if row is None or row.policy_ece is None or row.ece is None:
         return None
     dropout, served = row.policy_ece.mean / 100, row.ece.mean / 100
-    less = 100 * (1 - dropout / served)
-    told, holds = {
+    reduction = 100 * (1 - dropout / served)
+    summary, holds = {
         "dropout": (f"{dropout:.3f}", dropout <= claimed),
         "softmax": (f"{served:.3f}", served > dropout),
-        "reduction": (f"{less:.0f} %", less >= claimed),
-    }[shown]
-    return Finding(f"{told} ({seeds_of([row])})", holds)
+        "reduction": (f"{reduction:.0f} %", reduction >= claimed),
+    }[which]
+    return Finding(f"{summary} ({seeds_text([row])})", holds)
 
 
-def _memory_saved(claimed: float, results: Results) -> Finding | None:
-    of = measured(paper_table("tab:gpu_memory"), results)
-    rows = of.ours("cifar10-c")
+def _check_memory_saved(claimed: float, results: ResultFolders) -> Finding | None:
+    comparison = compare_table(paper_table("tab:gpu_memory"), results)
+    rows = comparison.our_rows("cifar10-c")
     if "BiTTA" not in rows or "+GA" not in rows:
         return None
-    ours = 100 * (1 - of.spread(rows["+GA"]).mean / of.spread(rows["BiTTA"]).mean)
-    return Finding(f"{ours:.0f} % ({seeds_of([rows['BiTTA'], rows['+GA']])})", ours >= claimed)
+    whole, accumulated = (comparison.our_value(rows[name]).mean for name in ("BiTTA", "+GA"))
+    percent = 100 * (1 - accumulated / whole)
+    seeds = seeds_text([rows["BiTTA"], rows["+GA"]])
+    return Finding(f"{percent:.0f} % ({seeds})", percent >= claimed)
 
 
-def _no_dropout(_: float, results: Results) -> Finding | None:
-    rows = results.sweep("no-dropout", "method.dropout")
+def _check_loss_without_dropout(_: float, results: ResultFolders) -> Finding | None:
+    rows = results.rows_by_setting("no-dropout", "method.dropout")
     if len(rows) < 2:
         return None
     without, usual = rows[min(rows)], rows[max(rows)]
-    ours = without.domain_mean.mean - usual.domain_mean.mean
-    return Finding(f"{ours:+.2f} points ({seeds_of([without, usual])})", ours < 0)
+    change = without.domain_mean.mean - usual.domain_mean.mean
+    return Finding(f"{change:+.2f} points ({seeds_text([without, usual])})", change < 0)
 
 
-def _ece_passes(shown: int, _: float, results: Results) -> Finding | None:
-    rows = results.sweep("dropouts", "method.passes")
+def _check_calibration_by_passes(shown: int, _: float, results: ResultFolders) -> Finding | None:
+    rows = results.rows_by_setting("dropouts", "method.passes")
     if not {1, 4} <= set(rows):
         return None
-    eces = {n: ece.mean / 100 for n in (1, 4) if (ece := rows[n].policy_ece) is not None}
-    if len(eces) < 2:
+    errors = {n: ece.mean / 100 for n in (1, 4) if (ece := rows[n].policy_ece) is not None}
+    if len(errors) < 2:
         return None
-    return Finding(f"{eces[shown]:.3f} ({seeds_of([rows[shown]])})", eces[1] > eces[4])
+    return Finding(f"{errors[shown]:.3f} ({seeds_text([rows[shown]])})", errors[1] > errors[4])
 
 
-def _bitta(results: Results) -> Row | None:
-    """On whole streams of CIFAR-10-C."""
-    of = measured(paper_table("tab:tinyimagenetc/cifar10-c"), results)
-    return of.fair.get((of.bitta, "mean"))
+def _bitta_on_cifar10(results: ResultFolders) -> Row | None:
+    """Return BiTTA's fair row on the whole stream of CIFAR-10-C."""
+    comparison = compare_table(paper_table("tab:tinyimagenetc/cifar10-c"), results)
+    return comparison.fair.get((comparison.bitta, "mean"))
 
 
-_JOSHI = "A number of another study, about people."
+_OTHER_STUDY = "A number of another study, about people."
 _SETTING = "A setting; ours are both 1. What answers of weight 2 do stands among the directions."
-_NOTHING: Mapping[str, str] = {
-    "label-seconds": _JOSHI,
-    "label-errors": _JOSHI,
-    "verdict-seconds": _JOSHI,
-    "verdict-errors": _JOSHI,
+_NOT_MEASURABLE: Mapping[str, str] = {
+    "label-seconds": _OTHER_STUDY,
+    "label-errors": _OTHER_STUDY,
+    "verdict-seconds": _OTHER_STUDY,
+    "verdict-errors": _OTHER_STUDY,
     "alpha-in-section-3": _SETTING,
     "alpha-in-section-4": _SETTING,
     "gpt-4o-errors": "GPT-4o was not asked; our runs take its errors from the paper.",
 }
-_on_main = partial(_Way, experiments=("main-cifar10-c",), part="bitta-seed*")
-_WAYS: Mapping[str, _Way] = {
-    "gain": _Way(
-        rule="BiTTA is so far above the mean of the rows with a star, all alike, on five streams",
-        check=gain, experiments=_MAIN, part="",
+_on_cifar10 = partial(_NumberCheck, experiments=("main-cifar10-c",), runs="bitta-seed*")
+_CHECKS: Mapping[str, _NumberCheck] = {
+    "gain": _NumberCheck(
+        criterion="BiTTA is so far above the mean of the rows with a star, all alike, on five "
+        "streams",
+        check=check_lead, experiments=_MAIN_FOLDERS, runs="",
     ),
-    "share-asked": _on_main(rule="fewer were asked about", check=_share),
-    "equal-cost": _Way(
-        rule="the largest lead in bits, on three sets, is as large", check=most_at_equal_cost
+    "share-asked": _on_cifar10(criterion="fewer were asked about", check=_check_share_asked),
+    "equal-cost": _NumberCheck(
+        criterion="the largest lead in bits, on three sets, is as large",
+        check=check_largest_lead_at_equal_cost,
     ),
-    "bfa-only": _Way(rule="it is below ABA only", check=partial(_component, "BFA only")),
-    "aba-only": _Way(rule="it is below both together", check=partial(_component, "ABA only")),
-    "ece-mc-dropout": _on_main(rule="ours is not larger", check=partial(_ece, "dropout")),
-    "ece-softmax": _on_main(
-        rule="that of what is served is above MC-dropout's", check=partial(_ece, "softmax")
+    "bfa-only": _NumberCheck(
+        criterion="it is below ABA only", check=partial(_check_component, "BFA only")
     ),
-    "ece-reduction": _on_main(rule="ours is as large", check=partial(_ece, "reduction")),
-    "memory-saved": _Way(rule="as much is saved", check=_memory_saved),
-    "no-dropout": _Way(rule="something is lost", check=_no_dropout),
-    "ece-one-pass": _Way(rule="four passes have less", check=partial(_ece_passes, 1)),
-    "ece-four-passes": _Way(rule="one pass has more", check=partial(_ece_passes, 4)),
-    "cost-of-no-answers": _Way(
-        rule="six methods gain as much by answers, all alike, on five streams",
-        check=from_answers, experiments=(*_MAIN, "original"), part="",
+    "aba-only": _NumberCheck(
+        criterion="it is below both together", check=partial(_check_component, "ABA only")
+    ),
+    "ece-mc-dropout": _on_cifar10(
+        criterion="ours is not larger", check=partial(_check_calibration_error, "dropout")
+    ),
+    "ece-softmax": _on_cifar10(
+        criterion="that of what is served is above MC-dropout's",
+        check=partial(_check_calibration_error, "softmax"),
+    ),
+    "ece-reduction": _on_cifar10(
+        criterion="ours is as large", check=partial(_check_calibration_error, "reduction")
+    ),
+    "memory-saved": _NumberCheck(criterion="as much is saved", check=_check_memory_saved),
+    "no-dropout": _NumberCheck(criterion="something is lost", check=_check_loss_without_dropout),
+    "ece-one-pass": _NumberCheck(
+        criterion="four passes have less", check=partial(_check_calibration_by_passes, 1)
+    ),
+    "ece-four-passes": _NumberCheck(
+        criterion="one pass has more", check=partial(_check_calibration_by_passes, 4)
+    ),
+    "cost-of-no-answers": _NumberCheck(
+        criterion="six methods gain as much by answers, all alike, on five streams",
+        check=check_gain_from_answers, experiments=(*_MAIN_FOLDERS, "original"), runs="",
     ),
 }  # fmt: skip

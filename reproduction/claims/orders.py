@@ -1,4 +1,4 @@
-"""The order that each table of the paper shows, looked for in ours."""
+"""Claims about the order of the methods in each table of the paper."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,182 +6,197 @@ from functools import partial
 from operator import itemgetter
 
 from bitta.report.reference_numbers import PaperTable
-from reproduction.claims.claim import Finding, Statement, seeds_of
-from reproduction.claims.results import Results
-from reproduction.claims.tables import Measured, measured, paper_table, paper_tables
+from reproduction.claims.claim import Claim, Finding, seeds_text
+from reproduction.claims.results import ResultFolders
+from reproduction.claims.tables import TableComparison, compare_table, paper_table, paper_tables
 
-NEAR = 1.0
-"""Points: what we call as good as."""
-HANDICAPS: Mapping[str, tuple[str, ...]] = {
+SIMILAR = 1.0
+"""Points. Two accuracies count as similar if they differ by no more."""
+HANDICAPPED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tab:tinyimagenetc/cifar10-c": ("mean",),
     "tab:tinyimagenetc/cifar100-c": ("mean",),
     "tab:pacs_vlcs": ("mean", "mixed-100"),
     "tab:add_baselines": ("cifar10-c", "cifar100-c"),
 }
-"""Columns of which there are experiments with the handicaps of the published code."""
+"""Columns for which there are experiments with the handicaps of the published code."""
 
-Order = Callable[[Mapping[str, float], float], tuple[str, bool]]
-"""Given the other rows and BiTTA's: in words, and whether it is as it should be."""
+OrderCheck = Callable[[Mapping[str, float], float], tuple[str, bool]]
+"""Take the other rows' numbers and BiTTA's. Return a summary, and True if the claim holds."""
 
 
-def table_statements() -> list[Statement]:
-    """One for each table, and another where rows can have their handicaps."""
-    made = []
+def order_claims() -> list[Claim]:
+    """Return a claim for each table, and a second one if rows were run with handicaps."""
+    claims = []
     for table in map(paper_table, paper_tables()):
-        gist, order = _ORDERS.get(table.id, _BEST)
-        statement = Statement(
+        text, order = _ORDERS.get(table.id, _BITTA_IS_BEST)
+        claim = Claim(
             id=table.id,
-            place=f"{table.place}, {_SUBJECTS[table.id]}",
-            gist=gist,
-            paper=printed_order(table)[0],
+            location=f"{table.title}, {_SUBJECTS[table.id]}",
+            text=text,
+            paper=order_in_paper(table)[0],
             experiments=table.experiments,
-            part="",
-            check=partial(_look, table, order),
+            runs="",
+            check=partial(_check_order, table, order),
         )
-        made.append(statement)
-        if table.id in HANDICAPS:
-            made.append(
+        claims.append(claim)
+        if table.id in HANDICAPPED_COLUMNS:
+            columns = HANDICAPPED_COLUMNS[table.id]
+            claims.append(
                 replace(
-                    statement,
+                    claim,
                     id=f"{table.id}/handicaps",
-                    gist=f"{gist} All as the published code runs them.",
-                    check=partial(_look, table, order, handicaps=HANDICAPS[table.id]),
+                    text=f"{text} All as the published code runs them.",
+                    check=partial(_check_order, table, order, handicapped_columns=columns),
                 )
             )
-    return made
+    return claims
 
 
-def printed_order(table: PaperTable) -> tuple[str, bool]:
-    """What the paper's own numbers say."""
-    of, told, right = Measured(table), [], True
-    _, order = _ORDERS.get(table.id, _BEST)
-    for column in of.columns:
-        printed = {row.name: of.printed(row, column) for row in table.rows}
+def order_in_paper(table: PaperTable) -> tuple[str, bool]:
+    """Summarise the order of the paper's own numbers. Return True if the claim holds for them."""
+    comparison, summaries, holds = TableComparison(table), [], True
+    _, order = _ORDERS.get(table.id, _BITTA_IS_BEST)
+    for column in comparison.columns:
+        printed = {row.name: comparison.paper_value(row, column) for row in table.rows}
         values = {name: value for name, value in printed.items() if value is not None}
         if values:
-            others = {name: values[name] for name in _others(table)}
-            words, ordered = order(others, values[of.bitta])
-            told.append(_headed(of, column, words))
-            right &= ordered
-    return "; ".join(told), right
+            others = {name: values[name] for name in _rivals(table)}
+            summary, is_ordered = order(others, values[comparison.bitta])
+            summaries.append(_with_column(comparison, column, summary))
+            holds &= is_ordered
+    return "; ".join(summaries), holds
 
 
-def domains_led(of: Measured) -> tuple[int, int] | None:
-    """In how many domains BiTTA is best, in the paper and here; None where a row is missing."""
-    rows, others = of.ours("mean") if of.domains else {}, _all_others(of.table)
-    if not {of.bitta, *others} <= set(rows):
+def count_best_domains(comparison: TableComparison) -> tuple[int, int] | None:
+    """Count the domains in which BiTTA is best: in the paper, and here.
+
+    Return None if one of our rows is missing.
+    """
+    rows = comparison.our_rows("mean") if comparison.domains else {}
+    others = _rows_except_bitta(comparison.table)
+    if not {comparison.bitta, *others} <= set(rows):
         return None
-    here = sum(
-        rows[of.bitta].by_domain[domain].mean
+    n_ours = sum(
+        rows[comparison.bitta].by_domain[domain].mean
         > max(rows[name].by_domain[domain].mean for name in others)
-        for domain in of.domains
+        for domain in comparison.domains
     )
-    return _n_led(of), here
+    return _n_best_domains_in_paper(comparison), n_ours
 
 
-def leads_everywhere(table_id: str, results: Results) -> Finding | None:
-    """In each domain BiTTA is above whatever else was run; one that is not decides it."""
-    of = measured(paper_table(table_id), results)
-    rows = of.ours("mean")
-    others = {name: rows[name] for name in _others(of.table) if name in rows}
-    if of.bitta not in rows or not others:
+def check_best_in_all_domains(table_id: str, results: ResultFolders) -> Finding | None:
+    """Check that BiTTA is above the other rows in each domain. One exception refutes it."""
+    comparison = compare_table(paper_table(table_id), results)
+    rows, rivals = comparison.our_rows("mean"), _rivals(comparison.table)
+    others = {name: rows[name] for name in rivals if name in rows}
+    if comparison.bitta not in rows or not others:
         return None
-    bitta, behind = rows[of.bitta], []
-    for domain in of.domains:
-        best, most = max(
+    bitta, exceptions = rows[comparison.bitta], []
+    for domain in comparison.domains:
+        best, accuracy = max(
             ((name, row.by_domain[domain].mean) for name, row in others.items()),
             key=itemgetter(1),
         )
-        if (lead := bitta.by_domain[domain].mean - most) <= 0:
-            behind.append(f"{domain} {lead:+.2f} to {best}")
-    n = len(of.domains)
-    told = f"{n - len(behind)} of {n}{': ' if behind else ''}{', '.join(behind)}"
+        if (lead := bitta.by_domain[domain].mean - accuracy) <= 0:
+            exceptions.append(f"{domain} {lead:+.2f} to {best}")
+    n = len(comparison.domains)
+    listed = f": {', '.join(exceptions)}" if exceptions else ""
     return Finding(
-        f"{told} ({seeds_of([bitta, *others.values()])})",
-        not behind,
-        len(others) == len(_others(of.table)),
+        f"{n - len(exceptions)} of {n}{listed} ({seeds_text([bitta, *others.values()])})",
+        not exceptions,
+        len(others) == len(rivals),
     )
 
 
-def printed_lead(table_id: str) -> str:
-    """In how many domains BiTTA is best in the paper's own table."""
-    of = Measured(paper_table(table_id))
-    return f"{_n_led(of)} of {len(of.domains)}"
+def best_domains_in_paper(table_id: str) -> str:
+    """Return the number of domains in which BiTTA is best in the paper: "13 of 15"."""
+    comparison = TableComparison(paper_table(table_id))
+    return f"{_n_best_domains_in_paper(comparison)} of {len(comparison.domains)}"
 
 
-def _n_led(of: Measured) -> int:
-    values = {row.name: row.values for row in of.table.rows}
+def _n_best_domains_in_paper(comparison: TableComparison) -> int:
+    values = {row.name: row.values for row in comparison.table.rows}
+    others = _rows_except_bitta(comparison.table)
     return sum(
-        values[of.bitta][place] > max(values[name][place] for name in _all_others(of.table))
-        for place in range(len(of.domains))
+        values[comparison.bitta][index] > max(values[name][index] for name in others)
+        for index in range(len(comparison.domains))
     )
 
 
-def _look(
-    table: PaperTable, order: Order, results: Results, *, handicaps: tuple[str, ...] = ()
+def _check_order(
+    table: PaperTable,
+    order: OrderCheck,
+    results: ResultFolders,
+    *,
+    handicapped_columns: tuple[str, ...] = (),
 ) -> Finding | None:
-    """In each column; with handicaps, in those columns alone."""
-    of = measured(table, results)
-    told, right, whole = [], True, True
-    for column in handicaps or of.columns:
-        rows = of.ours(column, handicaps=bool(handicaps))
-        others = {name: rows[name] for name in _others(table) if name in rows}
-        whole &= of.bitta in rows and len(others) == len(_others(table))
-        if of.bitta in rows and others:
-            values = {name: of.spread(row).mean for name, row in others.items()}
-            words, ordered = order(values, of.spread(rows[of.bitta]).mean)
-            seeds = seeds_of([rows[of.bitta], *others.values()])
-            told.append(_headed(of, column, f"{words} ({seeds})"))
-            right &= ordered
-    return Finding("; ".join(told), right, whole) if told else None
+    """Check the order in each column, or in the handicapped columns alone."""
+    comparison, rivals = compare_table(table, results), _rivals(table)
+    summaries, holds, is_complete = [], True, True
+    for column in handicapped_columns or comparison.columns:
+        rows = comparison.our_rows(column, with_handicaps=bool(handicapped_columns))
+        others = {name: rows[name] for name in rivals if name in rows}
+        is_complete &= comparison.bitta in rows and len(others) == len(rivals)
+        if comparison.bitta in rows and others:
+            values = {name: comparison.our_value(row).mean for name, row in others.items()}
+            bitta = comparison.our_value(rows[comparison.bitta]).mean
+            summary, is_ordered = order(values, bitta)
+            seeds = seeds_text([rows[comparison.bitta], *others.values()])
+            summaries.append(_with_column(comparison, column, f"{summary} ({seeds})"))
+            holds &= is_ordered
+    return Finding("; ".join(summaries), holds, is_complete) if summaries else None
 
 
-def _leads(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
+def _order_bitta_best(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
     best = max(others, key=lambda name: others[name])
     return f"{bitta - others[best]:+.2f} over {best}", bitta > others[best]
 
 
-def _is_near(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
-    told = ", ".join(f"{name}: {value - bitta:+.2f}" for name, value in others.items())
-    return told, all(abs(value - bitta) <= NEAR for value in others.values())
+def _order_similar(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
+    summary = ", ".join(f"{name}: {value - bitta:+.2f}" for name, value in others.items())
+    return summary, all(abs(value - bitta) <= SIMILAR for value in others.values())
 
 
-def _is_between(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
-    faster = sum(value < bitta for value in others.values())
-    slow = ("CoTTA*", "SimATTA*")
-    right = all((value > bitta) == (name in slow) for name, value in others.items())
-    return f"{bitta:.3g} s, {faster} of {len(others)} others faster", right
+def _order_of_times(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
+    n_faster = sum(value < bitta for value in others.values())
+    slow_methods = ("CoTTA*", "SimATTA*")
+    holds = all((value > bitta) == (name in slow_methods) for name, value in others.items())
+    return f"{bitta:.3g} s, {n_faster} of {len(others)} others faster", holds
 
 
-def _needs_most(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
-    savers = {name: others[name] for name in ("+MECTA", "+GA") if name in others}
-    told = ", ".join(
-        f"{name} {value:,.0f} MB" for name, value in {"BiTTA": bitta, **savers}.items()
+def _order_of_memory(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
+    variants = {name: others[name] for name in ("+MECTA", "+GA") if name in others}
+    summary = ", ".join(
+        f"{name} {value:,.0f} MB" for name, value in {"BiTTA": bitta, **variants}.items()
     )
-    falling = list(savers.values()) == sorted(savers.values(), reverse=True)
-    return told, bitta > max(others.values()) and falling
+    is_falling = list(variants.values()) == sorted(variants.values(), reverse=True)
+    return summary, bitta > max(others.values()) and is_falling
 
 
-_BEST: tuple[str, Order] = ("BiTTA is above all other rows.", _leads)
-_ORDERS: Mapping[str, tuple[str, Order]] = {
+_BITTA_IS_BEST: tuple[str, OrderCheck] = ("BiTTA is above all other rows.", _order_bitta_best)
+_ORDERS: Mapping[str, tuple[str, OrderCheck]] = {
     "tab:wall_clock_time": (
         "BiTTA takes longer than the simple methods and less time than CoTTA* and SimATTA*.",
-        _is_between,
+        _order_of_times,
     ),
     "tab:gpu_memory": (
         "BiTTA needs the most memory; MECTA saves some of it, gradient accumulation more.",
-        _needs_most,
+        _order_of_memory,
     ),
     "tab:app_epoch": (
-        f"One or two steps a batch do as well as three (ours: within {NEAR:g} point).",
-        _is_near,
+        f"One or two steps a batch do as well as three (ours: within {SIMILAR:g} point).",
+        _order_similar,
     ),
-    "tab:app_augment": ("MC-dropout is above the other estimates of the policy.", _leads),
+    "tab:app_augment": (
+        "MC-dropout is above the other estimates of the policy.",
+        _order_bitta_best,
+    ),
     "tab:app_original_pacs": (
         "BiTTA is above all methods without answers; SimATTA with labels is a claim apart.",
-        _leads,
+        _order_bitta_best,
     ),
 }
+"""The claim and its check, for tables that are not about the best accuracy of all rows."""
 _SUBJECTS: Mapping[str, str] = {
     "tab:tinyimagenetc/cifar10-c": "CIFAR-10-C",
     "tab:tinyimagenetc/cifar100-c": "CIFAR-100-C",
@@ -206,18 +221,20 @@ _SUBJECTS: Mapping[str, str] = {
 }
 
 
-def _all_others(table: PaperTable) -> list[str]:
-    """All rows but BiTTA's."""
+def _rows_except_bitta(table: PaperTable) -> list[str]:
     bitta = table.row("bitta", "verdict")
     return [row.name for row in table.rows if row is not bitta]
 
 
-def _others(table: PaperTable) -> list[str]:
-    """Those it is said to be above; in Table 13 the paper has SimATTA with labels above it."""
+def _rivals(table: PaperTable) -> list[str]:
+    """Return the rows that BiTTA is claimed to be above.
+
+    In Table 13 of the paper SimATTA with full labels is above BiTTA.
+    """
     with_labels = [row.name for row in table.rows if row.label == "F"]
     exempt = with_labels if table.id == "tab:app_original_pacs" else []
-    return [name for name in _all_others(table) if name not in exempt]
+    return [name for name in _rows_except_bitta(table) if name not in exempt]
 
 
-def _headed(of: Measured, column: str, words: str) -> str:
-    return f"{column}: {words}" if len(of.columns) > 1 else words
+def _with_column(comparison: TableComparison, column: str, summary: str) -> str:
+    return f"{column}: {summary}" if len(comparison.columns) > 1 else summary

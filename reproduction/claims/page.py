@@ -1,120 +1,133 @@
-"""docs/explanation/reproducing-the-paper.md: what the paper claims, ours beside it."""
+"""The page that lists the paper's claims, and our numbers beside the paper's."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from bitta.report.accuracy import spread_text
 from bitta.report.cells import NOTHING, Cell, Table, as_markdown, number
 from bitta.report.collapse import fallen
 from bitta.report.reference_numbers import PaperRow
 from bitta.report.row import Row
-from reproduction.claims.averages import Average, Stream, streams
-from reproduction.claims.claim import Outcome, Verdict, judged, seeds_of
-from reproduction.claims.claim_list import statements
-from reproduction.claims.orders import domains_led
-from reproduction.claims.results import STAND_INS, Results
-from reproduction.claims.tables import Measured, measured, paper_table, paper_tables
+from reproduction.claims.averages import Leads, StreamLeads, leads_by_stream, mean_leads
+from reproduction.claims.claim import ClaimStatus, Outcome, evaluate_claim, seeds_text
+from reproduction.claims.claim_list import claims_by_heading
+from reproduction.claims.orders import count_best_domains
+from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
+from reproduction.claims.tables import TableComparison, compare_table, paper_table, paper_tables
+from reproduction.paths import RESULTS, relative
 
-SHORT = " †"
-"""Behind what was measured on streams that are shorter than the paper's."""
+SHORTER_MARK = " †"
+"""Mark of a number that was measured on streams shorter than the paper's."""
 
 
-def reproduction_page(results: Results, reasons: Mapping[str, str], heading: str) -> str:
-    """The page below a text that says what it is."""
+def reproduction_page(results: ResultFolders, reasons: Mapping[str, str], heading: str) -> str:
+    """Return the page in Markdown. `heading` comes first, `reasons` are those of failures."""
     outcomes = {
-        title: [judged(statement, results, reasons) for statement in group]
-        for title, group in statements().items()
+        title: [evaluate_claim(claim, results, reasons) for claim in claims]
+        for title, claims in claims_by_heading().items()
     }
     every = [outcome for group in outcomes.values() for outcome in group]
-    parts = [heading.strip(), _run(results), "## Claims", _counted(every)]
+    parts = [heading.strip(), _results_section(results), "## Claims", _status_counts(every)]
     for title, group in outcomes.items():
-        shown = [outcome for outcome in group if outcome.verdict is not Verdict.NOTHING]
-        parts += [f"### {title}", _claims(shown, results)]
-    parts += ["### Nothing to measure", _nothing(every)]
-    parts += ["## Two averages", _AVERAGES, _averages(streams(results))]
-    found = [measured(paper_table(table_id), results) for table_id in paper_tables()]
-    there = [of for of in found if of.fair or of.handicapped]
-    missing = ", ".join(of.table.place for of in found if of not in there)
+        shown = [o for o in group if o.status is not ClaimStatus.NOT_MEASURABLE]
+        parts += [f"### {title}", _claims_table(shown, results)]
+    parts += ["### Nothing to measure", _not_measurable_list(every)]
+    parts += ["## Two averages", _AVERAGES, _averages_section(leads_by_stream(results))]
+    comparisons = [compare_table(paper_table(table_id), results) for table_id in paper_tables()]
+    with_rows = [c for c in comparisons if c.fair or c.handicapped]
+    missing = ", ".join(c.table.title for c in comparisons if c not in with_rows)
     parts += ["## Tables", _TABLES + (f" Not run: {missing}." if missing else "")]
-    by_id = {outcome.statement.id: outcome for outcome in every}
-    for of in there:
-        parts += _table(of, by_id[of.table.id], by_id.get(f"{of.table.id}/handicaps"))
+    by_id = {outcome.claim.id: outcome for outcome in every}
+    for comparison in with_rows:
+        table_id = comparison.table.id
+        found = (by_id[table_id], by_id.get(f"{table_id}/handicaps"))
+        parts += _table_section(comparison, [outcome for outcome in found if outcome])
     return "\n\n".join(parts) + "\n"
 
 
-def _run(results: Results) -> str:
-    """What lies under results/, folder by folder."""
+# Results.
+
+
+def _results_section(results: ResultFolders) -> str:
+    """List the results, one line per folder, protocol and source model."""
     rows = []
     for folder, names in results.expected.items():
         for section in results.own_sections(folder):
-            done = len(results.names(folder) & set(names))
-            runs = sum(len(row.runs) for row in section.rows)
-            shown = (
-                f"`results/{folder}`", f"{done} of {len(names)}", str(runs), section.title,
-                seeds_of(section.rows), f"`{section.model}`",
+            n_done = len(results.run_names(folder) & set(names))
+            n_runs = sum(len(row.runs) for row in section.rows)
+            cells = (
+                _folder(folder), f"{n_done} of {len(names)}", str(n_runs), section.title,
+                seeds_text(section.rows), f"`{section.model}`",
                 ", ".join(section.environment("device")), str(len(section.environment("code"))),
             )  # fmt: skip
-            rows.append([Cell(text) for text in shown])
+            rows.append([Cell(text) for text in cells])
     header = (
         "folder", "runs", "of this stream", "stream", "seeds", "model", "device",
         "versions of the code",
     )  # fmt: skip
-    missing = [folder for folder in results.expected if not results.has(folder)]
-    text = as_markdown(Table(header, rows, len(header))) if rows else "Nothing was run."
-    if missing:
+    table = as_markdown(Table(header, rows, len(header))) if rows else "Nothing was run."
+    return f"## What was run\n\n{table}{_results_notes(results)}"
+
+
+def _results_notes(results: ResultFolders) -> str:
+    """Say which folders have no results, borrowed rows, or results of several code versions."""
+    text = ""
+    if missing := [folder for folder in results.expected if not results.has_results(folder)]:
         text += f"\n\nNot run: {', '.join(f'`{folder}`' for folder in missing)}."
-    for other in dict.fromkeys(STAND_INS.values()):
-        used = [f"`{folder}`" for folder in STAND_INS if STAND_INS[folder] == other]
-        if results.has(other):
+    for substitute in dict.fromkeys(SUBSTITUTE_FOLDERS.values()):
+        users = [f"`{f}`" for f in SUBSTITUTE_FOLDERS if SUBSTITUTE_FOLDERS[f] == substitute]
+        if results.has_results(substitute):
             text += (
-                f" Rows that {_listed(used)} do not have, or not yet, are those of "
-                f"`results/{other}`, of its versions of the code and with one seed."
+                f" Rows that {_joined(users)} do not have, or not yet, are those of "
+                f"{_folder(substitute)}, of its versions of the code and with one seed."
             )
     several = [
-        f"`results/{folder}`"
+        _folder(folder)
         for folder in results.expected
         if any(len(section.environment("code")) > 1 for section in results.own_sections(folder))
     ]
     if several:
         text += (
-            f"\n\nRows of different versions of the code stand side by side in {_listed(several)}; "
+            f"\n\nRows of different versions of the code stand side by side in {_joined(several)}; "
             "`code` in each file says which it is of."
         )
-    return f"## What was run\n\n{text}"
+    return text
 
 
-def _counted(outcomes: Sequence[Outcome]) -> str:
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    told = [f"{verdict} {counts[verdict]}" for verdict in Verdict]
-    return f"{len(outcomes)} statements: {', '.join(told)}."
+# Claims.
 
 
-def _claims(outcomes: Sequence[Outcome], results: Results) -> str:
+def _status_counts(outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(outcome.status for outcome in outcomes)
+    listed = ", ".join(f"{status} {counts[status]}" for status in ClaimStatus)
+    return f"{len(outcomes)} statements: {listed}."
+
+
+def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
     rows = []
     for outcome in outcomes:
-        statement = outcome.statement
-        part = statement.part or "*"
-        short = any(results.is_shorter(folder, part) for folder in statement.experiments)
-        ours = outcome.ours + (SHORT if short else "") if outcome.ours else NOTHING
-        paper = statement.paper or NOTHING
-        cells = statement.gist, statement.place, paper, ours, outcome.verdict, outcome.why
+        claim = outcome.claim
+        runs = claim.runs or "*"
+        is_shorter = any(results.has_shorter_streams(f, runs) for f in claim.experiments)
+        mark = SHORTER_MARK if is_shorter else ""
+        ours = outcome.summary + mark if outcome.summary else NOTHING
+        paper = claim.paper or NOTHING
+        cells = claim.text, claim.location, paper, ours, outcome.status, outcome.reason
         rows.append([Cell(text) for text in cells])
     header = ("claim", "place", "paper", "ours", "holds?", "why")
     return as_markdown(Table(header, rows, len(header)))
 
 
-def _nothing(outcomes: Sequence[Outcome]) -> str:
-    return "\n".join(
-        f"* {outcome.statement.gist} {_said(outcome.statement.paper)}{outcome.why}"
-        for outcome in outcomes
-        if outcome.verdict is Verdict.NOTHING
-    )
+def _not_measurable_list(outcomes: Sequence[Outcome]) -> str:
+    lines = []
+    for outcome in outcomes:
+        if outcome.status is ClaimStatus.NOT_MEASURABLE:
+            paper = f"Paper: {outcome.claim.paper}. " if outcome.claim.paper else ""
+            lines.append(f"* {outcome.claim.text} {paper}{outcome.reason}")
+    return "\n".join(lines)
 
 
-def _said(paper: str) -> str:
-    return f"Paper: {paper}. " if paper else ""
-
+# The two averages.
 
 _AVERAGES = """\
 The paper does not say what 13.3 and 1.14 points are the average of. Here: BiTTA above the best row
@@ -124,137 +137,160 @@ handicaps of the published code, which not every row is the worse for. Rows with
 handicaps: what answers add "with the handicaps" is answers and handicaps together. The paper has
 methods lose 1.14 points without answers; by its tables they gain about as much without them on the
 three corrupted sets, and lose on average over all five."""
-_NO_AVERAGE = [Cell(NOTHING)] * 3
+_NO_LEADS = [Cell(NOTHING)] * 3
+
+
+def _averages_section(streams: Sequence[StreamLeads]) -> str:
+    table = as_markdown(_averages_table(streams))
+    collapses = [note for stream in streams for note in _collapse_notes(stream)]
+    if collapses:
+        table += f"\n\nRows that collapsed are in these means. {' '.join(collapses)}"
+    return table + _raised_note(streams) + _variants_note(streams)
+
+
+def _averages_table(streams: Sequence[StreamLeads]) -> Table:
+    header = [
+        "stream",
+        *(
+            f"{kind}, {column}"
+            for kind in ("paper", "fair", "handicaps")
+            for column in ("over best", "over mean", "answers")
+        ),
+    ]
+    triples = [(stream.paper, stream.fair, stream.handicapped) for stream in streams]
+    rows = [
+        [Cell(stream.name), *(cell for leads in triple for cell in _lead_cells(leads))]
+        for stream, triple in zip(streams, triples, strict=True)
+    ]
+    paper_mean = mean_leads([paper for paper, _, _ in triples])
+    rows.append([Cell("mean"), *_lead_cells(paper_mean), *_NO_LEADS * 2])
+    kinds_run = [kind for kind in (1, 2) if any(triple[kind] for triple in triples)]
+    run = [triple for triple in triples if all(triple[kind] for kind in kinds_run)]
+    if kinds_run and run:
+        cells = [Cell("mean of the streams run")]
+        for leads_of_kind in zip(*run, strict=True):
+            known = [leads for leads in leads_of_kind if leads is not None]
+            cells += _lead_cells(mean_leads(known) if known else None)
+        rows.append(cells)
+    return Table(header, rows, 1)
+
+
+def _lead_cells(leads: Leads | None) -> list[Cell]:
+    if leads is None:
+        return _NO_LEADS
+    return [
+        Cell(number(value, "+.1f")) for value in (leads.over_best, leads.over_mean, leads.mean_gain)
+    ]
+
+
+def _collapse_notes(stream: StreamLeads) -> list[str]:
+    """Give the lead over the baselines that did not collapse, for each kind of run."""
+    kinds = {"fair": stream.fair, "with handicaps": stream.handicapped}
+    return [
+        f"{stream.name}, {kind}: {number(leads.over_mean_of_stable, '+.1f')} over the mean without "
+        f"{_joined(leads.collapsed)}.".replace("*", "\\*")
+        for kind, leads in kinds.items()
+        if leads is not None and leads.collapsed
+    ]
+
+
+def _raised_note(streams: Sequence[StreamLeads]) -> str:
+    """List the baselines that are more accurate with the handicaps."""
+    notes = []
+    for stream in streams:
+        raised = stream.raised_by_handicaps
+        if stream.n_run_both_ways:
+            names = f" ({_joined(raised)})".replace("*", "\\*") if raised else ""
+            notes.append(f"{stream.name} {len(raised)} of {stream.n_run_both_ways}{names}")
+    return f"\n\nRows that are higher with the handicaps: {'; '.join(notes)}." if notes else ""
+
+
+def _variants_note(streams: Sequence[StreamLeads]) -> str:
+    """Give BiTTA's lead over the baselines with their best settings."""
+    notes = []
+    for stream in streams:
+        rows = [
+            f"{name} {row.domain_mean.mean:.2f} (`{row.name}`)"
+            for name, row in stream.better_variants.items()
+        ]
+        if rows:
+            notes.append(f"{stream.name} {', '.join(rows)}")
+    leads = [stream.over_better_variants for stream in streams if stream.over_better_variants]
+    if not notes or not leads:
+        return ""
+    mean = mean_leads(leads)
+    return (
+        "\n\nRows with other settings that are better than the fair ones, chosen by this very "
+        f"accuracy: {'; '.join(notes)}. With these in their place BiTTA's lead is "
+        f"{mean.over_best:+.1f} over the best and {mean.over_mean:+.1f} over the mean."
+    ).replace("*", "\\*")
+
+
+# Tables of the paper.
+
 _TABLES = """\
 Means over the stream, each domain counting once; ± over seeds. A difference is ours minus the
 paper's, and there is none where our streams are shorter."""
 
 
-def _averages(found: Sequence[Stream]) -> str:
-    ways = ("paper", "fair", "handicaps")
-    header = [
-        "stream",
-        *(f"{way}, {what}" for way in ways for what in ("over best", "over mean", "answers")),
-    ]
-    lines = [(stream.name, (stream.paper, stream.fair, stream.handicapped)) for stream in found]
-    rows = [[Cell(name), *(cell for one in of for cell in _average(one))] for name, of in lines]
-    ours = [way for way in (1, 2) if any(of[way] for _, of in lines)]
-    run = [of for _, of in lines if ours and all(of[way] for way in ours)]
-    means = [[Cell("mean"), *_average(_mean([of[0] for _, of in lines])), *_NO_AVERAGE * 2]]
-    if run:
-        last = [Cell("mean of the streams run")]
-        for way in range(len(ways)):
-            there = [average for of in run if (average := of[way]) is not None]
-            last += _average(_mean(there) if there else None)
-        means.append(last)
-    fell = [note for stream in found for note in _fell(stream)]
-    notes = f"\n\nRows that collapsed are in these means. {' '.join(fell)}" if fell else ""
-    table = as_markdown(Table(header, [*rows, *means], 1))
-    return table + notes + _higher(found) + _at_best(found)
-
-
-def _higher(found: Sequence[Stream]) -> str:
-    """Which rows the handicaps do no harm."""
-    told = [
-        f"{stream.name} {len(stream.raised)} of {stream.n_both}"
-        + (f" ({_listed(stream.raised)})".replace("*", "\\*") if stream.raised else "")
-        for stream in found
-        if stream.n_both
-    ]
-    return f"\n\nRows that are higher with the handicaps: {'; '.join(told)}." if told else ""
-
-
-def _at_best(found: Sequence[Stream]) -> str:
-    """What is left of the lead where rivals have their best settings."""
-    told = [
-        f"{stream.name} " + ", ".join(f"{star} {row.domain_mean.mean:.2f} (`{row.name}`)"
-                                      for star, row in stream.better.items())
-        for stream in found if stream.better
-    ]  # fmt: skip
-    leads = [stream.at_best for stream in found if stream.at_best]
-    if not told or not leads:
-        return ""
-    mean = _mean(leads)
-    return (
-        "\n\nRows with other settings that are better than the fair ones, chosen by this very "
-        f"accuracy: {'; '.join(told)}. With these in their place BiTTA's lead is "
-        f"{mean.over_best:+.1f} over the best and {mean.over_mean:+.1f} over the mean."
-    ).replace("*", "\\*")
-
-
-def _fell(stream: Stream) -> list[str]:
-    """What is left of a lead without the rows that collapsed."""
-    ways = {"fair": stream.fair, "with handicaps": stream.handicapped}
-    return [
-        f"{stream.name}, {way}: {number(average.over_standing, '+.1f')} over the mean without "
-        f"{_listed(average.fell)}.".replace("*", "\\*")
-        for way, average in ways.items()
-        if average is not None and average.fell
-    ]
-
-
-def _mean(averages: Sequence[Average]) -> Average:
-    known = [one.gains for one in averages if one.gains]
-    return Average(
-        fmean(one.over_best for one in averages),
-        fmean(one.over_mean for one in averages),
-        {method: fmean(gains[method] for gains in known) for method in (known[0] if known else ())},
-    )
-
-
-def _average(average: Average | None) -> list[Cell]:
-    if average is None:
-        return _NO_AVERAGE
-    values = average.over_best, average.over_mean, average.from_answers
-    return [Cell(number(value, "+.1f")) for value in values]
-
-
-def _table(of: Measured, outcome: Outcome, handicaps: Outcome | None) -> list[str]:
-    """Heading, what it holds, our rows beside the paper's, and the order."""
-    parts = [f"### {of.table.place}", of.table.caption, _rows(of)]
-    parts += [_order(one, of.shorter) for one in (outcome, handicaps) if one is not None]
-    if led := domains_led(of):
-        there, here = led
-        n = len(of.domains)
-        parts.append(f"BiTTA is best in {here} of {n} domains here, in {there} in the paper.")
+def _table_section(comparison: TableComparison, outcomes: Sequence[Outcome]) -> list[str]:
+    """Return heading, caption, our rows beside the paper's, and the claims about the order."""
+    parts = [f"### {comparison.table.title}", comparison.table.caption, _rows_table(comparison)]
+    parts += [_order_text(outcome, comparison) for outcome in outcomes]
+    if counts := count_best_domains(comparison):
+        in_paper, here = counts
+        n = len(comparison.domains)
+        parts.append(f"BiTTA is best in {here} of {n} domains here, in {in_paper} in the paper.")
     return parts
 
 
-def _rows(of: Measured) -> str:
-    several, handicaps = len(of.columns) > 1, bool(of.handicapped)
-    header = ["row", *(["stream"] if several else []), "paper", "ours", "difference"]
-    header += ["with handicaps", "difference"] if handicaps else []
+def _rows_table(comparison: TableComparison) -> str:
+    has_columns, has_handicaps = len(comparison.columns) > 1, bool(comparison.handicapped)
+    header = ["row", *(["stream"] if has_columns else []), "paper", "ours", "difference"]
+    header += ["with handicaps", "difference"] if has_handicaps else []
     rows = []
-    for column in of.shown:
-        if of.ours(column) or of.ours(column, handicaps=True):
-            rows += [_row(of, printed, column, handicaps) for printed in of.table.rows]
-    return as_markdown(Table(header, rows, 2 if several else 1))
+    for column in comparison.shown_columns:
+        if comparison.our_rows(column) or comparison.our_rows(column, with_handicaps=True):
+            rows += [_row_cells(comparison, row, column) for row in comparison.table.rows]
+    return as_markdown(Table(header, rows, 2 if has_columns else 1))
 
 
-def _row(of: Measured, printed: PaperRow, column: str, handicaps: bool) -> list[Cell]:
-    told = of.printed(printed, column)
-    cells = [Cell(printed.name), *([Cell(column)] if len(of.columns) > 1 else [])]
-    cells.append(Cell(number(told, f".{of.table.decimals}f")))
-    for handicapped in (False, True) if handicaps else (False,):
-        cells += _ours(of, of.found(printed, column, handicaps=handicapped), column, told)
+def _row_cells(comparison: TableComparison, paper_row: PaperRow, column: str) -> list[Cell]:
+    paper = comparison.paper_value(paper_row, column)
+    cells = [Cell(paper_row.name)]
+    if len(comparison.columns) > 1:
+        cells.append(Cell(column))
+    cells.append(Cell(number(paper, f".{comparison.table.decimals}f")))
+    for with_handicaps in (False, True) if comparison.handicapped else (False,):
+        row = comparison.our_row(paper_row, column, with_handicaps=with_handicaps)
+        cells += _our_cells(comparison, row, column, paper)
     return cells
 
 
-def _ours(of: Measured, row: Row | None, column: str, told: float | None) -> list[Cell]:
+def _our_cells(
+    comparison: TableComparison, row: Row | None, column: str, paper: float | None
+) -> list[Cell]:
+    """Return our number and its difference from the paper's."""
     if row is None:
         return [Cell(NOTHING)] * 2
-    spread = of.spread(row, column)
-    form = ".3f" if of.table.unit == "s" else f".{of.table.decimals}f"
-    apart = None if told is None or of.shorter else spread.mean - told
-    fell = f", {fallen(row)}" if row.collapsed and of.table.unit == "%" else ""
-    return [Cell(spread_text(spread, form) + fell), Cell(number(apart, f"+z{form}"))]
+    ours, unit = comparison.our_value(row, column), comparison.table.unit
+    form = ".3f" if unit == "s" else f".{comparison.table.decimals}f"
+    is_comparable = paper is not None and not comparison.has_shorter_streams
+    difference = ours.mean - paper if paper is not None and is_comparable else None
+    collapse = f", {fallen(row)}" if row.collapsed and unit == "%" else ""
+    return [Cell(spread_text(ours, form) + collapse), Cell(number(difference, f"+z{form}"))]
 
 
-def _order(outcome: Outcome, shorter: bool) -> str:
-    gist, ours = (text.replace("*", "\\*") for text in (outcome.statement.gist, outcome.ours))
-    told = f": {ours}{SHORT if shorter else ''}" if ours else ""
-    return f"{gist} **{outcome.verdict.capitalize()}**{told}. {outcome.why}".strip()
+def _order_text(outcome: Outcome, comparison: TableComparison) -> str:
+    text, ours = (t.replace("*", "\\*") for t in (outcome.claim.text, outcome.summary))
+    mark = SHORTER_MARK if comparison.has_shorter_streams else ""
+    summary = f": {ours}{mark}" if ours else ""
+    return f"{text} **{outcome.status.capitalize()}**{summary}. {outcome.reason}".strip()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _folder(name: str) -> str:
+    return f"`{relative(RESULTS)}/{name}`"
+
+
+def _joined(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,4 +1,4 @@
-"""Tables of the paper, row by row beside ours."""
+"""The paper's tables, and our rows for each of their rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,87 +17,17 @@ from bitta.report.reference_numbers import (
 )
 from bitta.report.row import POINTS, Row, Spread
 from bitta.report.rows import Section
-from reproduction.claims.results import STAND_INS, Results
+from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
 from reproduction.paths import PAPER_TABLES
 
-_MEANS = ("mean", "mixed-100")
-_KINDS: Mapping[str, tuple[str, ...]] = {
+_MEAN_COLUMNS = ("mean", "mixed-100")
+_DATASETS_OF_COST: Mapping[str, tuple[str, ...]] = {
     unit: tuple(dict.fromkeys((kind, "cifar10-c"))) for unit, kind in DATASET_OF_COST.items()
 }
-"""Sets on which time and memory are measured; the paper's is the first."""
+"""Datasets on which we measure time and memory, by unit. The paper's dataset comes first."""
 
-Slot = tuple[str, str]
-"""Name of a row, as it is printed, and column."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A table of the paper and what we have of it."""
-
-    table: PaperTable
-    fair: Mapping[Slot, Row] = field(default_factory=dict)
-    handicapped: Mapping[Slot, Row] = field(default_factory=dict)
-    """As the published code runs them."""
-    shorter: bool = False
-    """Whether our streams are shorter than the paper's."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Means over a stream, each of which has an order of its own."""
-        if self.table.unit != "%":
-            return _KINDS[self.table.unit]
-        means = tuple(column for column in self.table.columns if column in _MEANS)
-        return means or self.table.columns
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """These, and the points along a mixed stream, which is judged at its end."""
-        if self.table.unit != "%":
-            return self.columns
-        wanted = {*self.columns, *(name for name in self.table.columns if name in POINTS)}
-        return tuple(column for column in self.table.columns if column in wanted)
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """Of the stream that the first mean is over; none where it has no columns for them."""
-        columns = self.table.columns
-        return columns[: columns.index("mean")] if "mean" in columns else ()
-
-    @property
-    def bitta(self) -> str:
-        """What BiTTA's row is called, as it is usually run."""
-        return self.table.row("bitta", "verdict").name
-
-    def printed(self, row: PaperRow, column: str) -> float | None:
-        """The paper's number, where it has that column."""
-        if self.table.unit != "%":
-            return row.values[0] if column == self.columns[0] else None
-        return row.values[self.table.columns.index(column)]
-
-    def spread(self, row: Row, column: str = "") -> Spread:
-        """Our number, in the table's unit; each domain counts once, as in the paper."""
-        if column in POINTS:
-            return row.after(POINTS[column])
-        if self.table.unit == "s":
-            return Spread.of([run.median_seconds for run in row.runs.values()])
-        if self.table.unit == "MB":
-            return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
-        return row.domain_mean
-
-    def found(self, printed: PaperRow, column: str, *, handicaps: bool = False) -> Row | None:
-        """Our row for one of the paper's; a mixed stream has one for all its points."""
-        slot = printed.name, "mixed-100" if column in POINTS else column
-        return (self.handicapped if handicaps else self.fair).get(slot)
-
-    def ours(self, column: str, *, handicaps: bool = False) -> dict[str, Row]:
-        """Rows of a column, as far as they were run; without answers there are no handicaps."""
-        found = {}
-        for printed in self.table.rows:
-            handicapped = handicaps and printed.feedback != "none"
-            row = self.found(printed, column, handicaps=handicapped)
-            if row is not None:
-                found[printed.name] = row
-        return found
+CellKey = tuple[str, str]
+"""The printed name of a row, and a column."""
 
 
 @cache
@@ -117,53 +47,132 @@ def paper_table(table_id: str) -> PaperTable:
     return paper_tables()[table_id]
 
 
-def measured(table: PaperTable, results: Results) -> Measured:
-    """Find our rows; where several fit, the one with the fewest unusual settings."""
-    fair: dict[Slot, list[Row]] = {}
-    handicapped: dict[Slot, list[Row]] = {}
-    shorter = False
+@dataclass(frozen=True)
+class TableComparison:
+    """A table of the paper and our rows for it."""
+
+    table: PaperTable
+    fair: Mapping[CellKey, Row] = field(default_factory=dict)
+    """Rows whose methods have BiTTA's budget, memories and selection."""
+    handicapped: Mapping[CellKey, Row] = field(default_factory=dict)
+    """Rows with the handicaps of the published code (preset "reference")."""
+    has_shorter_streams: bool = False
+    """True if our streams are shorter than the paper's."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns with a mean over a stream. Methods are ordered in each of them."""
+        if self.table.unit != "%":
+            return _DATASETS_OF_COST[self.table.unit]
+        means = tuple(column for column in self.table.columns if column in _MEAN_COLUMNS)
+        return means or self.table.columns
+
+    @property
+    def shown_columns(self) -> tuple[str, ...]:
+        """The columns above, and the points along a mixed stream."""
+        if self.table.unit != "%":
+            return self.columns
+        wanted = {*self.columns, *(name for name in self.table.columns if name in POINTS)}
+        return tuple(column for column in self.table.columns if column in wanted)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The columns of single domains; empty if the table has none."""
+        columns = self.table.columns
+        return columns[: columns.index("mean")] if "mean" in columns else ()
+
+    @property
+    def bitta(self) -> str:
+        """The printed name of BiTTA's usual row."""
+        return self.table.row("bitta", "verdict").name
+
+    def paper_value(self, row: PaperRow, column: str) -> float | None:
+        """Return the paper's number, or None if it has no such column."""
+        if self.table.unit != "%":
+            return row.values[0] if column == self.columns[0] else None
+        return row.values[self.table.columns.index(column)]
+
+    def our_value(self, row: Row, column: str = "") -> Spread:
+        """Return our number in the table's unit. Each domain counts once, as in the paper."""
+        if column in POINTS:
+            return row.after(POINTS[column])
+        if self.table.unit == "s":
+            return Spread.of([run.median_seconds for run in row.runs.values()])
+        if self.table.unit == "MB":
+            return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
+        return row.domain_mean
+
+    def our_row(
+        self, paper_row: PaperRow, column: str, *, with_handicaps: bool = False
+    ) -> Row | None:
+        """Return our row for one of the paper's. A mixed stream has one row for all points."""
+        key = paper_row.name, "mixed-100" if column in POINTS else column
+        return (self.handicapped if with_handicaps else self.fair).get(key)
+
+    def our_rows(self, column: str, *, with_handicaps: bool = False) -> dict[str, Row]:
+        """Return our rows of a column by printed name, as far as they were run.
+
+        Methods without answers have no handicaps. They keep their fair rows.
+        """
+        found = {}
+        for paper_row in self.table.rows:
+            is_handicapped = with_handicaps and paper_row.feedback != "none"
+            row = self.our_row(paper_row, column, with_handicaps=is_handicapped)
+            if row is not None:
+                found[paper_row.name] = row
+        return found
+
+
+def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
+    """Find our rows. If several fit, take the one with the fewest settings off their defaults."""
+    fair: dict[CellKey, list[Row]] = {}
+    handicapped: dict[CellKey, list[Row]] = {}
+    has_shorter_streams = False
     for section in _sections(table, results):
         if table.unit == "MB" and not section.has_memory:
             continue
-        # Time and memory have one column, which is then that of the set.
+        # Tables of time and memory have one column. It stands for the dataset of the section.
         kind = section.rows[0].settings["stream"]["kind"]
-        asked = table if table.unit == "%" else replace(table, columns=(kind,))
-        found = match_rows(section, [asked])
+        wanted = table if table.unit == "%" else replace(table, columns=(kind,))
+        matches = match_rows(section, [wanted])
         for row in section.rows:
-            if row.name in found:
-                slot = found[row.name].row.name, found[row.name].column
-                slots = handicapped if "reference" in row.apart else fair
-                slots.setdefault(slot, []).append(row)
-                shorter |= is_shorter(section)
-    usual = _usual(fair)
+            if row.name in matches:
+                key = matches[row.name].row.name, matches[row.name].column
+                rows = handicapped if "reference" in row.apart else fair
+                rows.setdefault(key, []).append(row)
+                has_shorter_streams |= is_shorter(section)
+    usual = _most_usual(fair)
     sources = {column: row for (_, column), row in usual.items() if row.method == "source"}
-    marked = partial(_marked, sources=sources, results=results)
-    return Measured(table, marked(usual), marked(_usual(handicapped)), shorter)
+    marked = partial(_with_collapse_marks, sources=sources, results=results)
+    return TableComparison(
+        table, marked(usual), marked(_most_usual(handicapped)), has_shorter_streams
+    )
 
 
-def _sections(table: PaperTable, results: Results) -> Iterator[Section]:
-    """Own folders first, then those that stand in."""
+def _sections(table: PaperTable, results: ResultFolders) -> Iterator[Section]:
+    """Yield the sections of the table's own folders, then those of their substitutes."""
     for folder in table.experiments:
         yield from results.own_sections(folder)
-    for other in dict.fromkeys(STAND_INS[f] for f in table.experiments if f in STAND_INS):
-        yield from results.own_sections(other)
+    substitutes = [SUBSTITUTE_FOLDERS[f] for f in table.experiments if f in SUBSTITUTE_FOLDERS]
+    for folder in dict.fromkeys(substitutes):
+        yield from results.own_sections(folder)
 
 
-def _usual(slots: Mapping[Slot, list[Row]]) -> dict[Slot, Row]:
-    return {slot: min(rows, key=_n_unusual) for slot, rows in slots.items()}
+def _most_usual(candidates: Mapping[CellKey, list[Row]]) -> dict[CellKey, Row]:
+    return {key: min(rows, key=_n_unusual_settings) for key, rows in candidates.items()}
 
 
-def _marked(
-    slots: Mapping[Slot, Row], sources: Mapping[str, Row], results: Results
-) -> dict[Slot, Row]:
-    """Collapsed or not beside the source model of the same column, in whatever folder it lies."""
+def _n_unusual_settings(row: Row) -> int:
+    defaults, own = defaults_of(row.method), row.settings["method"]
+    return sum(key in own and plain(defaults[key]) != own[key] for key in defaults)
+
+
+def _with_collapse_marks(
+    rows: Mapping[CellKey, Row], sources: Mapping[str, Row], results: ResultFolders
+) -> dict[CellKey, Row]:
+    """Mark collapses by the source model of the same column, or of any folder."""
     marked = {}
-    for slot, row in slots.items():
-        source = sources.get(slot[1]) or results.source_of(row)
-        marked[slot] = replace(row, collapsed=behind(row, source)) if source else row
+    for key, row in rows.items():
+        source = sources.get(key[1]) or results.source_row(row)
+        marked[key] = replace(row, collapsed=behind(row, source)) if source else row
     return marked
-
-
-def _n_unusual(row: Row) -> int:
-    usual, own = defaults_of(row.method), row.settings["method"]
-    return sum(key in own and plain(usual[key]) != own[key] for key in usual)

@@ -61,7 +61,7 @@ def test_rows_of_the_main_table_are_found_by_the_folder(tmp_path, folder):
     assert comparison.difference(bitta) == pytest.approx(90 - 87.20)
     assert comparison.printed["bitta"].value("fog") == 90.30
     assert comparison.printed["deyo-feedback"].value("fog") is None
-    assert [table.place for table in comparison.tables] == ["Table 1a", "Table 9", "Table 12a"]
+    assert [table.title for table in comparison.tables] == ["Table 1a", "Table 9", "Table 12a"]
 
 
 def test_single_table_applies_to_results_in_any_folder(tmp_path):
@@ -87,7 +87,7 @@ def test_what_the_paper_does_not_have_has_no_number(tmp_path):
     ]
     comparison = compared(tmp_path / "main-cifar10-c", runs)
     assert set(means(comparison)) == {"usual", "labels"}
-    assert comparison.printed["labels"].table.place == "Table 12a"
+    assert comparison.printed["labels"].table.title == "Table 12a"
 
 
 def test_variants_are_known_by_their_settings(tmp_path):
@@ -143,7 +143,7 @@ def test_report_without_a_paper_has_no_numbers_and_no_notes_of_it(tmp_path):
 
 
 def test_folder_is_read_in_the_order_of_the_paper():
-    numbers = [table.place for table in PAPER.tables]
+    numbers = [table.title for table in PAPER.tables]
     assert numbers[:4] == ["Table 1a", "Table 1b", "Table 1c", "Table 2"]
     assert numbers.index("Table 9") < numbers.index("Table 10")
 

@@ -10,29 +10,27 @@ from bitta.errors import InputError
 from bitta.metrics import Reliability
 from made_results import made_run
 from reproduction.claims import claim
-from reproduction.claims.claim import NO_CAUSE, Finding, Statement, Verdict, judged
-from reproduction.claims.cost import (
-    beats_at_equal_cost,
-    most_at_equal_cost,
-    true_labels_beat_wrong_ones,
-    verdicts_beat_wrong_labels,
-)
+from reproduction.claims.claim import NO_CAUSE, Claim, ClaimStatus, Finding, evaluate_claim
 from reproduction.claims.directions import (
-    above_all,
-    above_at_each,
-    agreeing_is_right,
-    agreeing_is_steady,
-    agreement_is_best,
-    both_are_best,
-    confidence_moves,
-    dropout_is_calibrated,
-    is_far_below,
-    loses_less,
-    rises,
-    robust,
-    thresholds_are_unsteady,
+    check_above_simatta,
+    check_above_simatta_at_equal_cost,
+    check_agreeing_is_more_accurate,
+    check_agreeing_varies_less,
+    check_agreement_beats_thresholds,
+    check_answers_above_wrong_labels,
+    check_best_value,
+    check_both_parts_are_best,
+    check_confidence_changes,
+    check_dropout_calibration,
+    check_far_below,
+    check_largest_lead_at_equal_cost,
+    check_loses_less,
+    check_rising,
+    check_robust,
+    check_thresholds_vary_more,
+    check_true_labels_above_wrong,
 )
-from reproduction.claims.results import Results
+from reproduction.claims.results import ResultFolders
 
 AGREEING = {"agreement": "policy", "threshold": 0.9}
 
@@ -45,7 +43,7 @@ def made(tmp_path):
         (tmp_path / folder).mkdir(exist_ok=True)
         for run in runs:
             run.save(tmp_path / folder / f"{run.name}-seed{run.experiment['seed']}.json")
-        return Results(tmp_path)
+        return ResultFolders(tmp_path)
 
     return write
 
@@ -71,14 +69,14 @@ def set_to(key, rights):
     return [run(f"bitta-{key}-{v}", r, settings={key: v}) for v, r in rights.items()]
 
 
-def statement(holds, *, whole=True, **changed):
+def claim_with(holds, *, is_complete=True, **changed):
     """One whose check finds what it is told to."""
-    return Statement(
+    return Claim(
         id="it",
-        place="somewhere",
-        gist="It is so.",
+        location="somewhere",
+        text="It is so.",
         experiments=("beta", "skip"),
-        check=lambda results: Finding("ours", holds, whole),
+        check=lambda results: Finding("ours", holds, is_complete),
         **changed,
     )
 
@@ -89,36 +87,38 @@ def test_docstring_examples():
 
 
 def test_a_claim_that_holds_needs_no_reason(tmp_path):
-    outcome = judged(statement(True), Results(tmp_path), {"it": "because"})
-    assert (outcome.verdict, outcome.ours, outcome.why) == (Verdict.HOLDS, "ours", "")
+    outcome = evaluate_claim(claim_with(True), ResultFolders(tmp_path), {"it": "because"})
+    assert (outcome.status, outcome.summary, outcome.reason) == (ClaimStatus.HOLDS, "ours", "")
 
 
 def test_a_claim_that_fails_has_the_reason_on_file(tmp_path):
-    outcome = judged(statement(False), Results(tmp_path), {"it": "because", "other": "no"})
-    assert (outcome.verdict, outcome.why) == (Verdict.FAILS, "because")
+    outcome = evaluate_claim(
+        claim_with(False), ResultFolders(tmp_path), {"it": "because", "other": "no"}
+    )
+    assert (outcome.status, outcome.reason) == (ClaimStatus.FAILS, "because")
 
 
 def test_a_claim_that_fails_without_a_reason_says_so(tmp_path):
-    outcome = judged(statement(False, whole=False), Results(tmp_path), {})
-    assert (outcome.verdict, outcome.why) == (Verdict.FAILS, NO_CAUSE)
+    outcome = evaluate_claim(claim_with(False, is_complete=False), ResultFolders(tmp_path), {})
+    assert (outcome.status, outcome.reason) == (ClaimStatus.FAILS, NO_CAUSE)
 
 
 def test_a_claim_that_was_not_run_names_the_command(tmp_path):
-    waiting = replace(statement(True), check=lambda results: None)
-    outcome = judged(waiting, Results(tmp_path), {"it": "because"})
-    assert outcome.verdict is Verdict.NOT_RUN
-    assert outcome.why == (
+    waiting = replace(claim_with(True), check=lambda results: None)
+    outcome = evaluate_claim(waiting, ResultFolders(tmp_path), {"it": "because"})
+    assert outcome.status is ClaimStatus.NOT_RUN
+    assert outcome.reason == (
         "`bitta sweep reproduction/experiments/beta --device cuda --out results/beta`, "
         "likewise `skip`"
     )
 
 
-@pytest.mark.parametrize(("holds", "whole"), [(None, True), (True, False)])
-def test_what_was_run_in_part_names_what_is_missing(made, holds, whole):
+@pytest.mark.parametrize(("holds", "is_complete"), [(None, True), (True, False)])
+def test_what_was_run_in_part_names_what_is_missing(made, holds, is_complete):
     results = made("beta", run("bitta", 5))
-    outcome = judged(statement(holds, whole=whole), results, {})
-    assert outcome.verdict is Verdict.PARTLY
-    assert outcome.why == (
+    outcome = evaluate_claim(claim_with(holds, is_complete=is_complete), results, {})
+    assert outcome.status is ClaimStatus.PARTLY_RUN
+    assert outcome.reason == (
         "`bitta sweep reproduction/experiments/skip --device cuda --out results/skip`"
     )
 
@@ -126,46 +126,50 @@ def test_what_was_run_in_part_names_what_is_missing(made, holds, whole):
 def test_a_folder_that_lacks_a_run_is_run_in_part(made):
     results = made("beta", run("bitta", 5))
     results.expected = {"beta": ["bitta-seed0", "other-seed0"]}
-    assert judged(statement(True), results, {}).verdict is Verdict.PARTLY
-    assert judged(statement(True, part="bitta-*"), results, {}).verdict is Verdict.HOLDS
+    assert evaluate_claim(claim_with(True), results, {}).status is ClaimStatus.PARTLY_RUN
+    assert evaluate_claim(claim_with(True, runs="bitta-*"), results, {}).status is ClaimStatus.HOLDS
 
 
 def test_nothing_to_measure_says_why(tmp_path):
-    outcome = judged(
-        replace(statement(True), check=None, nothing="A setting."), Results(tmp_path), {}
+    outcome = evaluate_claim(
+        replace(claim_with(True), check=None, not_measurable="A setting."),
+        ResultFolders(tmp_path),
+        {},
     )
-    assert (outcome.verdict, outcome.why) == (Verdict.NOTHING, "A setting.")
+    assert (outcome.status, outcome.reason) == (ClaimStatus.NOT_MEASURABLE, "A setting.")
 
 
 DIRECTIONS = [
-    partial(above_all, "f", "method.selection", "mc_confidence"),
-    partial(above_at_each, "f", "feedback.flip"),
-    partial(rises, "f", "feedback.n_queries", "bitta"),
-    partial(robust, "f", "method.beta", 1.0),
-    partial(loses_less, "f", "feedback.delay"),
-    both_are_best,
-    agreement_is_best,
-    thresholds_are_unsteady,
-    partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 2.0),
-    partial(agreeing_is_right, "f"),
-    partial(agreeing_is_steady, "f"),
-    confidence_moves,
-    dropout_is_calibrated,
-    beats_at_equal_cost,
-    verdicts_beat_wrong_labels,
-    partial(most_at_equal_cost, 32),
+    partial(check_best_value, "f", "method.selection", "mc_confidence"),
+    partial(check_above_simatta, "f", "feedback.flip"),
+    partial(check_rising, "f", "feedback.n_queries", "bitta"),
+    partial(check_robust, "f", "method.beta", 1.0),
+    partial(check_loses_less, "f", "feedback.delay"),
+    check_both_parts_are_best,
+    check_agreement_beats_thresholds,
+    check_thresholds_vary_more,
+    partial(check_far_below, "f", "method.policy", "augmentation", "dropout", 2.0),
+    partial(check_agreeing_is_more_accurate, "f"),
+    partial(check_agreeing_varies_less, "f"),
+    check_confidence_changes,
+    check_dropout_calibration,
+    check_above_simatta_at_equal_cost,
+    check_answers_above_wrong_labels,
+    partial(check_largest_lead_at_equal_cost, 32),
 ]
 
 
 @pytest.mark.parametrize("check", DIRECTIONS)
 def test_no_direction_is_found_where_nothing_was_run(tmp_path, check):
-    assert check(Results(tmp_path)) is None
+    assert check(ResultFolders(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("entropy", "holds"), [(8, True), (9, False)])
 def test_the_best_of_several_is_above_each(made, entropy, holds):
     runs = set_to("selection", {"mc_confidence": 9, "random": 7, "entropy": entropy})
-    finding = above_all("selection", "method.selection", "mc_confidence", made("selection", *runs))
+    finding = check_best_value(
+        "selection", "method.selection", "mc_confidence", made("selection", *runs)
+    )
     assert finding == Finding(
         f"entropy: {10 * entropy}.00, mc_confidence: 90.00, random: 70.00 (1 seed)", holds
     )
@@ -178,7 +182,7 @@ def test_bitta_is_above_simatta_at_every_value_that_both_have(made, second, hold
         *swept("flip", {0.0: 9, 0.1: 8, 0.2: 1}),
         *swept("flip", {0.0: 7, 0.1: second}, "simatta"),
     )
-    finding = above_at_each("feedback-errors", "feedback.flip", results)
+    finding = check_above_simatta("feedback-errors", "feedback.flip", results)
     lead = 80 - 10 * second
     assert finding == Finding(f"BiTTA - SimATTA* at 0.0: +20.00, 0.1: {lead:+.2f} (1 seed)", holds)
 
@@ -194,9 +198,9 @@ def test_bitta_is_above_simatta_at_every_value_that_both_have(made, second, hold
 )
 def test_more_is_better_but_for_half_a_point(made, rights, holds):
     runs = [run(f"bitta-{k}", right, n=1000, n_queries=k) for k, right in rights.items()]
-    finding = rises("f", "feedback.n_queries", "bitta", made("f", *runs))
+    finding = check_rising("f", "feedback.n_queries", "bitta", made("f", *runs))
     assert finding.holds is holds
-    assert finding.ours.startswith("1: 50.00, 2: ")
+    assert finding.summary.startswith("1: 50.00, 2: ")
 
 
 def test_a_setting_matters_little_if_best_and_worst_are_near(made):
@@ -206,11 +210,11 @@ def test_a_setting_matters_little_if_best_and_worst_are_near(made):
     ]
     results = made("f", *runs)
     like = {"method__alpha": 1.0}
-    assert robust("f", "method.beta", 2.0, results, **like).holds
-    assert not robust("f", "method.beta", 1.9, results, **like).holds
+    assert check_robust("f", "method.beta", 2.0, results, **like).holds
+    assert not check_robust("f", "method.beta", 1.9, results, **like).holds
     told = "0.1: 80.00, 1.0: 82.00, 4.0: 81.00 (1 seed)"
-    assert robust("f", "method.beta", 1.0, results, **like, least=1.0) == Finding(told, True)
-    assert not robust("f", "method.beta", 2.0, results).holds
+    assert check_robust("f", "method.beta", 1.0, results, **like, least=1.0) == Finding(told, True)
+    assert not check_robust("f", "method.beta", 2.0, results).holds
 
 
 @pytest.mark.parametrize(("last", "holds"), [(8, True), (6, False)])
@@ -221,7 +225,7 @@ def test_bitta_loses_less_from_first_to_last(made, last, holds):
         *swept("answer_every", {1: 9, 5: last}),
         *swept("answer_every", {1: 7, 5: 5}, "simatta"),
     )
-    finding = loses_less("skip", "feedback.answer_every", results)
+    finding = check_loses_less("skip", "feedback.answer_every", results)
     assert finding == Finding(f"BiTTA {10 * last - 90:+.2f}, SimATTA* -20.00 (1 seed)", holds)
 
 
@@ -240,7 +244,7 @@ def test_both_parts_together_are_best_everywhere(made, bfa, aba, both, holds):
             ("bfa", 1.0, 0.0, bfa), ("aba", 0.0, 1.0, aba), ("both", 1.0, 1.0, both)
         )
     ]  # fmt: skip
-    assert both_are_best(made("components", *runs)).holds is holds
+    assert check_both_parts_are_best(made("components", *runs)).holds is holds
 
 
 @pytest.mark.parametrize(("fixed", "holds"), [(7, True), (8, False)])
@@ -252,9 +256,9 @@ def test_agreement_is_above_every_threshold(made, fixed, holds):
             for th, right in ((0.8, 6), (0.99, fixed))
         ),
     ]
-    finding = agreement_is_best(made("thresholds", *runs))
+    finding = check_agreement_beats_thresholds(made("thresholds", *runs))
     assert finding.holds is holds
-    assert finding.ours.startswith("agreement: 80.00, 0.8: 60.00, 0.99: ")
+    assert finding.summary.startswith("agreement: 80.00, 0.8: 60.00, 0.99: ")
 
 
 @pytest.mark.parametrize(("second", "holds"), [(8, True), (6, False)])
@@ -266,7 +270,7 @@ def test_thresholds_are_unsteady_if_their_seeds_lie_further_apart(made, second, 
         for name, settings, rights in (("a", AGREEING, (8, 7)), ("fixed", fixed, (6, second)))
         for seed, right in enumerate(rights)
     ]
-    finding = thresholds_are_unsteady(made("thresholds", *runs))
+    finding = check_thresholds_vary_more(made("thresholds", *runs))
     apart = f"{14.142 if holds else 0:.2f}"
     assert finding == Finding(f"agreement: 7.07, 0.8: {apart} (2 seeds)", holds)
 
@@ -274,7 +278,7 @@ def test_thresholds_are_unsteady_if_their_seeds_lie_further_apart(made, second, 
 @pytest.mark.parametrize(("low", "holds"), [(6, True), (7, False)])
 def test_one_setting_is_far_below_another(made, low, holds):
     runs = set_to("policy", {"augmentation": low, "dropout": 8, "softmax": 1})
-    check = partial(is_far_below, "f", "method.policy", "augmentation", "dropout", 10.0)
+    check = partial(check_far_below, "f", "method.policy", "augmentation", "dropout", 10.0)
     told = f"augmentation: {10 * low}.00, dropout: 80.00 (1 seed)"
     assert check(made("f", *runs)) == Finding(told, holds)
 
@@ -283,7 +287,7 @@ def test_one_setting_is_far_below_another(made, low, holds):
 def test_agreement_is_right_more_often_in_each_domain(made, right, holds):
     """Of 10 samples 8 agree, 6 of them right: 75 %. Of the others 1 or both: 50 or 100 %."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
-    finding = agreeing_is_right("f", made("f", run("bitta", right, step=step)))
+    finding = check_agreeing_is_more_accurate("f", made("f", run("bitta", right, step=step)))
     other, led = (50, 2) if holds else (100, 0)
     told = f"75.0 % right where they agree, {other}.0 % elsewhere; more in {led} of 2 corruptions"
     assert finding == Finding(f"{told} (1 seed)", holds)
@@ -297,7 +301,7 @@ def test_agreement_is_steady_if_its_accuracy_deviates_less_over_domains(made, se
         {"n_correct": right, "n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": agreeing}
         for right, agreeing in ((7, 6), (5 + second, 5))
     ]
-    finding = agreeing_is_steady("f", made("f", stepped(run("bitta", 7), of)))
+    finding = check_agreeing_varies_less("f", made("f", stepped(run("bitta", 7), of)))
     rest = "50.0 to 100.0 % (deviation 35.4)" if holds else "50.0 to 50.0 % (deviation 0.0)"
     told = f"agreeing 62.5 to 75.0 % (deviation 8.8) and others {rest} (1 seed)"
     assert finding == Finding(told, holds)
@@ -310,19 +314,19 @@ def test_confidence_moves_by_ten_points(made, sure, holds):
         {"confidence": served, "n_measured": 10, "policy_confidence": policy}
         for served, policy in ((8.0, 7.0), (8.5, sure))
     ]
-    finding = confidence_moves(made("confidence", stepped(run("bitta", 5), of)))
+    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), of)))
     told = f"cifar10-c: {10 * sure:.1f} to 70.0 %, in what is served 80.0 to 85.0 % (1 seed)"
     assert finding == Finding(told, holds)
 
 
 def test_a_result_without_the_policys_confidence_does_not_tell_it(made):
-    assert confidence_moves(made("confidence", run("bitta", 5))) is None
+    assert check_confidence_changes(made("confidence", run("bitta", 5))) is None
 
 
 def test_the_policys_confidence_is_told_of_the_samples_it_was_computed_on(made):
     """Five of ten samples: 4.5 are 90 % in fog; in snow it was not computed."""
     of = [{"confidence": 8.0, "n_measured": 5, "policy_confidence": 4.5}, {"confidence": 8.0}]
-    finding = confidence_moves(made("confidence", stepped(run("bitta", 5), of)))
+    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), of)))
     told = "cifar10-c: 90.0 to 90.0 %, in what is served 80.0 to 80.0 % (1 seed)"
     assert finding == Finding(told, holds=False)
 
@@ -339,8 +343,8 @@ def test_other_images_are_not_joined_over_versions(made):
 def test_a_collapsed_row_of_a_sweep_is_marked(made):
     """30 is less than half of the median, 80."""
     runs = set_to("beta", {0.1: 3, 1.0: 8, 4.0: 9})
-    finding = robust("f", "method.beta", 2.0, made("f", *runs))
-    assert finding.ours == "0.1: 30.00 ‡, 1.0: 80.00, 4.0: 90.00 (1 seed)"
+    finding = check_robust("f", "method.beta", 2.0, made("f", *runs))
+    assert finding.summary == "0.1: 30.00 ‡, 1.0: 80.00, 4.0: 90.00 (1 seed)"
 
 
 @pytest.mark.parametrize(("sure", "holds"), [(9.0, True), (6.5, False)])
@@ -350,7 +354,7 @@ def test_the_calibration_of_two_policies_by_hand(made, sure, holds):
     for policy, confidence in (("dropout", 7.0), ("softmax", sure)):
         bins = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, confidence, 6.0)))
         runs.append(run(policy, 6, settings={"policy": policy}, policy_reliability=bins))
-    finding = dropout_is_calibrated(made("calibration", *runs))
+    finding = check_dropout_calibration(made("calibration", *runs))
     softmax = sure / 10 - 0.6
     assert finding == Finding(f"dropout 0.100, softmax {softmax:.3f} (1 seed)", holds)
 
@@ -368,11 +372,16 @@ def test_a_lead_at_equal_cost_is_told_in_percent_and_points(made):
     """80 after 50 is 60 % more, 30 points."""
     results = made("equal-cost", *at_equal_cost(8, 5, 4))
     told = "cifar10-c in bits: +60.0 % (+30.0 points) (1 seed)"
-    assert most_at_equal_cost(32, results) == Finding(told, True, False)
+    assert check_largest_lead_at_equal_cost(32, results) == Finding(told, True, False)
     # Two sets are missing, which may have a larger lead.
-    assert most_at_equal_cost(61, results) == Finding(told, None, False)
-    assert beats_at_equal_cost(results) == Finding("cifar10-c +30.00 (1 seed)", True, False)
-    lowered, over_wrong = true_labels_beat_wrong_ones(results), verdicts_beat_wrong_labels(results)
+    assert check_largest_lead_at_equal_cost(61, results) == Finding(told, None, False)
+    assert check_above_simatta_at_equal_cost(results) == Finding(
+        "cifar10-c +30.00 (1 seed)", True, False
+    )
+    lowered, over_wrong = (
+        check_true_labels_above_wrong(results),
+        check_answers_above_wrong_labels(results),
+    )
     assert lowered == Finding("cifar10-c +10.00 (1 seed)", True, False)
     assert over_wrong == Finding("cifar10-c +40.00 (1 seed)", True, False)
 

@@ -10,23 +10,23 @@ from bitta.corruptions import CORRUPTIONS
 from bitta.methods import METHODS
 from bitta.metrics import Reliability
 from made_results import made_run
-from reproduction.claims.averages import STARS, from_answers, streams
-from reproduction.claims.claim import Finding, Verdict, judged
-from reproduction.claims.claim_list import statements
+from reproduction.claims.averages import BASELINES, check_gain_from_answers, leads_by_stream
+from reproduction.claims.claim import ClaimStatus, Finding, evaluate_claim
+from reproduction.claims.claim_list import claims_by_heading
 from reproduction.claims.numbers import stated_numbers
 from reproduction.claims.orders import (
-    domains_led,
-    leads_everywhere,
-    printed_order,
-    table_statements,
+    check_best_in_all_domains,
+    count_best_domains,
+    order_claims,
+    order_in_paper,
 )
 from reproduction.claims.page import reproduction_page
-from reproduction.claims.results import STAND_INS, Results
-from reproduction.claims.tables import measured, paper_table, paper_tables
+from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
+from reproduction.claims.tables import compare_table, paper_table, paper_tables
 from reproduction.paths import EXPERIMENTS, REASONS
 
 FOLDERS = sorted(path.name for path in EXPERIMENTS.iterdir() if path.is_dir())
-EVERY = [statement for group in statements().values() for statement in group]
+EVERY = [claim for group in claims_by_heading().values() for claim in group]
 MAIN = "tab:tinyimagenetc/cifar10-c"
 BINS = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, 9.0, 6.0)))
 DOMAINS = {"pacs": ("art_painting", "cartoon", "sketch"), "domainnet126": ("clipart", "painting")}
@@ -69,7 +69,7 @@ def everything(tmp_path_factory):
         for job in jobs:
             right = {"bitta": 9, "simatta": 7}.get(job.experiment.method, 8)
             job_run(job.experiment, right).save(root / folder / f"{job.label}.json")
-    return Results(root, expected)
+    return ResultFolders(root, expected)
 
 
 def cifar10(tmp_path, accuracies, folder="cifar10-c"):
@@ -81,64 +81,64 @@ def cifar10(tmp_path, accuracies, folder="cifar10-c"):
             method, method, [right] * 15, n=100, domains=tuple(CORRUPTIONS), settings=settings
         )
         run.save(tmp_path / folder / f"{method}-seed0.json")
-    return Results(tmp_path)
+    return ResultFolders(tmp_path)
 
 
 ALL = {"tent": 60, "eata": 62, "sar": 64, "cotta": 76, "rotta": 66, "sotta": 68, "simatta": 60}
 
 
 def order_of(results, table_id=MAIN):
-    [statement] = [one for one in table_statements() if one.id == table_id]
-    return judged(statement, results, {})
+    [claim] = [one for one in order_claims() if one.id == table_id]
+    return evaluate_claim(claim, results, {})
 
 
 def test_every_claim_and_table_is_looked_at_once():
-    ids = [statement.id for statement in EVERY]
+    ids = [claim.id for claim in EVERY]
     assert len(ids) == len(set(ids))
-    assert {claim.id for claim in stated_numbers()} | set(paper_tables()) <= set(ids)
+    assert {number.id for number in stated_numbers()} | set(paper_tables()) <= set(ids)
 
 
 def test_every_statement_is_checked_or_says_why_not():
-    for statement in EVERY:
-        assert (statement.check is None) == bool(statement.nothing)
-        assert (statement.check is None) == (not statement.experiments)
-        assert set(statement.experiments) <= set(FOLDERS)
+    for claim in EVERY:
+        assert (claim.check is None) == bool(claim.not_measurable)
+        assert (claim.check is None) == (not claim.experiments)
+        assert set(claim.experiments) <= set(FOLDERS)
 
 
 def test_reasons_are_kept_for_statements_that_there_are():
     reasons = tomllib.loads(REASONS.read_text())
-    assert set(reasons) <= {statement.id for statement in EVERY}
+    assert set(reasons) <= {claim.id for claim in EVERY}
 
 
 def test_every_folder_of_experiments_is_looked_at():
-    used = {folder for statement in EVERY for folder in statement.experiments}
+    used = {folder for claim in EVERY for folder in claim.experiments}
     # How settings were chosen, of which the paper says nothing.
     chosen_by = {"stream-memory", "simatta-step-size"}
-    assert set(FOLDERS) == used | set(STAND_INS.values()) | chosen_by
+    assert set(FOLDERS) == used | set(SUBSTITUTE_FOLDERS.values()) | chosen_by
 
 
 @pytest.mark.parametrize("table_id", paper_tables())
 def test_the_order_that_is_looked_for_is_that_of_the_paper(table_id):
-    told, right = printed_order(paper_table(table_id))
+    told, right = order_in_paper(paper_table(table_id))
     assert told
     assert right
 
 
 def test_once_all_is_run_nothing_waits(everything):
-    outcomes = [judged(statement, everything, {}) for statement in EVERY]
+    outcomes = [evaluate_claim(claim, everything, {}) for claim in EVERY]
     waiting = [
-        (one.statement.id, one.verdict, one.ours)
+        (one.claim.id, one.status, one.summary)
         for one in outcomes
-        if one.verdict in (Verdict.NOT_RUN, Verdict.PARTLY)
+        if one.status in (ClaimStatus.NOT_RUN, ClaimStatus.PARTLY_RUN)
     ]
     assert waiting == []
 
 
 def test_every_row_of_every_table_has_one_of_ours(everything):
     for table in map(paper_table, paper_tables()):
-        of = measured(table, everything)
+        of = compare_table(table, everything)
         missing = [
-            (table.place, row.name, column)
+            (table.title, row.name, column)
             for column in of.columns
             for row in table.rows
             if (row.name, column) not in of.fair
@@ -150,31 +150,31 @@ def test_a_whole_page_shows_every_table(everything):
     page = reproduction_page(everything, {}, "# Title")
     assert page.startswith("# Title\n\n## What was run\n")
     for table in map(paper_table, paper_tables()):
-        assert f"\n### {table.place}\n" in page
+        assert f"\n### {table.title}\n" in page
     assert "Not run" not in page
 
 
 def test_an_empty_page_names_every_command(tmp_path):
-    page = reproduction_page(Results(tmp_path, dict.fromkeys(FOLDERS, ())), {}, "# Title")
+    page = reproduction_page(ResultFolders(tmp_path, dict.fromkeys(FOLDERS, ())), {}, "# Title")
     assert "Nothing was run." in page
     assert "holds 0, does not hold 0, partly run 0" in page
-    for folder in set(FOLDERS) - set(STAND_INS.values()):
+    for folder in set(FOLDERS) - set(SUBSTITUTE_FOLDERS.values()):
         assert f"experiments/{folder} " in page or f"`{folder}`" in page
 
 
 def test_bitta_is_best_and_in_how_many_domains(tmp_path):
     results = cifar10(tmp_path, {**ALL, "bn_stats": 55, "bitta": 80})
     outcome = order_of(results)
-    assert (outcome.verdict, outcome.ours) == (Verdict.HOLDS, "+4.00 over CoTTA* (1 seed)")
-    assert domains_led(measured(paper_table(MAIN), results)) == (14, 15)
+    assert (outcome.status, outcome.summary) == (ClaimStatus.HOLDS, "+4.00 over CoTTA* (1 seed)")
+    assert count_best_domains(compare_table(paper_table(MAIN), results)) == (14, 15)
 
 
 def test_domains_are_led_only_where_labels_are_beaten_too(everything):
     """In Table 13 SimATTA with labels is above BiTTA in two of three domains: it is no rival to be
     above of, but one that leads."""
-    of = measured(paper_table("tab:app_original_pacs"), everything)
-    assert domains_led(of) == (1, 3)
-    assert order_of(everything, "tab:app_original_pacs").verdict is Verdict.HOLDS
+    of = compare_table(paper_table("tab:app_original_pacs"), everything)
+    assert count_best_domains(of) == (1, 3)
+    assert order_of(everything, "tab:app_original_pacs").status is ClaimStatus.HOLDS
 
 
 @pytest.mark.parametrize(
@@ -189,22 +189,24 @@ def test_a_row_has_collapsed_beside_the_source_of_any_folder(tmp_path, source, s
             run = replace(run, environment=run.environment | {"stream": stream})
         (tmp_path / folder).mkdir()
         run.save(tmp_path / folder / f"{method}-seed0.json")
-    row = measured(paper_table("tab:add_baselines"), Results(tmp_path)).ours("cifar10-c")["DeYO*"]
+    row = compare_table(paper_table("tab:add_baselines"), ResultFolders(tmp_path)).our_rows(
+        "cifar10-c"
+    )["DeYO*"]
     assert sum(map(len, row.collapsed.values())) == fell
 
 
 def test_bitta_is_not_best(tmp_path):
     outcome = order_of(cifar10(tmp_path, {"bitta": 70, "cotta": 76}, "main-cifar10-c"))
-    assert (outcome.verdict, outcome.ours) == (Verdict.FAILS, "-6.00 over CoTTA* (1 seed)")
+    assert (outcome.status, outcome.summary) == (ClaimStatus.FAILS, "-6.00 over CoTTA* (1 seed)")
 
 
 def test_without_all_rows_being_best_is_not_enough(tmp_path):
     outcome = order_of(cifar10(tmp_path, {"bitta": 80, "cotta": 76}))
-    assert outcome.verdict is Verdict.PARTLY
+    assert outcome.status is ClaimStatus.PARTLY_RUN
 
 
 def test_the_handicaps_are_another_row(everything):
-    of = measured(paper_table(MAIN), everything)
+    of = compare_table(paper_table(MAIN), everything)
     fair, handicapped = (slots["TENT*", "mean"] for slots in (of.fair, of.handicapped))
     assert "reference" in handicapped.apart
     assert "reference" not in fair.apart
@@ -212,10 +214,10 @@ def test_the_handicaps_are_another_row(everything):
 
 def test_leads_over_the_best_and_over_the_mean_by_hand(tmp_path):
     """80 - 76; 80 less (60 + 62 + 64 + 76 + 66 + 68 + 60) / 7 = 65.14."""
-    [first, *others] = streams(cifar10(tmp_path, {**ALL, "bitta": 80}))
+    [first, *others] = leads_by_stream(cifar10(tmp_path, {**ALL, "bitta": 80}))
     assert first.fair.over_best == pytest.approx(4)
     assert first.fair.over_mean == pytest.approx(80 - 456 / 7)
-    assert first.fair.from_answers is None
+    assert first.fair.mean_gain is None
     assert first.handicapped is None
     assert [stream.fair for stream in others] == [None] * 4
     every = [stream.paper for stream in (first, *others)]
@@ -226,10 +228,10 @@ def test_leads_over_the_best_and_over_the_mean_by_hand(tmp_path):
 def test_a_lead_is_told_without_rows_that_collapsed_as_well(tmp_path):
     """The source has 50, so 20 is a collapse; the other six come to 396."""
     results = cifar10(tmp_path, {**ALL, "tent": 20, "bitta": 80})
-    [first, *_] = streams(results)
+    [first, *_] = leads_by_stream(results)
     assert first.fair.over_mean == pytest.approx(80 - 416 / 7)
-    assert first.fair.over_standing == pytest.approx(80 - 396 / 6)
-    assert first.fair.fell == ("TENT*",)
+    assert first.fair.over_mean_of_stable == pytest.approx(80 - 396 / 6)
+    assert first.fair.collapsed == ("TENT*",)
     page = reproduction_page(results, {}, "# Title")
     assert "| TENT\\* | 80.49 | 20.00, collapsed in 15 of 15 domains | – |" in page
     assert "CIFAR-10-C, fair: +14.0 over the mean without TENT\\*." in page
@@ -237,15 +239,19 @@ def test_a_lead_is_told_without_rows_that_collapsed_as_well(tmp_path):
 
 def test_one_domain_is_enough_to_be_best_not_everywhere(tmp_path):
     results = cifar10(tmp_path, {"bitta": 80, "cotta": 76}, "main-cifar10-c")
-    finding = leads_everywhere(MAIN, results)
-    assert (finding.ours, finding.holds, finding.whole) == ("15 of 15 (1 seed)", True, False)
+    finding = check_best_in_all_domains(MAIN, results)
+    assert (finding.summary, finding.holds, finding.is_complete) == (
+        "15 of 15 (1 seed)",
+        True,
+        False,
+    )
     rights = [85, *[76] * 14]
     made_run("sar", "sar", rights, n=100, domains=tuple(CORRUPTIONS)).save(
         tmp_path / "main-cifar10-c" / "sar-seed0.json"
     )
-    finding = leads_everywhere(MAIN, Results(tmp_path))
+    finding = check_best_in_all_domains(MAIN, ResultFolders(tmp_path))
     told = "14 of 15: gaussian_noise -5.00 to SAR* (1 seed)"
-    assert (finding.ours, finding.holds) == (told, False)
+    assert (finding.summary, finding.holds) == (told, False)
 
 
 def test_points_of_a_mixed_stream_stand_beside_those_of_the_paper(tmp_path):
@@ -256,7 +262,7 @@ def test_points_of_a_mixed_stream_stand_beside_those_of_the_paper(tmp_path):
     replace(run, experiment={**run.experiment, "stream": stream}).save(
         tmp_path / "pacs-mixed" / "bitta-seed0.json"
     )
-    page = reproduction_page(Results(tmp_path), {}, "# Title")
+    page = reproduction_page(ResultFolders(tmp_path), {}, "# Title")
     for percent, paper, ours in (
         (25, 59.65, 20),
         (50, 64.7, 30),
@@ -270,11 +276,11 @@ def test_points_of_a_mixed_stream_stand_beside_those_of_the_paper(tmp_path):
 
 def test_what_answers_give_on_all_five_streams(everything):
     """BiTTA 90, SimATTA* 70, six others 80 with and without answers: 90 - 550 / 7."""
-    for stream in streams(everything):
+    for stream in leads_by_stream(everything):
         assert stream.fair.over_best == pytest.approx(10)
         assert stream.fair.over_mean == pytest.approx(90 - 550 / 7)
-        assert stream.fair.from_answers == pytest.approx(0)
-    assert len(STARS) == 7
+        assert stream.fair.mean_gain == pytest.approx(0)
+    assert len(BASELINES) == 7
 
 
 def test_what_answers_give_is_told_without_the_method_that_gains_most(tmp_path):
@@ -286,7 +292,7 @@ def test_what_answers_give_is_told_without_the_method_that_gains_most(tmp_path):
             tmp_path / "original" / f"{method}-seed0.json"
         )
     told = "fair, 1 of 5 streams: +6.00, +4.00 without CoTTA, which gains most"
-    assert from_answers(1.14, results) == Finding(told, None, False)
+    assert check_gain_from_answers(1.14, results) == Finding(told, None, False)
 
 
 def test_rows_that_handicaps_raise_are_named(tmp_path):
@@ -298,9 +304,9 @@ def test_rows_that_handicaps_raise_are_named(tmp_path):
             f"reference-{method}", method, [right] * 15, n=100, domains=tuple(CORRUPTIONS),
             settings=dict(preset),
         ).save(tmp_path / "main-cifar10-c" / f"reference-{method}-seed0.json")  # fmt: skip
-    [first, *_] = streams(Results(tmp_path))
-    assert (first.raised, first.n_both) == (("TENT*",), 2)
-    page = reproduction_page(Results(tmp_path), {}, "# Title")
+    [first, *_] = leads_by_stream(ResultFolders(tmp_path))
+    assert (first.raised_by_handicaps, first.n_run_both_ways) == (("TENT*",), 2)
+    page = reproduction_page(ResultFolders(tmp_path), {}, "# Title")
     assert "Rows that are higher with the handicaps: CIFAR-10-C 1 of 2 (TENT\\*)." in page
 
 
@@ -319,9 +325,9 @@ def test_the_lead_is_told_over_rivals_at_their_best_too(tmp_path):
             name, "cotta", [right] * 15, n=100, domains=tuple(CORRUPTIONS),
             settings={"epochs": epochs}, labels=labels,
         ).save(tmp_path / folder / f"{name}-seed0.json")  # fmt: skip
-    [first, *_] = streams(Results(tmp_path))
-    assert {star: row.name for star, row in first.better.items()} == {"CoTTA*": "longer"}
-    page = reproduction_page(Results(tmp_path), {}, "# Title")
+    [first, *_] = leads_by_stream(ResultFolders(tmp_path))
+    assert {star: row.name for star, row in first.better_variants.items()} == {"CoTTA*": "longer"}
+    page = reproduction_page(ResultFolders(tmp_path), {}, "# Title")
     assert "CIFAR-10-C CoTTA\\* 78.00 (`longer`)" in page
     assert "BiTTA's lead is +2.0 over the best and +14.6 over the mean." in page
 
@@ -336,8 +342,8 @@ def test_handicaps_raise_by_the_seeds_that_both_have(tmp_path):
             name, "tent", [right] * 15, n=100, domains=tuple(CORRUPTIONS), seed=seed,
             settings=settings,
         ).save(tmp_path / "main-cifar10-c" / f"{name}-seed{seed}.json")  # fmt: skip
-    [first, *_] = streams(Results(tmp_path))
-    assert (first.raised, first.n_both) == (("TENT*",), 1)
+    [first, *_] = leads_by_stream(ResultFolders(tmp_path))
+    assert (first.raised_by_handicaps, first.n_run_both_ways) == (("TENT*",), 1)
 
 
 def test_the_papers_mean_is_told_for_the_streams_that_were_run_too(tmp_path):
@@ -349,8 +355,8 @@ def test_the_papers_mean_is_told_for_the_streams_that_were_run_too(tmp_path):
 
 
 def test_what_is_short_is_told_run_by_run(everything):
-    assert everything.is_shorter("beta", "cifar10-c-*")
-    assert not everything.is_shorter("beta", "pacs-*")
+    assert everything.has_shorter_streams("beta", "cifar10-c-*")
+    assert not everything.has_shorter_streams("beta", "pacs-*")
 
 
 def test_rows_of_short_streams_have_no_difference_to_the_paper(tmp_path):
@@ -365,6 +371,6 @@ def test_time_is_that_of_the_median_batch(tmp_path):
     run = made_run("bitta", "bitta", [9] * 3, domains=("fog",))
     run.steps[:] = [replace(run.steps[0], seconds=value) for value in (40.0, 0.1, 0.3)]
     run.save(tmp_path / "runtime" / "bitta-seed0.json")
-    of = measured(paper_table("tab:wall_clock_time"), Results(tmp_path))
-    [row] = of.ours("cifar10-c").values()
-    assert of.spread(row).mean == pytest.approx(0.3)
+    of = compare_table(paper_table("tab:wall_clock_time"), ResultFolders(tmp_path))
+    [row] = of.our_rows("cifar10-c").values()
+    assert of.our_value(row).mean == pytest.approx(0.3)

@@ -61,7 +61,7 @@ def test_a_printed_mean_is_that_of_the_row_or_known_not_to_be(table, row):
 
 
 def test_the_means_that_the_paper_got_wrong():
-    wrong = [(table.place, row.name) for table, row in ROWS if row.recomputed is not None]
+    wrong = [(table.title, row.name) for table, row in ROWS if row.recomputed is not None]
     assert wrong == [
         ("Table 1a", "SrcValid"),  # has the mean of the row in Table 8a, and the other way round
         ("Table 1a", "SimATTA*"),
@@ -164,7 +164,7 @@ def test_claims_have_names_of_their_own_and_print_their_value():
     assert len({claim.id for claim in claims}) == len(claims)
     for claim in claims:
         assert float(claim.printed.rpartition(" ")[2]) == abs(claim.value)
-        assert claim.gist.endswith(".")
+        assert claim.text.endswith(".")
 
 
 def test_reading_by_method_feedback_and_column():
@@ -254,7 +254,7 @@ def numbers(cell):
 def test_no_table_with_numbers_was_forgotten_and_they_are_numbered_as_printed(printed):
     assert [label for label, *_ in printed] == [label_of(table) for table in TABLES]
     for number, (_, parts) in enumerate(groupby(TABLES, key=label_of), start=1):
-        places = [table.place for table in parts]
+        places = [table.title for table in parts]
         letters = "abc"[: len(places)] if len(places) > 1 else [""]
         assert places == [f"Table {number}{letter}" for letter in letters]
 

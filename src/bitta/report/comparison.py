@@ -50,9 +50,9 @@ class Comparison:
         )
         if not self.printed:
             single = self.paper.tables if self.paper.is_single else ()
-            notes = [f"{table.place}: none of its rows is measured here." for table in single]
+            notes = [f"{table.title}: none of its rows is measured here." for table in single]
             return notes + (["Mean: over all samples."] if uneven else [])
-        places = ", ".join(table.place for table in self.tables)
+        places = ", ".join(table.title for table in self.tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
         if is_shorter(self.section):
             sizes = " or ".join(f"{n:,}" for n in sorted(set(self.section.domains.values())))

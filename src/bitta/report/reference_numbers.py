@@ -53,8 +53,8 @@ class PaperTable:
 
     id: str
     """The label in the LaTeX source; after a slash, the part of the table."""
-    place: str
-    """The table's number in the paper, such as "Table 1a"."""
+    title: str
+    """The table's number in the paper: "Table 1a"."""
     caption: str
     """A description in our words."""
     unit: str
@@ -221,7 +221,7 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _table_number(table: PaperTable) -> tuple[int, str]:
     """Return (12, "b") for Table 12b."""
-    number, part = re.findall(r"(\d*)(\D*)$", table.place)[0]
+    number, part = re.findall(r"(\d*)(\D*)$", table.title)[0]
     return int(number or 0), part
 
 
