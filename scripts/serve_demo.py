@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from bitta.cli.serve_demo import DEMOS
+from bitta.cli.serve import DEMOS
 from bitta.client import Client
 from bitta.client.simulated import SimulatedAnnotator
 from bitta.results import write_table

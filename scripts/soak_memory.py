@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import numpy as np
 
-from bitta.client import ClientError, Question
+from bitta.client import AskedQuestion, ClientError
 from bitta.client.simulated import SimulatedAnnotator, SimulatedBehaviour
 from bitta.streams import embedded_pack
 from server.processes import MODEL, ServerProcess
@@ -169,7 +169,7 @@ class _Load:
             thread.join(60)
         self._client.close()
 
-    def _known(self, question: Question):
+    def _known(self, question: AskedQuestion):
         return self._truth.pop(question.prediction_id, None)
 
     def _send(self, first):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from importlib.resources import as_file, files
 
-from bitta.cli.demo import _experiments
+from bitta.cli.demo import _build_experiments
 from bitta.cli.main import main
 from bitta.results import RunResult
 
@@ -37,7 +37,7 @@ def test_binary_feedback_sees_the_shift_that_nothing_else_sees(tmp_path):
 
 def test_all_methods_of_a_demo_see_the_same_stream():
     for name in ("digits", "corruptions"):
-        experiments = list(_experiments(name, seed=4).values())
+        experiments = list(_build_experiments(name, seed=4).values())
         assert len({(e.stream, e.model, e.seed) for e in experiments}) == 1
         assert [e.feedback.n_queries for e in experiments] == [0, 0, 0, 3]
 

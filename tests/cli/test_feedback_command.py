@@ -134,7 +134,7 @@ def changed(folder, answered):
 
 def test_what_the_store_has_is_there_already(answered, export, take_in):
     before = export(answered)
-    assert "0 answers taken in, 3 were there already" in take_in(answered)
+    assert "0 answers imported, 3 were already stored" in take_in(answered)
     assert export(answered) == before
 
 
@@ -158,9 +158,9 @@ def test_a_key_with_something_else_said_is_refused_with_its_line(
     write("changed.jsonl", first, second | other, third)
     code, output = run("import", "changed.jsonl", "--data-dir", answered)
     assert code == 2
-    assert "line 2 of 'changed.jsonl' cannot be taken in" in output.err
+    assert "line 2 of 'changed.jsonl' cannot be imported" in output.err
     assert sentence in output.err
-    assert "0 answers before it were new, 1 were there" in output.err
+    assert "before it, 0 were new and 1 were already stored" in output.err
     assert export(answered) == before
 
 
@@ -168,12 +168,12 @@ def test_a_key_with_something_else_said_is_refused_with_its_line(
 def test_an_empty_store_comes_to_hold_the_same_records(asked, changed, export, take_in, asks):
     before = export(changed)
     said = take_in(asked("other", asks=asks))
-    assert "12 answers taken in, 0 were there already" in said
-    assert "6 of those taken in were undone or replaced" in said
+    assert "12 answers imported, 0 were already stored" in said
+    assert "6 of the imported answers were undone or replaced" in said
     after = export("other")
     assert [lasting(record) for record in after] == [lasting(record) for record in before]
     assert {record["status"] for record in after} == {"pending", "superseded"}
-    assert take_in("other").startswith("0 answers taken in, 12 were there already")
+    assert take_in("other").startswith("0 answers imported, 12 were already stored")
     assert export("other") == after
 
 
@@ -211,9 +211,9 @@ def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export
             store.add_answer(given(1, verdict, by="cleo", key=key)).result()
     before = export("data")
     said = take_in("backup")
-    assert "2 answers taken in, 5 were there already" in said
-    assert "1 of those taken in were undone or replaced" in said
-    assert "2 that stood here stand no longer" in said
+    assert "2 answers imported, 5 were already stored" in said
+    assert "1 of the imported answers were undone or replaced" in said
+    assert "2 stored answers are now undone or replaced" in said
     assert [lasting(record) for record in export("backup")] == [lasting(one) for one in before]
     assert pending(folder, "backup") == pending(folder, "data") == ["a", "b", "third thought"]
 
@@ -225,7 +225,7 @@ def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
         newest = store.list_feedback("bert")[-1]
         store.undo_answer(newest.id, by="bert").result()
     before = export(changed)
-    assert take_in(changed, "early.jsonl") == "0 answers taken in, 12 were there already\n"
+    assert take_in(changed, "early.jsonl") == "0 answers imported, 12 were already stored\n"
     assert export(changed) == before
 
 
@@ -238,13 +238,13 @@ def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
         with opened(folder, data, seconds=seconds) as store:
             store.add_answer(given(0, verdict, key=data)).result()
     export("data")
-    assert "1 of those taken in were undone or replaced" in take_in("backup")
+    assert "1 of the imported answers were undone or replaced" in take_in("backup")
     last, earlier = export("backup")
     assert (last["verdict"], last["standing"]) == ("incorrect", True)
     assert (earlier["verdict"], earlier["standing"]) == ("correct", False)
     assert pending(folder, "backup") == ["backup"]
     export("backup", "back.jsonl")
-    assert "1 that stood here stand no longer" in take_in("data", "back.jsonl")
+    assert "1 stored answers are now undone or replaced" in take_in("data", "back.jsonl")
     assert pending(folder, "data") == ["backup"]
 
 
@@ -264,9 +264,9 @@ def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export,
          "idempotency_key": f"own-{number}"}
         for number in range(2)
     ))  # fmt: skip
-    assert take_in(asked("data"), "own.jsonl") == "2 answers taken in, 0 were there already\n"
+    assert take_in(asked("data"), "own.jsonl") == "2 answers imported, 0 were already stored\n"
     assert [record["verdict"] for record in export("data")] == ["skip", "skip"]
-    assert take_in("data", "own.jsonl") == "0 answers taken in, 2 were there already\n"
+    assert take_in("data", "own.jsonl") == "0 answers imported, 2 were already stored\n"
     assert pending(folder, "data") == []
 
 
@@ -284,7 +284,7 @@ def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in)
 def test_an_empty_file_brings_nothing(asked, take_in, folder, content):
     (folder / "empty.jsonl").write_text(content)
     said = take_in(asked("data"), "empty.jsonl")
-    assert said == "0 answers taken in, 0 were there already\n"
+    assert said == "0 answers imported, 0 were already stored\n"
 
 
 def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked, export, run):
@@ -292,8 +292,8 @@ def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked
     write("odd.jsonl", first, first | {"prediction_id": "nobody", "idempotency_key": "x"}, *others)
     code, output = run("import", "odd.jsonl", "--data-dir", asked("other"))
     assert code == 2
-    assert "line 2 of 'odd.jsonl' cannot be taken in (no prediction has the id" in output.err
-    assert "1 answers before it were new, 0 were there" in output.err
+    assert "line 2 of 'odd.jsonl' cannot be imported (no prediction has the id" in output.err
+    assert "before it, 1 were new and 0 were already stored" in output.err
     assert len(export("other")) == 1
 
 
@@ -323,7 +323,7 @@ def test_a_broken_line_is_refused_with_its_number(
     (folder / "broken.jsonl").write_text("\n".join([lines[0], broken, lines[2]]), "utf-8")
     code, output = run("import", "broken.jsonl", "--data-dir", asked("other"))
     assert code == 2
-    assert "line 2 of 'broken.jsonl' cannot be taken in" in output.err
+    assert "line 2 of 'broken.jsonl' cannot be imported" in output.err
     assert sentence in output.err
     assert "Traceback" not in output.err
     assert len(export("other")) == 1

@@ -153,10 +153,10 @@ def test_class_names_come_from_a_file(checkpoint, tmp_path, name, content):
 
 def test_import_refuses_what_it_cannot_use(checkpoint, tmp_path):
     out = tmp_path / "m.safetensors"
-    with pytest.raises(InputError, match=r"'none\.txt' is no number and no list"):
+    with pytest.raises(InputError, match=r"--classes is 'none\.txt', which is neither"):
         bring_in(checkpoint, out, classes="none.txt")
     (tmp_path / "names.json").write_text(json.dumps({"0": "cat"}))
-    with pytest.raises(InputError, match="something else than a list of names"):
+    with pytest.raises(InputError, match="does not hold a list of names"):
         bring_in(checkpoint, out, classes=tmp_path / "names.json")
     with pytest.raises(InputError, match="weights cannot be written to"):
         bring_in(checkpoint, tmp_path / "m.pth")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bitta.cli.main import main
-from bitta.cli.serve import _settings, configure
+from bitta.cli.serve import _load_settings, configure
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
@@ -41,14 +41,17 @@ def said(capsys, *arguments):
         ([], "no model was given; use --model, or --demo"),
         (["--model", "nothing.safetensors"], "nothing.safetensors"),
         (["--model", "nowhere:make"], "cannot be loaded"),
-        (["--demo", "--input-shape", "3x0x2"], "input-shape is '3x0x2'"),
-        (["--demo", "--set", "lr"], "is not NAME=VALUE"),
+        (["--demo", "--input-shape", "3x0x2"], "--input-shape is '3x0x2'"),
+        (["--demo", "--set", "lr"], "--set is 'lr'; allowed: NAME=VALUE"),
         (["--demo", "--method", "nothing"], "nothing"),
         (["--demo", "--set", "lr=-1"], "lr"),
         (["--demo", "--config", "missing.toml"], "missing.toml"),
-        (["--demo", "--rate", "-1"], "rate is -1; allowed: 0 to 1000 pictures a second"),
-        (["--demo", "corruptions", "--rate", "nan"], "rate is nan; allowed"),
-        (["--model", "embedded:digits-resnet8", "--rate", "5"], "it needs --demo"),
+        (["--demo", "--rate", "-1"], "--rate is -1; allowed: 0 to 1000"),
+        (["--demo", "corruptions", "--rate", "nan"], "--rate is nan; allowed"),
+        (
+            ["--model", "embedded:digits-resnet8", "--rate", "5"],
+            "--rate 5 was given without --demo",
+        ),
         (
             ["--demo", "--tls-cert", "/nope", "--tls-key", "/nope"],
             "tls_cert '/nope' cannot be used",
@@ -82,8 +85,8 @@ def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys)
 @pytest.mark.parametrize(
     ("demo", "model"),
     [
-        (["--demo"], "digits-resnet8, 2 classes, reads (3, 28, 28)"),
-        (["--demo", "corruptions"], "cifar10-resnet8, 10 classes, reads (3, 32, 32)"),
+        (["--demo"], "digits-resnet8, 2 classes, input (3, 28, 28)"),
+        (["--demo", "corruptions"], "cifar10-resnet8, 10 classes, input (3, 32, 32)"),
         (["--demo", "--method", "tent"], "digits-resnet8, 2 classes"),
         (["--demo", "--model", "embedded:cifar10-resnet8"], "cifar10-resnet8, 10 classes"),
     ],
@@ -92,7 +95,7 @@ def test_a_check_says_what_would_run(folder, capsys, demo, model):
     code, output = said(capsys, "serve", *demo, "--port", "0", "--check")
     assert code == 0
     assert model in output.out
-    assert 'make some with "bitta keys create"' in output.out
+    assert 'create some with "bitta keys create"' in output.out
     assert list(folder.iterdir()) == []
 
 
@@ -108,13 +111,13 @@ def test_a_check_keeps_nothing_but_looks_at_what_is_there(folder, capsys):
     (folder / "taken").write_text("")
     code, output = said(capsys, *checked, "--data-dir", "taken/data")
     assert code == 2
-    assert "the data folder 'taken/data' cannot be made (Not a directory)" in output.err
+    assert "the data folder 'taken/data' cannot be created (Not a directory)" in output.err
 
 
 def demo_of(*arguments):
     parser = argparse.ArgumentParser()
     configure(parser)
-    return _settings(parser.parse_args(["--demo", *arguments]))
+    return _load_settings(parser.parse_args(["--demo", *arguments]))
 
 
 def test_what_a_demo_has_of_its_own_comes_last(folder, monkeypatch):
@@ -189,7 +192,7 @@ def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder
     assert ", 0 differ" in output.out
     code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:cifar10-resnet8")
     assert code == 2
-    assert "is not the model that the log began with" in output.err
+    assert "is not the model that the log starts with" in output.err
     code, output = said(capsys, "feedback", "export", *data)
     assert code == 0
     answers = [json.loads(line) for line in output.out.splitlines()]
@@ -212,7 +215,7 @@ def test_a_log_of_a_model_that_tells_nothing_is_replayed(folder, capsys):
     assert "give --input-shape" in output.err
     code, output = said(capsys, *replay, "--input-shape", "3x8")
     assert code == 2
-    assert "input-shape is '3x8'; channels x height x width" in output.err
+    assert "--input-shape is '3x8'; allowed: channels x height x width" in output.err
 
 
 def test_a_log_with_a_deleted_image_is_refused_for_what_it_is(folder, capsys):

@@ -48,7 +48,7 @@ def test_another_factory_needs_a_set(tmp_path, capsys):
     wanted = ["--set", "embedded:digits", "--n", "8", "--fisher-samples", "0"]
     assert main(["statistics", *factory, *wanted, "--out", str(tmp_path / "s")]) == 0
     assert SourceStatistics.load(tmp_path / "s").fisher == {}
-    assert "never predicted, so without a prototype: class" in capsys.readouterr().out
+    assert "no prototype for class" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

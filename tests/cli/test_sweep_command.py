@@ -7,7 +7,8 @@ import pytest
 from bitta.bench.board import Board, Row
 from bitta.bench.expand import read_jobs
 from bitta.cli.main import main
-from bitta.cli.sweep import PlainView, _sum_up, status
+from bitta.cli.progress import PlainSweepDisplay, RichSweepDisplay, sweep_status
+from bitta.cli.sweep import _print_summary
 from small_experiment import write_experiment
 
 
@@ -59,26 +60,26 @@ def board(path):
 
 
 def test_one_line_tells_how_far_a_sweep_is(board):
-    assert status(board) == "3 runs: 1 done, 1 running (trial-seed1 starting)"
+    assert sweep_status(board) == "3 runs: 1 done, 1 running (trial-seed1 starting)"
     at_work = board.rows[1]
     at_work.hear("waits", 0, 0, now=0.0)
-    assert "(trial-seed1 waiting for another process)" in status(board)
+    assert "(trial-seed1 waiting for another process)" in sweep_status(board)
     at_work.hear("batch", 1, 100, now=10.0)
-    assert status(board) == "3 runs: 1 done, 1 running (trial-seed1 batch 1/100)"
+    assert sweep_status(board) == "3 runs: 1 done, 1 running (trial-seed1 batch 1/100)"
     at_work.hear("batch", 41, 100, now=50.0)
-    assert status(board) == (
+    assert sweep_status(board) == (
         "3 runs: 1 done, 1 running (trial-seed1 batch 41/100); about 3 min left"  # 59 s + 100 s
     )
     board.rows[2].state = "failed"
-    assert status(board) == (
+    assert sweep_status(board) == (
         "3 runs: 1 done, 1 running (trial-seed1 batch 41/100), 1 failed; about 59 s left"
     )
 
 
 def test_a_line_comes_every_few_seconds_and_with_each_failure(board, capsys, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("bitta.cli.sweep.monotonic", lambda: now[0])
-    view = PlainView()
+    monkeypatch.setattr("bitta.cli.progress.monotonic", lambda: now[0])
+    view = PlainSweepDisplay()
     for now[0] in (101, 104.9, 105, 106, 109.9):
         view.show(board)
     assert capsys.readouterr().out.count("\n") == 1
@@ -90,24 +91,22 @@ def test_a_line_comes_every_few_seconds_and_with_each_failure(board, capsys, mon
 
 def test_the_end_names_what_failed_and_where_its_log_is(board, capsys, tmp_path):
     board.rows[1].state, board.rows[1].error = "failed", "RuntimeError: no"
-    assert _sum_up(board, tmp_path, 100) == 130
+    assert _print_summary(board, tmp_path, 100) == 130
     out, error = capsys.readouterr()
     assert out.startswith(
         f"3 runs: 1 done (1 before), 1 failed, 1 left; 2 min; results: {tmp_path}"
     )
     assert f"\ntrial-seed1 failed: RuntimeError: no  log: {tmp_path / 'trial.log'}\n" in out
-    assert error == "stopped; the same command goes on.\n"
+    assert error == "stopped; run the same command again to continue.\n"
     board.rows[2].state = "done"
-    assert _sum_up(board, tmp_path, 100) == 1
+    assert _print_summary(board, tmp_path, 100) == 1
     board.rows[1].state = "done"
-    assert _sum_up(board, tmp_path, 100) == 0
+    assert _print_summary(board, tmp_path, 100) == 0
 
 
 def test_bars_come_and_go_with_the_runs(board):
     pytest.importorskip("rich")
-    from bitta.cli.sweep_live import LiveView  # noqa: PLC0415
-
-    view = LiveView()
+    view = RichSweepDisplay()
     board.rows[1].hear("batch", 41, 100, now=0.0)
     view.show(board)
     assert [task.description for task in view._bars.tasks] == ["runs", "trial-seed1"]

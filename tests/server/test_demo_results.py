@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("httpx", reason="the extra 'client' is not installed")
 
-from bitta.cli.serve_demo import DEMOS
+from bitta.cli.serve import DEMOS
 
 ROOT = Path(__file__).parents[2]
 FILES = {"digits": "demo.json", "corruptions": "demo-corruptions.json"}

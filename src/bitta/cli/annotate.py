@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from bitta.cli.display import progress
-from bitta.cli.signals import stop_on_signal
+from bitta.cli.progress import show_progress, stop_on_signal
 from bitta.errors import SettingError
 
 if TYPE_CHECKING:  # httpx is an optional dependency
@@ -117,7 +116,7 @@ def _run_simulated(client: "Client", truth: str, n: int | None, options: dict[st
 
     annotator = SimulatedAnnotator(client, TruthFile(truth), SimulatedBehaviour(**options))
     started = monotonic()
-    with stop_on_signal() as should_stop, progress("answer") as display:
+    with stop_on_signal() as should_stop, show_progress("answer") as display:
 
         def on_answer(counts: "AnswerCounts") -> None:
             display.update("answers", counts.n_answered, n or counts.n_answered + 1, "")

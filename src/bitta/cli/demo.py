@@ -1,4 +1,4 @@
-"""bitta demo: see binary feedback at work in a minute, on a CPU, without a network."""
+"""bitta demo: compare four methods on a small stream, in one minute on a CPU."""
 
 import argparse
 from collections.abc import Mapping
@@ -11,59 +11,70 @@ from bitta.bench.experiment import Experiment
 from bitta.bench.places import result_path
 from bitta.bench.runner import run
 from bitta.bench.toml import read_toml
-from bitta.cli.display import Progress, progress
+from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table, write_accuracy_plot
 from bitta.results import RunResult, StepRecord, percent_right
 
-_STORIES = {
+_DESCRIPTIONS = {
     "digits": (
-        "Coloured digits: the model learned to read the colour, and here the colour lies.",
-        "Nothing in the images says so; only answers do.",
+        "Coloured digits: the model learned to read the colour, and now the colour is wrong.",
+        "The images alone do not show this. Only answers do.",
     ),
     "corruptions": (
         "CIFAR-10 under five corruptions at severity 5, one after another.",
-        "On so small a model the statistics are most of the problem; differences are small.",
+        "For such a small model new BatchNorm statistics help most, so differences are small.",
     ),
 }
 _BASELINES = {"Source": "source", "BN-Stats": "bn_stats", "TENT": "tent"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.add_argument(
-        "stream", nargs="?", choices=list(_STORIES), default="digits", help="(default: digits)"
+        "stream",
+        nargs="?",
+        choices=list(_DESCRIPTIONS),
+        default="digits",
+        help="stream to run on (default: digits)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    parser.add_argument("--out", default="bitta-demo", metavar="DIR", help="(default: bitta-demo)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: 0)")
+    parser.add_argument(
+        "--out",
+        default="bitta-demo",
+        metavar="DIR",
+        help="folder for results and plot (default: bitta-demo)",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run four methods on one stream; show a table, save a plot and the results."""
+    """Run four methods on one stream. Print a table, save a plot and the results."""
     out = Path(arguments.out) / arguments.stream
     started = monotonic()
-    for line in _STORIES[arguments.stream]:
+    for line in _DESCRIPTIONS[arguments.stream]:
         print(line)
     results: dict[str, RunResult] = {}
-    experiments = _experiments(arguments.stream, arguments.seed)
-    with progress() as shown:
+    experiments = _build_experiments(arguments.stream, arguments.seed)
+    with show_progress() as display:
         for name, experiment in experiments.items():
-            results[name] = _run(name, experiment, out, shown)
+            results[name] = _run(name, experiment, out, display)
     print()
     print(next(iter(results.values())).protocol)
-    print("accuracy in percent, each image judged before it is learned from; ECE in 15 bins")
+    print("accuracy in percent, each image judged before the model learns from it; ECE in 15 bins")
     print()
     print(text_table(summary_rows(results)))
     print()
-    _save_plot(results, out / f"accuracy-seed{arguments.seed}.png", _STORIES[arguments.stream][0])
+    _save_plot(
+        results, out / f"accuracy-seed{arguments.seed}.png", _DESCRIPTIONS[arguments.stream][0]
+    )
     for experiment in experiments.values():
         print(f"result: {result_path(experiment, out)}")
-    print(f"{monotonic() - started:.0f} s in all")
+    print(f"total time: {monotonic() - started:.0f} s")
     return 0
 
 
-def _experiments(stream: str, seed: int) -> Mapping[str, Experiment]:
-    """The packaged experiment, and the same with each baseline in its authors' settings."""
+def _build_experiments(stream: str, seed: int) -> Mapping[str, Experiment]:
+    """Return the packaged experiment with BiTTA and with each baseline."""
     with as_file(files("bitta") / "assets" / f"demo-{stream}.toml") as path:
         table = read_toml(path)
     tables: dict[str, dict[str, Any]] = {
@@ -73,18 +84,18 @@ def _experiments(stream: str, seed: int) -> Mapping[str, Experiment]:
     tables["BiTTA"] = table
     return {
         label: Experiment.of(
-            {**changed, "seed": seed, "name": changed["method"]["name"]}, name=stream
+            {**changes, "seed": seed, "name": changes["method"]["name"]}, name=stream
         )
-        for label, changed in tables.items()
+        for label, changes in tables.items()
     }
 
 
-def _run(name: str, experiment: Experiment, out: Path, shown: Progress) -> RunResult:
+def _run(name: str, experiment: Experiment, out: Path, display: ProgressDisplay) -> RunResult:
     steps: list[StepRecord] = []
 
     def on_step(done: int, total: int, step: StepRecord) -> None:
         steps.append(step)
-        shown.update(name, done, total, f"{percent_right(steps[-8:]):.0f} % right")
+        display.update(name, done, total, f"{percent_right(steps[-8:]):.0f} % right")
 
     return run(experiment, out=out, overwrite=True, on_step=on_step)
 

@@ -1,4 +1,4 @@
-"""bitta feedback: export what people answered, take answers in, live a server's log again."""
+"""bitta feedback: export and import answers, or replay the event log of a server."""
 
 import argparse
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from bitta.cli.display import progress
-from bitta.cli.shape import input_shape
+from bitta.cli.arguments import add_store_arguments, open_store, parse_input_shape
+from bitta.cli.progress import show_progress
 from bitta.errors import BittaError, InputError
 
 if TYPE_CHECKING:
@@ -19,50 +19,45 @@ examples:
   bitta feedback import answers.jsonl
   bitta feedback replay --model weights.safetensors
 
-An import stores what is not there yet, so it can be repeated; what was undone or replaced stays so.
+An import stores only answers that are not stored yet, so it can be repeated. Answers that were
+undone or replaced stay so.
 
-A replay serves and learns again what the log says, in the same order, and compares the weights with
-those of every snapshot: bit for bit the same on the same version of torch with as many threads. It
-needs a server that ran with --keep-images all.
+A replay repeats all serving and learning of the log in the same order, and compares the weights
+with every snapshot. They are bit-identical on the same version of torch with the same number of
+threads. A replay needs a server that ran with --keep-images all.
 """
 _FORMATS = ("jsonl", "csv", "labelstudio")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(
         dest="action", required=True, metavar="export | import | replay"
     )
-    export = actions.add_parser("export", help="write every answer, oldest first")
-    export.add_argument("--format", choices=_FORMATS, default="jsonl", help="(default: jsonl)")
-    export.add_argument("--out", metavar="FILE", help="(default: the terminal)")
-    taken = actions.add_parser("import", help="take in answers about predictions that are known")
-    taken.add_argument("file", metavar="FILE.jsonl", help="as exported, an answer per line")
-    replay = actions.add_parser("replay", help="serve and learn again what the log says")
-    replay.add_argument("--model", required=True, help="weights with a card, or module:function")
-    replay.add_argument("--classes", metavar="FILE", help="a class name per line")
-    replay.add_argument("--input-shape", metavar="CxHxW", help="such as 3x224x224")
-    for action in (export, taken, replay):
-        action.add_argument(
-            "--data-dir", default="bitta-data", metavar="DIR", help="the server's data folder"
-        )
-        action.add_argument(
-            "--database", metavar="URL", help="the server's database (default: in the data folder)"
-        )
+    export = actions.add_parser("export", help="write all answers, oldest first")
+    export.add_argument(
+        "--format", choices=_FORMATS, default="jsonl", help="format of the file (default: jsonl)"
+    )
+    export.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+    import_ = actions.add_parser(
+        "import", help="store answers about predictions that the server knows"
+    )
+    import_.add_argument("file", metavar="FILE.jsonl", help="exported file, one answer per line")
+    replay = actions.add_parser("replay", help="repeat all serving and learning of the event log")
+    replay.add_argument("--model", required=True, help="weights file, or module:function")
+    replay.add_argument("--classes", metavar="FILE", help="file with a class name per line")
+    replay.add_argument(
+        "--input-shape", metavar="CxHxW", help="shape of an image, such as 3x224x224"
+    )
+    for action in (export, import_, replay):
+        add_store_arguments(action)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Works beside a server that runs."""
-    try:
-        from bitta.server.store import Store  # noqa: PLC0415 (an extra that may not be there)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f'{error.name} is not installed; run "pip install bitta[serve]" first.'
-        ) from None
-    folder = Path(arguments.data_dir)
-    with Store.open(arguments.database, folder, alone=False, make=False) as store:
+    """Run an action on the data of a server, which may be running."""
+    with open_store(arguments, make=False) as store:
         if arguments.action == "export":
             return _export(store, arguments.format, arguments.out)
         if arguments.action == "import":
@@ -70,10 +65,10 @@ def main(arguments: argparse.Namespace) -> int:
         return _replay(store, arguments)
 
 
-def _export(store: "Store", form: str, out: str | None) -> int:
+def _export(store: "Store", format_name: str, out: str | None) -> int:
     from bitta.server.store.exports import export  # noqa: PLC0415
 
-    lines = export(form, store.all_feedback(), names=store.keys.names())
+    lines = export(format_name, store.all_feedback(), names=store.keys.names())
     if out is None:
         sys.stdout.writelines(lines)
         return 0
@@ -89,34 +84,35 @@ def _export(store: "Store", form: str, out: str | None) -> int:
 
 
 def _import(store: "Store", path: Path) -> int:
-    """Line by line: what was stored before is stored once."""
+    """Store the answers of a file that are not stored yet."""
     from bitta.server.store.imports import read  # noqa: PLC0415
 
-    new = known = idle = ended = 0
-    for number, line in _lines(path):
+    n_new = n_known = n_withdrawn = n_superseded = 0
+    for number, line in _read_lines(path):
         try:
             restored = store.import_answer(read(line)).result()
         except BittaError as error:
             raise InputError(
-                f"line {number} of {str(path)!r} cannot be taken in ({error}); {new} answers "
-                f"before it were new, {known} were there."
+                f"line {number} of {str(path)!r} cannot be imported ({error}); of the answers "
+                f"before it, {n_new} were new and {n_known} were already stored."
             ) from None
-        repeated = restored.record.repeated
-        new, known = new + (not repeated), known + repeated
-        idle += not (repeated or restored.record.standing)
-        ended += restored.ended
-    print(f"{new} answers taken in, {known} were there already")
-    if idle:
-        print(f"{idle} of those taken in were undone or replaced; nothing is learned from them")
-    if ended:
-        print(f"{ended} that stood here stand no longer: undone or replaced since")
+        is_known = restored.record.repeated
+        n_known += is_known
+        n_new += not is_known
+        n_withdrawn += not (is_known or restored.record.standing)
+        n_superseded += restored.ended
+    print(f"{n_new} answers imported, {n_known} were already stored")
+    if n_withdrawn:
+        print(f"{n_withdrawn} of the imported answers were undone or replaced and teach nothing")
+    if n_superseded:
+        print(f"{n_superseded} stored answers are now undone or replaced, as in the file")
     return 0
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Lines with their numbers, from 1; empty ones are left out."""
+def _read_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the lines that are not empty, with their numbers from 1."""
     try:
-        # Not splitlines: a comment may hold what Unicode, but not JSON, takes for the end of one.
+        # `splitlines` would also split at Unicode line separators, which a comment may hold.
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
@@ -130,28 +126,30 @@ def _replay(store: "Store", arguments: argparse.Namespace) -> int:
 
     started = store.events(kinds=["started"], limit=1)
     if not started:
-        raise InputError("the log is empty; no server has run here.")
-    known = dict(started[0].body["learner"])
-    known["settings"] = tuple((name, value) for name, value in known["settings"])
+        raise InputError("the event log is empty; give the --data-dir of a server that has run.")
+    learner_table = dict(started[0].body["learner"])
+    learner_table["settings"] = tuple((name, value) for name, value in learner_table["settings"])
     model = served_model(
         arguments.model,
         classes=arguments.classes and Path(arguments.classes),
-        input_shape=input_shape(arguments.input_shape),
+        input_shape=parse_input_shape(arguments.input_shape),
     )
-    learner = Learner(model.module, LearnerConfig(**known))
+    learner = Learner(model.module, LearnerConfig(**learner_table))
     if learner.weights != started[0].body["weights"]:
-        raise InputError(f"{arguments.model!r} is not the model that the log began with.")
-    with TemporaryDirectory() as folder, progress("event") as shown:
+        raise InputError(
+            f"{arguments.model!r} is not the model that the log starts with; give that model."
+        )
+    with TemporaryDirectory() as folder, show_progress("event") as display:
 
         def on_event(seq: int, last: int) -> None:
-            shown.update("replay", seq, last, "")
+            display.update("replay", seq, last, "")
 
-        done = Replay(learner, store, folder=Path(folder), on_event=on_event).run()
+        replay = Replay(learner, store, folder=Path(folder), on_event=on_event).run()
     print(
-        f"{done.n_served} images served and {done.n_steps} steps learned again; weights compared "
-        f"with {done.compared} snapshots, {len(done.differing)} differ"
+        f"{replay.n_served} images served and {replay.n_steps} steps learned again; weights "
+        f"compared with {replay.compared} snapshots, {len(replay.differing)} differ"
     )
-    for name in done.differing:
+    for name in replay.differing:
         print(f"  {name}")
-    print(f"weights: {done.weights}")
-    return 1 if done.differing else 0
+    print(f"weights: {replay.weights}")
+    return 1 if replay.differing else 0

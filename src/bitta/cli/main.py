@@ -1,4 +1,7 @@
-"""bitta: serve a stream, ask a few questions, learn from the answers."""
+"""bitta: adapt an image classifier at test time, with answers to a few questions.
+
+Run "bitta COMMAND --help" for the options of a command.
+"""
 
 import argparse
 import errno
@@ -16,16 +19,19 @@ _COMMANDS = (
     "demo", "run", "sweep", "report", "methods", "streams", "models", "data", "pretrain",
     "statistics", "speed", "serve", "keys", "feedback", "annotate",
 )  # fmt: skip
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; what a user can mend ends with one sentence and exit code 2."""
+    """Run one command and return the exit code.
+
+    An error that the user can correct prints one sentence and gives exit code 2.
+    """
     if argv is None:
-        # Imported for good: to look for garbage there takes a tenth of a second each time.
+        # The imported modules stay alive. Collecting garbage among them takes 0.1 s each time.
         gc.freeze()
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser(given).parse_args(given)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = _build_parser(words).parse_args(words)
     keep_freed_memory()
     try:
         return int(arguments.main(arguments))
@@ -36,26 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; keep the interpreter from complaining at exit.
+        # The reader of the output has closed it. Avoid an error message at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
-        told = (
-            f"there is no room for what it writes ({error.strerror}); make some, and run it again"
+        print(
+            f"bitta {arguments.command}: the disk is full ({error.strerror}); free some space and "
+            "run the command again.",
+            file=sys.stderr,
         )
-        print(f"bitta {arguments.command}: {told}.", file=sys.stderr)
         return 2
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def _build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bitta", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bitta {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # The others would take a restarting server longer to import than its model.
-    named = given[:1] if given and given[0] in _COMMANDS else _COMMANDS
-    for name in named:
+    # Import only the module of the given command: importing all of them is slow.
+    names = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
+    for name in names:
         module = import_module(f"bitta.cli.{name}")
         summary = (module.__doc__ or "").partition(": ")[2].strip().rstrip(".")
         command = commands.add_parser(name, help=summary, description=module.__doc__)

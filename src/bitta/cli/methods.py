@@ -1,4 +1,4 @@
-"""bitta methods: list the methods, or the settings of one."""
+"""bitta methods: list the methods, or the settings of one method."""
 
 import argparse
 import json
@@ -14,38 +14,39 @@ _WIDTH = 110
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    parser.add_argument("name", nargs="?", help="show this method's settings")
+    """Add the arguments of the command."""
+    parser.add_argument("name", nargs="?", help="show the settings of this method")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """A line per method, or a line per setting."""
+    """Print a line per method, or a line per setting of one method."""
     if arguments.name is None:
-        _list()
+        _list_methods()
     else:
-        _show(arguments.name)
+        _show_method(arguments.name)
     return 0
 
 
-def _list() -> None:
-    counted = json.loads((files("bitta") / "assets" / "passes.json").read_text())
+def _list_methods() -> None:
+    costs = json.loads((files("bitta") / "assets" / "passes.json").read_text())
     rows = [_HEADER]
     for name, kind in METHODS.items():
-        passes = counted["passes"][name]
-        costs = [
-            f"{passes[way]:.1f} / {passes[f'{way}_asked']:.1f}" for way in ("forwards", "backwards")
+        passes = costs["passes"][name]
+        cells = [
+            f"{passes[direction]:.1f} / {passes[f'{direction}_asked']:.1f}"
+            for direction in ("forwards", "backwards")
         ]
-        rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *costs])
+        rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *cells])
     print(text_table(rows, left=4))
-    costs_are = (
-        "forwards, backwards: samples through the model per sample served, without questions / "
-        f"with three questions a batch ({counted['protocol']})."
+    explanation = (
+        "forwards, backwards: samples that pass through the model per served sample, without "
+        f"questions / with three questions per batch ({costs['protocol']})."
     )
-    print(f"\n{fill(costs_are, _WIDTH)}")
-    print('"bitta methods NAME" shows what it does, its settings and presets.')
+    print(f"\n{fill(explanation, _WIDTH)}")
+    print('"bitta methods NAME" shows the settings and presets of a method.')
 
 
-def _show(name: str) -> None:
+def _show_method(name: str) -> None:
     kind = method_named(name)
     print(f"{name}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
     for setting in describe_settings(kind.Config):

@@ -1,4 +1,4 @@
-"""bitta pretrain: train a source model, or go on from one."""
+"""bitta pretrain: train a source model."""
 
 import argparse
 import json
@@ -7,36 +7,40 @@ from pathlib import Path
 
 from bitta.bench.pretrain import Epoch, Paused, checkpoint_path, pretrain
 from bitta.bench.recipe import read_recipe
-from bitta.cli.signals import stop_on_signal
+from bitta.cli.arguments import add_device_argument
+from bitta.cli.progress import stop_on_signal
 from bitta.statefile import write_atomically
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    parser.add_argument("recipe", metavar="CONFIG.toml", help="file with a [pretrain] table")
+    """Add the arguments of the command."""
+    parser.add_argument("recipe", metavar="CONFIG.toml", help="file with a table [pretrain]")
     parser.add_argument(
-        "--data", default="", metavar="DIR", help='(default: where "bitta data get" puts the set)'
+        "--data",
+        default="",
+        metavar="DIR",
+        help='folder of the data set (default: where "bitta data get" puts it)',
     )
     parser.add_argument(
         "--out",
         required=True,
         metavar="FILE",
-        help="weights to write, .safetensors; a log goes beside them, .json",
+        help="weights file to write, .safetensors; a .json log is written beside it",
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
+    add_device_argument(parser)
     parser.add_argument(
-        "--half", action="store_true", help="half precision, in parts of at most 12 MB"
+        "--half", action="store_true", help="store half precision, in files of at most 12 MB"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
+        "--resume", action="store_true", help="continue from the last checkpoint, if there is one"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train with a line per epoch."""
+    """Train the model and print a line per epoch."""
     recipe, out = read_recipe(arguments.recipe), Path(arguments.out)
     if not arguments.resume and checkpoint_path(out).exists():
-        print("starting over; --resume would go on from the checkpoint that is there.")
+        print("starting over; use --resume to continue from the existing checkpoint.")
     with stop_on_signal() as should_stop:
         try:
             card, log = pretrain(
@@ -46,11 +50,11 @@ def main(arguments: argparse.Namespace) -> int:
                 device=arguments.device,
                 half=arguments.half,
                 resume=arguments.resume,
-                on_epoch=_report,
+                on_epoch=_print_epoch,
                 should_stop=should_stop,
             )
         except Paused as paused:
-            print(f"{paused}; the same command with --resume goes on.", file=sys.stderr)
+            print(f"{paused}; run the same command with --resume to continue.", file=sys.stderr)
             return 130
     if log:
         write_atomically(out.with_suffix(".json"), (json.dumps(log, indent=1) + "\n").encode())
@@ -60,7 +64,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(epoch: Epoch, n_epochs: int) -> None:
+def _print_epoch(epoch: Epoch, n_epochs: int) -> None:
     accuracy = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2f} %"
     print(
         f"epoch {epoch.number}/{n_epochs}  loss {epoch.loss:.3f}{accuracy}  {epoch.seconds:.1f} s",

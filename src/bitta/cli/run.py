@@ -12,31 +12,36 @@ from bitta.bench.places import checkpoint_path, result_path
 from bitta.bench.runner import Stopped, run
 from bitta.bench.seconds import Seconds
 from bitta.bench.toml import override, read_toml
-from bitta.cli.display import progress
-from bitta.cli.execution import add_execution
-from bitta.cli.signals import stop_on_signal
+from bitta.cli.arguments import add_execution_arguments
+from bitta.cli.progress import show_progress, stop_on_signal
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table
 from bitta.report.tables import agreement_line, collapse_line
 from bitta.results import RunResult, StepRecord, percent_right
 from bitta.statefile import check_writable
 
-_SHOWN_SAMPLES = 64
-"""How many of the newest samples the accuracy shown is of."""
+_N_RECENT_SAMPLES = 64
+"""Number of samples in the accuracy that is shown during a run."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    parser.add_argument("experiment", metavar="EXPERIMENT.toml", help="what to run")
-    parser.add_argument("--seed", type=int, help="seed of stream, annotator and method")
-    add_execution(parser, overrides="change a setting, such as method.lr=1e-3 (repeatable)")
+    """Add the arguments of the command."""
+    parser.add_argument("experiment", metavar="EXPERIMENT.toml", help="experiment file")
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint, if there is one"
+        "--seed",
+        type=int,
+        help="seed of stream, annotator and method (default: seed of the experiment)",
+    )
+    add_execution_arguments(
+        parser, overrides_help="change a setting, such as method.lr=1e-3 (repeatable)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the last checkpoint, if there is one"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run, show, and say where the result is."""
+    """Run the experiment, then print a summary and the path of the result."""
     table = read_toml(arguments.experiment)
     for assignment in arguments.overrides:
         override(table, assignment)
@@ -45,34 +50,36 @@ def main(arguments: argparse.Namespace) -> int:
     experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
     out = Path(arguments.out)
     check_writable(out)
-    with alone(result_path(experiment, out), wait=partial(_refuse_second, experiment, out)):
+    with alone(result_path(experiment, out), wait=partial(_refuse_parallel_run, experiment, out)):
         return _run(arguments, experiment, out)
 
 
-def _refuse_second(experiment: Experiment, out: Path) -> None:
+def _refuse_parallel_run(experiment: Experiment, out: Path) -> None:
     raise InputError(
-        f"another process is at work on {str(result_path(experiment, out))!r}; wait for it, or "
-        "give this run a name of its own (--set name=...) or another folder (--out)."
+        f"another process is writing {str(result_path(experiment, out))!r}; wait for it, or give "
+        "this run another name (--set name=...) or another folder (--out)."
     )
 
 
 def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> int:
     if not arguments.resume and checkpoint_path(experiment, out).exists():
-        print("starting over; --resume would go on from the checkpoint that is there.")
-    recent: deque[StepRecord] = deque(maxlen=max(1, _SHOWN_SAMPLES // experiment.stream.batch_size))
-    with progress() as shown, stop_on_signal() as should_stop:
+        print("starting over; use --resume to continue from the existing checkpoint.")
+    recent: deque[StepRecord] = deque(
+        maxlen=max(1, _N_RECENT_SAMPLES // experiment.stream.batch_size)
+    )
+    with show_progress() as display, stop_on_signal() as should_stop:
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
             recent.append(step)
             note = f"{step.domain}: {percent_right(recent):.0f} % right"
-            shown.update(experiment.name, done, total, note)
+            display.update(experiment.name, done, total, note)
 
         def on_tuning(done: int, total: int, loss: float) -> None:
-            shown.update("enhanced", done, total, f"loss {loss:.2f}")
+            display.update("enhanced", done, total, f"loss {loss:.2f}")
 
         @cache
         def on_wait() -> None:
-            print("waiting for a run that fine-tunes the same model.", flush=True)
+            print("waiting for another run that fine-tunes the same model.", flush=True)
 
         try:
             result = run(
@@ -90,24 +97,24 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
                 should_stop=should_stop,
             )
         except Stopped as stopped:
-            print(f"{stopped}; the same command with --resume goes on.", file=sys.stderr)
+            print(f"{stopped}; run the same command with --resume to continue.", file=sys.stderr)
             return 130
-    _show(experiment, result)
+    _print_summary(experiment, result)
     print(f"result: {result_path(experiment, out)}")
     return 0
 
 
-def _show(experiment: Experiment, result: RunResult) -> None:
+def _print_summary(experiment: Experiment, result: RunResult) -> None:
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
-    lines = [agreement_line(result), _before_line(result), _clean_line(result)]
+    lines = [agreement_line(result), _tuning_line(result), _clean_line(result)]
     if "seconds" in result.extra:
         lines.append(f"seconds: {Seconds(**result.extra['seconds'])}")
     for line in filter(None, [*lines, collapse_line(result)]):
         print(line)
 
 
-def _before_line(result: RunResult) -> str:
+def _tuning_line(result: RunResult) -> str:
     if (tuned := result.extra.get("enhanced")) is None:
         return ""
     return (

@@ -1,11 +1,11 @@
-"""bitta speed: measure how fast methods run on this machine, on random tensors."""
+"""bitta speed: measure the speed of methods on this machine, with random images."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -14,11 +14,12 @@ from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.matmul import matmul_rate
 from bitta.bench.speed import Conditions, measure
 from bitta.bench.speed_result import SpeedResult
-from bitta.cli.display import progress
+from bitta.cli.arguments import add_device_argument, add_precision_arguments
+from bitta.cli.progress import show_progress
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.metrics import SpeedCase, SpeedMeasurement
-from bitta.nn import Execution, Precision
+from bitta.nn import Execution
 from bitta.report import (
     failure_lines,
     growth_lines,
@@ -32,89 +33,97 @@ from bitta.report import (
 from bitta.results import environment
 from bitta.statefile import check_writable, write_atomically
 
-_CHANGES = {
-    "classes": ("n_classes", "classes the model tells apart"),
-    "size": ("size", "side of the images, in pixels"),
+_CASE_OPTIONS = {
+    "classes": ("n_classes", "number of classes"),
+    "size": ("size", "side of the images in pixels"),
     "batch": ("batch", "images per batch"),
     "queries": ("n_queries", "questions per batch"),
     "capacity": ("memory", "capacity of each memory"),
-    "passes": ("passes", "MC-dropout passes N"),
-    "epochs": ("epochs", "steps E on each batch"),
+    "passes": ("passes", "number of MC-dropout passes"),
+    "epochs": ("epochs", "updates per batch"),
 }
-"""Options that change a field of every case."""
+"""Options that change a field of every measured case: the field, and the help text."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "grids:\n" + "\n".join(
-        f"  {name:<14} {grid.summary}" + (f": {_listed(grid.values)}" if grid.values else "")
+        f"  {name:<14} {grid.summary}" + (f": {_join(grid.values)}" if grid.values else "")
         for name, grid in GRIDS.items()
     )
     parser.add_argument(
         "--grid",
         action="append",
         metavar="NAME",
-        help="what to time, or all (repeatable; default: default)",
+        help="grid of cases, or all (repeatable; default: default)",
     )
     parser.add_argument(
-        "--methods", default="", metavar="A,B", help="instead of each grid's own methods"
+        "--methods",
+        default="",
+        metavar="A,B",
+        help="use these methods instead of those of the grid",
     )
     parser.add_argument("--model", help="architecture, such as resnet8")
-    for option, (_, meaning) in _CHANGES.items():
+    for option, (_, meaning) in _CASE_OPTIONS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=meaning)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of the CPU")
-    parser.add_argument("--eager", action="store_true", help="the plain path")
-    parser.add_argument(
-        "--precision", choices=get_args(Precision), default="auto", help="(default: auto)"
-    )
+    add_device_argument(parser)
+    parser.add_argument("--threads", type=int, metavar="N", help="number of CPU threads")
+    add_precision_arguments(parser)
     parser.add_argument(
         "--memory",
         choices=("full", "low"),
         default="full",
-        help="what training keeps for its gradient (default: full)",
+        help="low keeps the activations of one stochastic pass at a time (default: full)",
     )
     parser.add_argument(
-        "--batches", type=int, default=20, metavar="N", help="how many are timed (default: 20)"
+        "--batches", type=int, default=20, metavar="N", help="number of timed batches (default: 20)"
     )
     parser.add_argument(
-        "--warm-up", type=int, default=5, metavar="N", help="how many go before (default: 5)"
+        "--warm-up",
+        type=int,
+        default=5,
+        metavar="N",
+        help="number of batches before the timing (default: 5)",
     )
     parser.add_argument(
-        "--out", default="bitta-speed", metavar="DIR", help="(default: bitta-speed)"
+        "--out",
+        default="bitta-speed",
+        metavar="DIR",
+        help="folder for table, plot and result (default: bitta-speed)",
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Time every case; show a table, write it with the measurements and a plot."""
-    cases, conditions = _asked(arguments)
+    """Measure every case. Print a table, and write it with the measurements and a plot."""
+    cases, conditions = _read_cases(arguments)
     out = Path(arguments.out)
     check_writable(out)
     if arguments.threads is not None:
         require(arguments.threads >= 1, "threads", arguments.threads, "1 or more")
         torch.set_num_threads(arguments.threads)
-    work = _Work(conditions, out / "speed.json", _given(arguments))
-    stopped = False
+    session = _SpeedSession(conditions, out / "speed.json", _given_options(arguments))
+    is_stopped = False
     try:
-        _time(cases, work)
+        _measure_cases(cases, session)
     except KeyboardInterrupt:
-        stopped = True
-        print(f"stopped after {len(work.measured)} of {len(cases)} cases.", file=sys.stderr)
-    if work.measured:
-        _show(work.result, out)
-    return 130 if stopped else 0
+        is_stopped = True
+        print(f"stopped after {len(session.measurements)} of {len(cases)} cases.", file=sys.stderr)
+    if session.measurements:
+        _write_report(session.result, out)
+    return 130 if is_stopped else 0
 
 
 @dataclass
-class _Work:
-    """What has been measured so far."""
+class _SpeedSession:
+    """Measurements so far, and the conditions they share."""
 
     conditions: Conditions
     path: Path
     settings: dict[str, Any]
     matmul: dict[str, float] = field(default_factory=dict)
-    measured: list[SpeedMeasurement] = field(default_factory=list)
+    """Rate of matrix products by precision."""
+    measurements: list[SpeedMeasurement] = field(default_factory=list)
 
     @property
     def result(self) -> SpeedResult:
@@ -122,18 +131,18 @@ class _Work:
             environment=environment(self.conditions.device, "random"),
             settings={**self.settings, **self.conditions.as_table()},
             matmul=self.matmul,
-            measurements=self.measured,
+            measurements=self.measurements,
         )
 
-    def rate(self, execution: Execution) -> float:
-        """Of the machine's own product, measured once per precision."""
+    def matmul_rate(self, execution: Execution) -> float:
+        """Return the rate of matrix products of this machine, measured once per precision."""
         if execution.precision not in self.matmul:
             self.matmul[execution.precision] = matmul_rate(self.conditions.device, execution)
         return self.matmul[execution.precision]
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[list[SpeedCase], Conditions]:
-    changes = {name: getattr(arguments, option) for option, (name, _) in _CHANGES.items()}
+def _read_cases(arguments: argparse.Namespace) -> tuple[list[SpeedCase], Conditions]:
+    changes = {name: getattr(arguments, option) for option, (name, _) in _CASE_OPTIONS.items()}
     changes["model"] = arguments.model
     cases = cases_of(
         arguments.grid or ["default"],
@@ -151,37 +160,38 @@ def _asked(arguments: argparse.Namespace) -> tuple[list[SpeedCase], Conditions]:
     return cases, conditions
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("grid", "methods", "model", "threads", *_CHANGES)
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value not in (None, "")}
+def _given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were given, for the result file."""
+    names = ("grid", "methods", "model", "threads", *_CASE_OPTIONS)
+    options = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in options.items() if value not in (None, "")}
 
 
-def _time(cases: Sequence[SpeedCase], work: _Work) -> None:
-    with progress(unit="case") as shown:
+def _measure_cases(cases: Sequence[SpeedCase], session: _SpeedSession) -> None:
+    with show_progress(unit="case") as display:
         for done, case in enumerate(cases, start=1):
-            measurement = measure(case, work.conditions, rate=work.rate)
-            work.measured.append(measurement)
-            work.result.save(work.path)
+            measurement = measure(case, session.conditions, rate=session.matmul_rate)
+            session.measurements.append(measurement)
+            session.result.save(session.path)
             note = measurement.failure or f"{measurement.ms:.1f} ms per batch"
-            shown.update("speed", done, len(cases), f"{_name(case)}: {note}")
+            display.update("speed", done, len(cases), f"{_case_label(case)}: {note}")
 
 
-def _show(result: SpeedResult, out: Path) -> None:
-    measured = result.measurements
+def _write_report(result: SpeedResult, out: Path) -> None:
+    measurements = result.measurements
     print()
     print(machine_line(result.environment, result.matmul))
-    for line in heading_lines(measured):
+    for line in heading_lines(measurements):
         print(line)
     print()
-    print(text_table(speed_rows(measured)))
+    print(text_table(speed_rows(measurements)))
     print()
-    for line in (*growth_lines(measured), *failure_lines(measured)):
+    for line in (*growth_lines(measurements), *failure_lines(measurements)):
         print(line)
-    page = speed_page(measured, environment=result.environment, matmul=result.matmul)
+    page = speed_page(measurements, environment=result.environment, matmul=result.matmul)
     write_atomically(out / "speed.md", page.encode())
     try:
-        write_speed_plot(measured, out / "speed.png", title=str(result.environment["device"]))
+        write_speed_plot(measurements, out / "speed.png", title=str(result.environment["device"]))
     except InputError as error:
         print(f"no plot: {error}")
     else:
@@ -190,9 +200,9 @@ def _show(result: SpeedResult, out: Path) -> None:
     print(f"result: {out / 'speed.json'}")
 
 
-def _name(case: SpeedCase) -> str:
+def _case_label(case: SpeedCase) -> str:
     return f"{case.method} {case.model} batch {case.batch}"
 
 
-def _listed(values: Sequence[int | str]) -> str:
+def _join(values: Sequence[int | str]) -> str:
     return ", ".join(map(str, values))

@@ -1,4 +1,4 @@
-"""bitta streams: list what can be streamed, and where it is looked for."""
+"""bitta streams: list the kinds of streams and the folder of the data sets."""
 
 import argparse
 
@@ -9,12 +9,14 @@ from bitta.streams import ORDERS, data_folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
-    parser.add_argument("--settings", action="store_true", help="show the keys of [stream] instead")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--settings", action="store_true", help="list the settings of [stream] instead"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """A line per kind, or a line per setting."""
+    """Print a line per kind, or a line per setting."""
     if arguments.settings:
         for setting in describe_settings(StreamConfig):
             default = "" if setting.default is None else str(setting.default)
@@ -23,6 +25,6 @@ def main(arguments: argparse.Namespace) -> int:
     for name, kind in KINDS.items():
         print(f"{name:<16} {kind.summary}")
     print(f"\norders: {', '.join(ORDERS)}, or any sequence; labels: iid, dirichlet")
-    print(f"sets are looked for in {str(data_folder())!r}, or where stream.path says.")
-    print('"bitta streams --settings" shows every key of [stream].')
+    print(f"data sets are read from {str(data_folder())!r}, or from stream.path.")
+    print('"bitta streams --settings" lists every setting of [stream].')
     return 0

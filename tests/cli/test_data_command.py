@@ -96,11 +96,11 @@ def write_npm(folder, script, monkeypatch):
 
 def test_the_catalogue_holds_every_set_and_sound_checksums():
     assert list(CATALOGUE) == NAMES.split()
-    for known in CATALOGUE.values():
-        sums = [*known.md5.values(), *known.contents.values()]
+    for data_set in CATALOGUE.values():
+        sums = [*data_set.md5.values(), *data_set.contents.values()]
         assert all(len(md5) == 32 and set(md5) <= set("0123456789abcdef") for md5 in sums)
-        assert known.package is None or len(known.package.sha256) == 64
-        assert set(known.official) <= set(known.md5) or not known.md5
+        assert data_set.package is None or len(data_set.package.sha256) == 64
+        assert set(data_set.official) <= set(data_set.md5) or not data_set.md5
 
 
 def test_the_folder_is_that_of_the_environment_when_asked(monkeypatch):
@@ -176,7 +176,7 @@ def test_an_archive_from_the_network_needs_a_checksum(root, served, archive, cap
     folder, address, seen = served
     archive.rename(folder / "mine.tgz")
     assert bitta_data("get", "imagenet-r", "--from", f"{address}/mine.tgz") == 2
-    assert "no checksum is known for 'mine.tgz'" in capsys.readouterr().err
+    assert "no checksum is known for the download 'mine.tgz'" in capsys.readouterr().err
     assert seen == []
     checksum = sha256(folder / "mine.tgz").upper()
     assert (
@@ -252,13 +252,16 @@ def test_a_local_file_that_is_not_the_official_one_is_told_from_it(root, tmp_pat
     write_tar(tmp_path / name, {"test_batch": b"x"})
     assert bitta_data("get", "cifar10", "--from", tmp_path / name) == 0
     said = capsys.readouterr().out
-    assert f"the official file {CATALOGUE['cifar10'].md5[name]}; taken as it is" in said
+    assert f"the official file has {CATALOGUE['cifar10'].md5[name]}" in said
     assert "not verified" in said
 
 
 def test_what_does_not_look_like_the_set_is_refused_and_leaves_nothing(root, archive, capsys):
     assert bitta_data("get", "cifar10", "--from", archive) == 2
-    assert "does not look like cifar10: none of data_batch_1" in capsys.readouterr().err
+    assert (
+        "does not look like cifar10, because it holds none of data_batch_1"
+        in capsys.readouterr().err
+    )
     assert not (root / "cifar10").exists()
 
 
@@ -297,14 +300,14 @@ def test_official_files_that_are_no_archives_are_kept_as_they_are(root, tmp_path
     [
         (["cifar01"], "unknown set 'cifar01'; did you mean 'cifar10'? Run"),
         (["cifar100"], 'run "bitta data get cifar100 --from cifar-100-python.tar.gz"'),
-        (["imagenet-c"], "get noise.tar, blur.tar, weather.tar, digital.tar from its authors"),
+        (["imagenet-c"], "download noise.tar, blur.tar, weather.tar, digital.tar from its authors"),
         (["pacs", "--from", "none.zip"], "there is no file or folder 'none.zip'"),
         (["pacs", "--from", "ftp://x/PACS.zip"], "http://... or https://... is needed"),
         (["pacs", "--from", "{archive}", "--sha256", "xyz"], "64 hexadecimal digits are needed"),
-        (["pacs", "--from", "{archive}", "--sha256", "0" * 64], f"{'0' * 64} was expected"),
+        (["pacs", "--from", "{archive}", "--sha256", "0" * 64], f"{'0' * 64} is expected"),
         (["pacs", "--from", "{tmp}", "--sha256", "0" * 64], "is a folder; --sha256 is for"),
         (["cifar10", "--sha256", "0" * 64], "--sha256 is given 1 times, --from 0 times"),
-        (["pacs", "--from", "{tmp}"], "holds the folder that pacs is to lie in"),
+        (["pacs", "--from", "{tmp}"], "contains the folder where pacs is to be installed"),
         (["pacs", "--from", "{text}"], "is cut, damaged, or not a tar or zip"),
         (["pacs", "--from", "{archive}", "--data", "{text}"], "cannot be written to"),
     ],
@@ -324,7 +327,7 @@ def test_two_processes_do_not_fetch_into_one_place(root, archive, capsys):
     handle = os.open(root / ".imagenet-r.download", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     assert bitta_data("get", "imagenet-r", "--from", archive) == 2
-    assert "another process is fetching" in capsys.readouterr().err
+    assert "another process is downloading" in capsys.readouterr().err
     os.close(handle)
     assert bitta_data("get", "imagenet-r", "--from", archive) == 0
 
@@ -333,9 +336,9 @@ def test_ctrl_c_says_how_to_go_on(root, archive, capsys, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bitta.cli.data_get.extract", stop)
+    monkeypatch.setattr("bitta.cli.data.extract", stop)
     assert bitta_data("get", "pacs", "--from", archive) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again" in capsys.readouterr().err
     assert os.listdir(root) == []
 
 

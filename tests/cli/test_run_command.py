@@ -106,6 +106,6 @@ def test_two_processes_do_not_write_the_same_result(tmp_path, capsys):
     with alone(tmp_path / f"{path.stem}-seed0.json", wait=give_up):
         assert main(["run", str(path), "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert "another process is at work on" in told
+    assert "another process is writing" in told
     assert "--out" in told
     assert not list(tmp_path.glob("*-seed0.json"))
