@@ -10,7 +10,7 @@ import torch
 import bitta
 from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.recipe import Recipe
-from bitta.cli.demo import _experiments
+from bitta.cli.demo import _build_experiments
 from bitta.cli.main import _COMMANDS
 from bitta.config import describe_settings
 from bitta.methods import METHODS
@@ -112,7 +112,7 @@ def test_demo_page_shows_the_committed_results(demo, seed):
 
 @pytest.mark.parametrize(("demo", "seed"), DEMOS)
 def test_committed_demo_results_have_the_packaged_settings(demo, seed):
-    for label, experiment in _experiments(demo, seed).items():
+    for label, experiment in _build_experiments(demo, seed).items():
         assert demo_results(demo, seed)[label].experiment == experiment.as_table()
 
 
