@@ -8,6 +8,7 @@ RESULTS = ROOT / "results"
 PAPER_TABLES = ROOT / "reproduction" / "paper"
 STATED_NUMBERS = ROOT / "reproduction" / "stated_numbers.toml"
 REASONS = ROOT / "reproduction" / "reasons.toml"
+README = ROOT / "README.md"
 EXPLANATION = ROOT / "docs" / "explanation"
 METHOD_PAGES = ROOT / "docs" / "reference" / "methods"
 

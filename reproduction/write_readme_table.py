@@ -1,6 +1,6 @@
 """Write the results table of README.md from the result files and the paper's tables.
 
-    python reproduction/write_readme_table.py [--check]
+    python -m reproduction.write_readme_table [--check]
 
 `--check` writes nothing and fails if README.md does not show what the files hold.
 """
@@ -13,10 +13,8 @@ import tomllib
 from pathlib import Path
 from statistics import fmean
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-PAPER = ROOT / "reproduction" / "paper"
-RESULTS = ROOT / "results"
+from reproduction.paths import PAPER_TABLES, README, RESULTS
+
 DATA_SETS = (
     ("CIFAR-10-C", "tinyimagenetc-cifar10-c", "main-cifar10-c"),
     ("CIFAR-100-C", "tinyimagenetc-cifar100-c", "main-cifar100-c"),
@@ -45,7 +43,7 @@ def main() -> int:
     if written == expected:
         return 0
     if is_check:
-        print("README.md does not show the results: python reproduction/write_readme_table.py")
+        print("README.md does not show the results: python -m reproduction.write_readme_table")
         return 1
     README.write_text(expected)
     return 0
@@ -74,7 +72,7 @@ def cell(table: str, method: str, folder: str, experiment: str) -> str:
 
 def paper_mean(table: str, method: str) -> float:
     """Return the mean over domains that the paper states, recomputed where its sum is wrong."""
-    content = tomllib.loads((PAPER / f"{table}.toml").read_text())
+    content = tomllib.loads((PAPER_TABLES / f"{table}.toml").read_text())
     row = next(row for row in content["rows"] if row["method"] == method)
     stated = row["values"][content["columns"].index("mean")]
     return float(row.get("recomputed", stated))

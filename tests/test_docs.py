@@ -10,13 +10,11 @@ import torch
 import bitta
 from bitta.bench.grids import GRIDS, cases_of
 from bitta.bench.recipe import Recipe
-from bitta.cli.demo import _build_experiments
 from bitta.cli.main import _COMMANDS
 from bitta.config import describe_settings
 from bitta.methods import METHODS
 from bitta.metrics import SpeedMeasurement
-from bitta.report import speed_rows, summary_rows, text_table
-from bitta.results import RunResult
+from bitta.report import speed_rows
 from bitta.seeding import generator
 from bitta.testing import contract, toy_classifier
 
@@ -91,32 +89,3 @@ def test_links_between_documents_point_to_existing_files(document):
 
 def test_citation_names_the_version():
     assert f"version: {bitta.__version__}" in (ROOT / "CITATION.cff").read_text()
-
-
-DEMOS = [(demo, seed) for demo in ("digits", "corruptions") for seed in range(3)]
-
-
-def demo_results(demo, seed):
-    labels = {"Source": "source", "BN-Stats": "bn_stats", "TENT": "tent", "BiTTA": "bitta"}
-    folder = ROOT / "results" / "demo" / demo
-    return {
-        label: RunResult.load(folder / f"{name}-seed{seed}.json") for label, name in labels.items()
-    }
-
-
-@pytest.mark.parametrize(("demo", "seed"), DEMOS)
-def test_demo_page_shows_the_committed_results(demo, seed):
-    table = text_table(summary_rows(demo_results(demo, seed)))
-    assert table in (ROOT / "docs" / "tutorial" / "demo.md").read_text()
-
-
-@pytest.mark.parametrize(("demo", "seed"), DEMOS)
-def test_committed_demo_results_have_the_packaged_settings(demo, seed):
-    for label, experiment in _build_experiments(demo, seed).items():
-        assert demo_results(demo, seed)[label].experiment == experiment.as_table()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_bitta_gains_twenty_points_on_the_digits_demo(seed):
-    accuracy = {name: result.accuracy for name, result in demo_results("digits", seed).items()}
-    assert accuracy.pop("BiTTA") >= max(accuracy.values()) + 20
