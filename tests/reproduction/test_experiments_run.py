@@ -1,7 +1,5 @@
 """Experiments whose data or weights cannot be had here, run on small trees of the same shape."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,9 +10,10 @@ from bitta.models import ModelCard, build_model, save_model
 from bitta.nn import WrappedModel
 from bitta.source_statistics import SourceStatistics
 from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
+from reproduction.paths import EXPERIMENTS as EXPERIMENT_FOLDER
 from small_trees import MAKERS
 
-FOLDERS = sorted((Path(__file__).parents[1] / "reproduction" / "experiments").iterdir())
+FOLDERS = sorted(EXPERIMENT_FOLDER.iterdir())
 RESIDUAL = "resnet8", {"widths": (4, 8, 8)}
 TRANSFORMER = "vit_small", {"width": 24, "depth": 1, "mlp_width": 24}
 TINY = ("n01443537", "n01629819", *(f"n{number}" for number in range(198)))

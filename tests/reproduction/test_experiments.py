@@ -1,7 +1,6 @@
 """Every experiment in the repository can be read, says what it is, and is told of in the docs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,12 @@ from bitta.bench.sets import KINDS
 from bitta.methods import METHODS
 from bitta.methods.base import UnsupervisedAdapter
 from reproduction.claims.tables import paper_table, paper_tables
+from reproduction.paths import EXPERIMENTS, ROOT
 
-ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "reproduction" / "experiments"
-FOLDERS = sorted(path.name for path in FOLDER.iterdir())
-FILES = sorted(FOLDER.rglob("*.toml"))
-ROWS = {path.stem for path in (FOLDER / "cifar10-c").glob("*.toml")}
-JOBS = {folder: read_jobs([FOLDER / folder]) for folder in FOLDERS}
+FOLDERS = sorted(path.name for path in EXPERIMENTS.iterdir())
+FILES = sorted(EXPERIMENTS.rglob("*.toml"))
+ROWS = {path.stem for path in (EXPERIMENTS / "cifar10-c").glob("*.toml")}
+JOBS = {folder: read_jobs([EXPERIMENTS / folder]) for folder in FOLDERS}
 TABLES = [paper_table(table_id) for table_id in paper_tables()]
 PAGE = (ROOT / "reproduction" / "README.md").read_text()
 NOT_HERE = ("tiny-imagenet-c", "imagenet-c", "imagenet-r", "visda2021", "domainnet126")
