@@ -3,11 +3,14 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXPERIMENTS = ROOT / "reproduction" / "experiments"
+REPRODUCTION = ROOT / "reproduction"
+EXPERIMENTS = REPRODUCTION / "experiments"
+PRETRAINING_RECIPES = REPRODUCTION / "pretrain"
 RESULTS = ROOT / "results"
-PAPER_TABLES = ROOT / "reproduction" / "paper"
-STATED_NUMBERS = ROOT / "reproduction" / "stated_numbers.toml"
-REASONS = ROOT / "reproduction" / "reasons.toml"
+PAPER_TABLES = REPRODUCTION / "paper"
+STATED_NUMBERS = REPRODUCTION / "stated_numbers.toml"
+REASONS = REPRODUCTION / "reasons.toml"
+INTRODUCTION = REPRODUCTION / "page_introduction.md"
 README = ROOT / "README.md"
 EXPLANATION = ROOT / "docs" / "explanation"
 METHOD_PAGES = ROOT / "docs" / "reference" / "methods"

@@ -1,11 +1,11 @@
-"""Write docs/explanation/comparison.md and the result rows of docs/reference/methods.
+"""Write the result tables of docs/explanation/comparison.md and of the pages of the methods.
 
     python -m reproduction.write_comparison [--check]
 
---check writes nothing and fails where a page does not say what the results hold.
+A page has its tables between the marks `<!-- result -->` and `<!-- end -->`. `--check` writes
+nothing and fails if a page does not show what the results hold.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -15,112 +15,114 @@ from pathlib import Path
 from bitta.methods import METHODS
 from bitta.report.names import TITLES
 from bitta.results import RunResult
+from reproduction.generated_pages import write_or_check
 from reproduction.paths import EXPLANATION, METHOD_PAGES, RESULTS, relative
 
-SETS = {
+HEADINGS = {
     "cifar10-c": "Full streams",
     "cifar10-c-resnet8": "Short streams on a CPU",
 }
-"""Folders under results/ and their headings; those that are not there are left out."""
-MARKED = re.compile(r"(<!-- result -->\n).*?(<!-- end -->)", re.DOTALL)
-HEADER = (
+"""Folders of results and their headings. Folders that do not exist are left out."""
+MARKED_PART = re.compile(r"(<!-- result -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE_HEADER = (
     "| row | accuracy | difference | ECE | Brier | questions | ms | MB |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
-
-def main() -> int:
-    """Write, or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    checking = parser.parse_args().check
-    stale = [path for path, text in pages().items() if path.read_text() != text]
-    if not checking:
-        for path, text in pages().items():
-            path.write_text(text)
-    for path in stale:
-        print(f"{'stale' if checking else 'written'}: {relative(path)}")
-    return int(checking and bool(stale))
-
-
-def times_of(folder: str) -> dict[str, dict[str, float]]:
-    """What `scripts/time_rows.py` measured, row by row; rows of one run share the machine."""
-    path = RESULTS / f"{folder}-times.json"
-    found: dict[str, dict[str, float]] = (
-        json.loads(path.read_text())["rows"] if path.exists() else {}
-    )
-    return found
+Times = Mapping[str, Mapping[str, float]]
+"""Measurements by the name of the row; "ms" is the time per batch."""
 
 
 def pages() -> dict[Path, str]:
-    """Every page with results in it, as it should be."""
-    sets = {folder: results_in(folder) for folder in SETS if (RESULTS / folder).exists()}
-    found = {EXPLANATION / "comparison.md": "\n\n".join(map(section, sets, sets.values()))}
+    """Return the text of every page with result tables."""
+    folders = {name: read_results(name) for name in HEADINGS if (RESULTS / name).exists()}
+    comparison = "\n\n".join(map(folder_section, folders, folders.values()))
+    texts = {EXPLANATION / "comparison.md": comparison}
     for method in METHODS:
-        rows = [method_rows(method, folder, results) for folder, results in sets.items()]
-        found[METHOD_PAGES / f"{method}.md"] = "\n\n".join(filter(None, rows))
-    return {path: filled(path.read_text(), text) for path, text in found.items()}
+        tables = [method_table(method, name, results) for name, results in folders.items()]
+        texts[METHOD_PAGES / f"{method}.md"] = "\n\n".join(filter(None, tables))
+    return {path: with_marked_part(path.read_text(), text) for path, text in texts.items()}
 
 
-def filled(page: str, text: str) -> str:
-    """A page with the text between its marks."""
-    assert MARKED.search(page), "a page has no place for results"
-    return MARKED.sub(lambda match: f"{match[1]}{text}\n{match[2]}" if text else match[0], page)
+def with_marked_part(page: str, text: str) -> str:
+    """Replace the part between the marks. An empty text leaves the page as it is."""
+    if not MARKED_PART.search(page):
+        raise ValueError("the page has no part between <!-- result --> and <!-- end -->.")
+    return MARKED_PART.sub(
+        lambda match: f"{match[1]}{text}\n{match[2]}" if text else match[0], page
+    )
 
 
-def results_in(folder: str) -> dict[str, RunResult]:
-    """By name of the row, in the order of the methods."""
+def read_results(folder: str) -> dict[str, RunResult]:
+    """Read the results with seed 0 by the name of the row, in the order of the methods."""
     found = [RunResult.load(path) for path in (RESULTS / folder).glob("*-seed0.json")]
-    place = {name: number for number, name in enumerate(METHODS)}
-    found.sort(key=lambda result: (place[result.experiment["method"]["name"]], result.name))
+    order = list(METHODS)
+    found.sort(key=lambda result: (order.index(method_of(result)), result.name))
     return {result.name: result for result in found}
 
 
-def section(folder: str, results: Mapping[str, RunResult]) -> str:
-    """The heading, what was run on what, and a row per result."""
-    rows = [row(name, results, times_of(folder)) for name in results]
-    return f"## {SETS[folder]}\n\n{circumstances(folder, results)}\n\n{HEADER}\n" + "\n".join(rows)
+def read_times(folder: str) -> dict[str, dict[str, float]]:
+    """Read the measurements of `scripts/time_rows.py`, which runs each row alone."""
+    path = RESULTS / f"{folder}-times.json"
+    if not path.exists():
+        return {}
+    times: dict[str, dict[str, float]] = json.loads(path.read_text())["rows"]
+    return times
 
 
-def method_rows(method: str, folder: str, results: Mapping[str, RunResult]) -> str:
-    """The rows of one method."""
-    own = {n: r for n, r in results.items() if r.experiment["method"]["name"] == method}
+def method_of(result: RunResult) -> str:
+    """Return the name of the method."""
+    return str(result.experiment["method"]["name"])
+
+
+def folder_section(folder: str, results: Mapping[str, RunResult]) -> str:
+    """Return the section of one folder with a row per result."""
+    times = read_times(folder)
+    rows = [table_row(name, results, times) for name in results]
+    return (
+        f"## {HEADINGS[folder]}\n\n{conditions(folder, results)}\n\n{TABLE_HEADER}\n"
+        + "\n".join(rows)
+    )
+
+
+def method_table(method: str, folder: str, results: Mapping[str, RunResult]) -> str:
+    """Return the rows of one method; empty if it was not run."""
+    own = {name: result for name, result in results.items() if method_of(result) == method}
     if not own:
         return ""
-    rows = "\n".join(row(name, results, times_of(folder)) for name in own)
-    return f"{circumstances(folder, own)}\n\n{HEADER}\n{rows}"
+    times = read_times(folder)
+    rows = "\n".join(table_row(name, results, times) for name in own)
+    return f"{conditions(folder, own)}\n\n{TABLE_HEADER}\n{rows}"
 
 
-def circumstances(folder: str, results: Mapping[str, RunResult]) -> str:
-    """The protocol, the model and the machine: the same for all rows."""
-    said = {
+def conditions(folder: str, results: Mapping[str, RunResult]) -> str:
+    """Return the protocol, the model and the machine, which are the same for all rows."""
+    found = {
         f"{result.protocol}; model `{result.experiment['model']['weights']}`; "
         f"{result.environment['device']}, torch {result.environment['torch']}"
         for result in results.values()
     }
-    return "; ".join(sorted(said)) + f" (`{relative(RESULTS)}/{folder}`)."
+    return "; ".join(sorted(found)) + f" (`{relative(RESULTS)}/{folder}`)."
 
 
-def row(
-    name: str, results: Mapping[str, RunResult], times: Mapping[str, Mapping[str, float]]
-) -> str:
-    """One result."""
+def table_row(name: str, results: Mapping[str, RunResult], times: Times) -> str:
+    """Return the row of one result. The difference is to the row named like the method."""
     result = results[name]
-    method = result.experiment["method"]["name"]
-    alone = results.get(method)
-    gain = f"{result.accuracy - alone.accuracy:+.1f}" if alone and name != method else ""
+    method = method_of(result)
+    plain = results.get(method)
+    is_variant = plain is not None and name != method
+    difference = f"{result.accuracy - plain.accuracy:+.1f}" if plain and is_variant else ""
     variant = name.removeprefix(method).strip("-")
-    time = times.get(name)
-    on_gpu = result.environment["device"] != "cpu"
-    cost = f"{time['ms']:.1f}" if time else "–"
-    cost += f" | {result.peak_memory / 1e6:,.0f}" if on_gpu else " | –"
-    ece = "–" if result.ece is None else f"{result.ece:.1f}"
     title = TITLES[method] + (f" ({variant})" if variant else "")
+    ece = "–" if result.ece is None else f"{result.ece:.1f}"
+    ms = f"{times[name]['ms']:.1f}" if name in times else "–"
+    is_on_gpu = result.environment["device"] != "cpu"
+    megabytes = f"{result.peak_memory / 1e6:,.0f}" if is_on_gpu else "–"
     return (
-        f"| {title} | {result.accuracy:.1f} | {gain} | "
-        f"{ece} | {result.brier:.3f} | {result.total('n_asked')} | {cost} |"
+        f"| {title} | {result.accuracy:.1f} | {difference} | {ece} | {result.brier:.3f} | "
+        f"{result.total('n_asked')} | {ms} | {megabytes} |"
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(pages(), __doc__))

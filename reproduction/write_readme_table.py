@@ -5,7 +5,6 @@
 `--check` writes nothing and fails if README.md does not show what the files hold.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -13,6 +12,7 @@ import tomllib
 from pathlib import Path
 from statistics import fmean
 
+from reproduction.generated_pages import write_or_check
 from reproduction.paths import PAPER_TABLES, README, RESULTS
 
 DATA_SETS = (
@@ -31,22 +31,6 @@ ROWS = (
 )
 """Heading, method in the paper's table, name of the experiment."""
 MARKED = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
-
-
-def main() -> int:
-    """Write README.md, or compare it with the files."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
-    written = README.read_text()
-    expected = with_table(written)
-    if written == expected:
-        return 0
-    if is_check:
-        print("README.md does not show the results: python -m reproduction.write_readme_table")
-        return 1
-    README.write_text(expected)
-    return 0
 
 
 def with_table(readme: str) -> str:
@@ -84,4 +68,4 @@ def mean_over_domains(path: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({README: with_table(README.read_text())}, __doc__))

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,17 +9,17 @@ import torch
 from bitta.bench.recipe import Recipe, read_recipe
 from bitta.models import load_model
 from bitta.streams import embedded_pack
+from reproduction.paths import PRETRAINING_RECIPES as RECIPES
+from reproduction.paths import ROOT, relative
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "weights"
 LOGS = sorted(WEIGHTS.glob("*.json"))
-RECIPES = ROOT / "reproduction" / "pretrain"
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_recipe_is_valid_and_states_its_command(recipe):
     read_recipe(recipe)
-    assert f"bitta pretrain reproduction/pretrain/{recipe.name} " in recipe.read_text()
+    assert f"bitta pretrain {relative(recipe)} " in recipe.read_text()
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
