@@ -15,7 +15,7 @@ import torch._dynamo
 import bitta.cli.run
 import bitta.cli.sweep
 import bitta.server.process
-import bitta.server.host
+import bitta.server.bootstrap
 from bitta.cli.main import main
 from bitta.server.store import Store, connect
 

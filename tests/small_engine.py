@@ -9,7 +9,8 @@ import torch
 import torch._dynamo  # else the first step waits for the engine to import it
 
 from bitta.seeding import generator
-from bitta.server.engine import Engine, EngineConfig, LearnerConfig
+from bitta.server.engine import Engine
+from bitta.server.settings import ServeSettings
 from bitta.server.store import NewAnswer, Store
 from bitta.testing import toy_classifier
 
@@ -17,11 +18,12 @@ CLASSES = ("ant", "bee", "cat", "dog", "eel")
 WINDOW = 8
 
 
-def config(**changes):
-    learner = {"window": WINDOW, "n_queries": 3, "audits": 1, "settings": (("epochs", 2),)}
-    learner |= changes.pop("learner", {})
-    usual = {"max_wait": 0.0, "duty": 1.0, "keep_images": "all"}
-    return EngineConfig(learner=LearnerConfig(**learner), **(usual | changes))
+def serve_settings(**changes):
+    defaults = {
+        "window": WINDOW, "settings": {"epochs": 2}, "max_wait_ms": 0.0, "duty": 1.0,
+        "keep_images": "all",
+    }  # fmt: skip
+    return ServeSettings(**(defaults | changes))
 
 
 def clock():
@@ -35,7 +37,7 @@ def running(folder, **changes):
     ticks = clock()
     with Store.open(None, folder, clock=ticks) as store:
         engine = Engine(
-            toy_classifier(), CLASSES, store, config(**changes),
+            toy_classifier(), CLASSES, store, serve_settings(**changes),
             data_dir=folder, clock=ticks, input_shape=(3, 8, 8), name="toy",
         )  # fmt: skip
         engine.start()

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from bitta.errors import InputError, SettingError
-from bitta.server.model import served_model
+from bitta.server.model import load_served_model
 
 FACTORY = """
 from torch import nn
@@ -26,7 +26,7 @@ def factory(tmp_path, monkeypatch):
 
 
 def test_weights_tell_classes_shape_and_name():
-    model = served_model("embedded:cifar10-resnet8")
+    model = load_served_model("embedded:cifar10-resnet8")
     assert model.input_shape == (3, 32, 32)
     assert model.classes[3] == "cat"
     assert model.name == "cifar10-resnet8"
@@ -36,7 +36,7 @@ def test_weights_tell_classes_shape_and_name():
 def test_any_module_with_what_it_cannot_tell(factory, tmp_path):
     classes = tmp_path / "classes.txt"
     classes.write_text("ham\nspam\n\n")
-    model = served_model(factory, classes=classes, input_shape=(3, 16, 16))
+    model = load_served_model(factory, classes=classes, input_shape=(3, 16, 16))
     assert (model.classes, model.name) == (("ham", "spam"), "make")
 
 
@@ -45,8 +45,8 @@ def test_any_module_with_what_it_cannot_tell(factory, tmp_path):
     [
         ("ham\nspam", None, "give --input-shape"),
         (None, (3, 16, 16), "give --classes FILE"),
-        ("ham\nspam\neggs", (3, 16, 16), "has 2 outputs, but 3 classes are named"),
-        ("ham\nham", (3, 16, 16), "has a name twice"),
+        ("ham\nspam\neggs", (3, 16, 16), "has 2 outputs, but 3 class names were given"),
+        ("ham\nham", (3, 16, 16), "contains a name twice"),
         ("ham\nspam", (1, 16, 16), "cannot read images of"),
     ],
 )
@@ -56,4 +56,4 @@ def test_what_does_not_fit_is_told_in_a_sentence(factory, tmp_path, names, shape
         path = tmp_path / "classes.txt"
         path.write_text(names)
     with pytest.raises((SettingError, InputError), match=said):
-        served_model(factory, classes=path, input_shape=shape)
+        load_served_model(factory, classes=path, input_shape=shape)

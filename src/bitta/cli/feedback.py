@@ -120,22 +120,21 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _replay(store: "Store", arguments: argparse.Namespace) -> int:
-    from bitta.server.engine.learner import Learner, LearnerConfig  # noqa: PLC0415
+    from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.replay import Replay  # noqa: PLC0415
-    from bitta.server.model import served_model  # noqa: PLC0415
+    from bitta.server.model import load_served_model  # noqa: PLC0415
+    from bitta.server.settings import ServeSettings  # noqa: PLC0415
 
     started = store.events(kinds=["started"], limit=1)
     if not started:
         raise InputError("the event log is empty; give the --data-dir of a server that has run.")
-    learner_table = dict(started[0].body["learner"])
-    learner_table["settings"] = tuple((name, value) for name, value in learner_table["settings"])
-    model = served_model(
+    model = load_served_model(
         arguments.model,
         classes=arguments.classes and Path(arguments.classes),
         input_shape=parse_input_shape(arguments.input_shape),
     )
-    learner = Learner(model.module, LearnerConfig(**learner_table))
-    if learner.weights != started[0].body["weights"]:
+    learner = Learner(model.module, ServeSettings(**started[0].body["learner"]))
+    if learner.weights_hash != started[0].body["weights"]:
         raise InputError(
             f"{arguments.model!r} is not the model that the log starts with; give that model."
         )
@@ -147,9 +146,9 @@ def _replay(store: "Store", arguments: argparse.Namespace) -> int:
         replay = Replay(learner, store, folder=Path(folder), on_event=on_event).run()
     print(
         f"{replay.n_served} images served and {replay.n_steps} steps learned again; weights "
-        f"compared with {replay.compared} snapshots, {len(replay.differing)} differ"
+        f"compared with {replay.n_compared} snapshots, {len(replay.differing)} differ"
     )
     for name in replay.differing:
         print(f"  {name}")
-    print(f"weights: {replay.weights}")
+    print(f"weights: {replay.weights_hash}")
     return 1 if replay.differing else 0

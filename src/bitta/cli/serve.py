@@ -15,8 +15,8 @@ from bitta.cli.arguments import missing_server_package_error, parse_input_shape
 from bitta.errors import BittaError, InputError, SettingError
 
 if TYPE_CHECKING:  # the packages of the server are optional dependencies
-    from bitta.server.camera import Camera, Picture
-    from bitta.server.host import Host
+    from bitta.server.bootstrap import RunningServer
+    from bitta.server.camera import Camera, ImageArray
     from bitta.server.settings import ServeSettings
 
 _EPILOG = """\
@@ -119,7 +119,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     try:
-        from bitta.server.host import hosting  # noqa: PLC0415
+        from bitta.server.bootstrap import start_server  # noqa: PLC0415
         from bitta.server.process import check_tls, serve  # noqa: PLC0415 (an optional extra)
     except ModuleNotFoundError as error:
         raise missing_server_package_error(error) from None
@@ -127,12 +127,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     check_tls(settings)
     if arguments.check:
         return _check(settings)
-    with hosting(settings) as host:
-        print(f"{host.model.name}: {host.begun_from}", flush=True)
-        _print_new_keys(host, is_demo=arguments.demo is not None)
-        camera = _start_camera(host, settings, arguments.demo, rate) if rate else None
+    with start_server(settings) as server:
+        print(f"{server.model.name}: {server.start_message}", flush=True)
+        _print_new_keys(server, is_demo=arguments.demo is not None)
+        camera = _start_camera(server, settings, arguments.demo, rate) if rate else None
         try:
-            serve(host.app, settings, print_line=lambda line: print(line, flush=True))
+            serve(server.app, settings, print_line=lambda line: print(line, flush=True))
         finally:
             if camera is not None:
                 camera.stop()
@@ -170,23 +170,22 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 def _check(settings: "ServeSettings") -> int:
     """Check all that can fail at the start. Only tables of a database server remain."""
-    from bitta.server.engine.continued import require_same  # noqa: PLC0415
+    from bitta.server.bootstrap import load_model_from_settings  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
-    from bitta.server.host import engine_config, model_of  # noqa: PLC0415
+    from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415
     from bitta.server.process import bind  # noqa: PLC0415
     from bitta.server.store import Store  # noqa: PLC0415
 
-    model = model_of(settings)
-    config = engine_config(settings).learner
-    learner = Learner(model.module, config)
-    weights = learner.weights
+    model = load_model_from_settings(settings)
+    learner = Learner(model.module, settings)
+    weights_hash = learner.weights_hash
     learner.close()
     print(f"model      {model.name}, {len(model.classes)} classes, input {model.input_shape}")
     with (
         _database_for_check(settings) as (database, folder),
         Store.open(database, folder, alone=False) as store,
     ):
-        require_same(store, config, weights=weights, data_dir=folder)
+        require_same_settings(store, settings, weights_hash=weights_hash, data_dir=folder)
         print(f"data       {settings.data_dir}, {store.counts().served} predictions so far")
         keys = [key for key in store.keys.list() if key.revoked_at is None]
         hint = "" if keys else '; create some with "bitta keys create"'
@@ -218,9 +217,9 @@ def _database_for_check(settings: "ServeSettings") -> Iterator[tuple[str | None,
         yield None if database_is_new else database, Path(name)
 
 
-def _print_new_keys(host: "Host", *, is_demo: bool) -> None:
+def _print_new_keys(server: "RunningServer", *, is_demo: bool) -> None:
     """Create and print a key per role if there are none. A demo gets new keys at each start."""
-    keys = host.store.keys
+    keys = server.store.keys
     if is_demo:
         for key in keys.list():
             keys.revoke(key.id)
@@ -254,7 +253,9 @@ def _demo_defaults(name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return defaults
 
 
-def _start_camera(host: "Host", settings: "ServeSettings", name: str, rate: float) -> "Camera":
+def _start_camera(
+    server: "RunningServer", settings: "ServeSettings", name: str, rate: float
+) -> "Camera":
     """Send pictures, from where the last camera stopped, and write their classes to a file."""
     from bitta.server.camera import SCENES, Camera  # noqa: PLC0415 (an optional dependency)
 
@@ -263,9 +264,9 @@ def _start_camera(host: "Host", settings: "ServeSettings", name: str, rate: floa
     print(f"camera     {_DEMO_DESCRIPTIONS[name]}; {rate:g} pictures per second")
     print(f"truth      {truth_path}, for bitta annotate --simulate", flush=True)
 
-    def send(picture: "Picture", label: int) -> None:
+    def send(picture: "ImageArray", label: int) -> None:
         with suppress(BittaError):  # an overloaded server drops the picture
-            served = host.engine.predict(picture[None], request_id="camera").result()
+            served = server.engine.predict(picture[None], request_id="camera").result()
             with truth_path.open("a") as file:
                 file.write(json.dumps({served.prediction_ids[0]: label}) + "\n")
 

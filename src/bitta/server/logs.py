@@ -1,4 +1,4 @@
-"""Logs as JSON, one line each, with what a machine can search for."""
+"""JSON logs, one object per line."""
 
 import logging
 import sys
@@ -13,24 +13,24 @@ from structlog.typing import FilteringBoundLogger
 Level = Literal["debug", "info", "warning", "error"]
 
 
-def make_log(level: Level = "info", stream: TextIO | None = None) -> FilteringBoundLogger:
-    """A log of its own: nothing is set up for the whole process."""
-    made: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(cast("TextIO", _Patient(stream or sys.stderr))),
+def make_logger(level: Level = "info", stream: TextIO | None = None) -> FilteringBoundLogger:
+    """Return a new logger. The configuration of the process does not change."""
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(cast("TextIO", _LossyStream(stream or sys.stderr))),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # Without local variables: they hold keys and pictures.
+            # Local variables could contain keys and images.
             ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(default=str),
         ],
     ).bind()
-    return made
+    return logger
 
 
-class _Patient:
-    """A stream on a disk that may be full: a line is lost then, not the request it is about."""
+class _LossyStream:
+    """Stream that drops lines if the disk is full, so that requests still succeed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -44,14 +44,14 @@ class _Patient:
             self._stream.flush()
 
 
-class Forward(logging.Handler):
-    """Hands what libraries log on to ours, so that one format comes out."""
+class LogForwarder(logging.Handler):
+    """Handler that forwards the logs of libraries to our logger, for a single format."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
+    def __init__(self, logger: FilteringBoundLogger) -> None:
         super().__init__()
-        self._log = log
+        self._logger = logger
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line, with the traceback where there is one."""
-        more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
-        self._log.log(record.levelno, record.getMessage(), logger=record.name, **more)
+        """Forward a record with its traceback."""
+        extra: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        self._logger.log(record.levelno, record.getMessage(), logger=record.name, **extra)

@@ -1,4 +1,4 @@
-"""The classifier that a server serves, with all it must know about it."""
+"""Loading of the classifier that a server serves."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +14,22 @@ from bitta.streams import Geometry
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedModel:
-    """A model, what its outputs are called, and what it reads."""
+    """Model with its class names and input shape."""
 
     module: nn.Module
     classes: tuple[str, ...]
     input_shape: tuple[int, int, int]
     name: str
     geometry: Geometry | None = None
-    """How encoded pictures get to `input_shape`, where the model's card tells."""
+    """Resizing and cropping of encoded images, if the model's card contains it."""
 
 
-def served_model(
+def load_served_model(
     given: str, *, classes: Path | None = None, input_shape: tuple[int, int, int] | None = None
 ) -> ServedModel:
-    """Weights with a card, or "module:function"; what neither tells has to be given."""
-    known: tuple[str, ...] = ()
-    shape: tuple[int, ...] | None = None
+    """Load weights with a card, or call "module:function". Arguments fill in what is missing."""
+    card_classes: tuple[str, ...] = ()
+    card_shape: tuple[int, ...] | None = None
     geometry: Geometry | None = None
     if _is_factory(given):
         module = from_factory(given, of="model")
@@ -37,25 +37,25 @@ def served_model(
     else:
         with weights_at(given) as path:
             module, card = load_model(path)
-        known, shape = card.classes, card.input_shape
+        card_classes, card_shape = card.classes, card.input_shape
         geometry = Geometry(**card.preprocessing) if card.preprocessing else None
         name = Path(given.partition(":")[2] or given).stem
-    names = _read_classes(classes) if classes else known
-    size = input_shape or shape
-    if size is None or len(size) != 3:
+    names = _read_classes(classes) if classes else card_classes
+    shape = input_shape or card_shape
+    if shape is None or len(shape) != 3:
         raise SettingError(
-            f"the model {given!r} does not tell what it reads; give --input-shape, such as "
+            f"the input shape of the model {given!r} is unknown; give --input-shape, such as "
             "3x224x224."
         )
     if not names:
         raise SettingError(
-            f"the model {given!r} does not name its classes; give --classes FILE, a name per line."
+            f"the classes of the model {given!r} are unknown; give --classes FILE, a name per line."
         )
-    _check(module, names, size)
+    _check_forward(module, names, shape)
     return ServedModel(
         module=module,
         classes=names,
-        input_shape=(size[0], size[1], size[2]),
+        input_shape=(shape[0], shape[1], shape[2]),
         name=name,
         geometry=geometry,
     )
@@ -72,13 +72,13 @@ def _read_classes(path: Path) -> tuple[str, ...]:
         raise InputError(f"the classes file {str(path)!r} cannot be read ({error}).") from None
     names = tuple(line.strip() for line in lines if line.strip())
     if len(set(names)) < len(names):
-        raise InputError(f"the classes file {str(path)!r} has a name twice.")
+        raise InputError(f"the classes file {str(path)!r} contains a name twice.")
     return names
 
 
 @torch.no_grad()
-def _check(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """One small forward before anybody depends on it."""
+def _check_forward(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """Run one small forward pass, to find errors before the server starts."""
     wrapped = WrappedModel(module, eager=True)
     try:
         n = wrapped(wrapped.prepare_inputs(torch.zeros(2, *shape)), statistics="running").shape[-1]
@@ -90,4 +90,4 @@ def _check(module: nn.Module, names: tuple[str, ...], shape: tuple[int, ...]) ->
     finally:
         wrapped.close()
     if n != len(names):
-        raise InputError(f"the model has {n} outputs, but {len(names)} classes are named.")
+        raise InputError(f"the model has {n} outputs, but {len(names)} class names were given.")

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bitta.errors import InputError
 from bitta.server.api.dependencies import AppState
-from bitta.server.logs import Forward
+from bitta.server.logs import LogForwarder
 from bitta.server.settings import ServeSettings
 
 _KEEP_ALIVE_SECONDS = 65
@@ -63,7 +63,7 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
     limits = settings.limits
     for name in ("uvicorn.error", "bitta.server"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [Forward(state.log)], False
+        logger.handlers, logger.propagate = [LogForwarder(state.log)], False
         logger.setLevel(logging.INFO if settings.log_level == "debug" else logging.WARNING)
     config = uvicorn.Config(
         app,
@@ -118,7 +118,7 @@ def addresses(settings: ServeSettings, bound: socket.socket) -> Sequence[str]:
     """Return one line per address of the server, for the terminal."""
     port = bound.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    root = f"{'https' if settings.tls else 'http'}://{host}:{port}"
+    root = f"{'https' if settings.has_tls else 'http'}://{host}:{port}"
     return [
         f"inference  {root}/v2",
         f"annotate   {root}/annotate",

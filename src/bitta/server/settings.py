@@ -1,4 +1,7 @@
-"""Everything about a server that can be set: by arguments, by a file, by the environment."""
+"""All settings of a server, read from arguments, a file and the environment.
+
+Each setting is declared once, here or in `GuardSettings`. The parts of the server share one object.
+"""
 
 import json
 import os
@@ -21,42 +24,46 @@ from bitta.errors import SettingError, unknown_name_error
 from bitta.server.guard import GuardSettings
 
 PREFIX = "BITTA_SERVE_"
-"""What the names of environment variables begin with; parts of a group are told by two strokes,
-as in BITTA_SERVE_LIMITS__PIXELS."""
+"""Prefix of environment variables. Two underscores separate a group and its setting, as in
+BITTA_SERVE_LIMITS__PIXELS."""
 
+LEARNER_SETTINGS = (
+    "method", "preset", "settings", "window", "n_queries", "audits", "max_distance", "seed",
+)  # fmt: skip
+"""Names of the settings that a replay needs."""
 
 Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class RequestLimits(BaseModel):
-    """What one caller may ask of the server."""
+    """Limits of a single client."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Bytes of an inference request's body, as sent and again after decompression."""
+    """Bytes of an inference request's body, before and after decompression."""
     other_bytes: int = Field(default=256 * 1024, ge=1024)
     """Bytes of any other request's body."""
     json_bytes: int = Field(default=8 * 2**20, ge=1024)
-    """Bytes of an inference request's JSON, which takes far more once it is read."""
+    """Bytes of an inference request's JSON. Parsed JSON takes about 25 times as much memory."""
     images: int = Field(default=128, ge=1)
     """Images in one request."""
     picture_bytes: int = Field(default=16 * 2**20, ge=1)
-    """Bytes of one encoded picture."""
+    """Bytes of one encoded image."""
     pixels: int = Field(default=25_000_000, ge=1)
-    """Pixels of one encoded picture."""
+    """Pixels of one encoded image, also while it is resized."""
     request_pixels: int = Field(default=100_000_000, ge=1)
-    """Pixels of all encoded pictures of one request."""
+    """Pixels of all encoded images of one request."""
     requests_per_second: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
-    """Requests per second that one key may make for long."""
+    """Average requests per second of one key."""
     burst: int = Field(default=4000, ge=1)
-    """Requests that one key may make at once."""
+    """Requests that one key may send at once."""
     failures_per_minute: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Wrong keys per minute from one address."""
+    """Invalid keys per minute from one address."""
     read_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """How long a client may take to send its request, or to take a part of the answer."""
+    """Seconds that a client may take to send its request, or to read a part of the response."""
     answer_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """How long a request may wait for the model before it is told to come back later."""
+    """Seconds that a request may wait for the model before it is refused with status 503."""
     connections: int = Field(default=1000, ge=1)
     """Connections open at the same time."""
     streams: int = Field(default=100, ge=1)
@@ -77,107 +84,114 @@ class ServeSettings(BaseSettings):
     )
 
     model: str = ""
-    """Weights with a card, or "module:factory" for a function that returns any nn.Module."""
+    """Weights with a card, or "module:factory" for a function that returns an nn.Module."""
     input_shape: tuple[int, int, int] | None = None
-    """Channels, height and width of an image, where the model does not tell them itself."""
+    """Channels, height and width of an image, if the model's card does not contain them."""
     classes: Path | None = None
-    """A file with one class name per line, where the model does not tell them itself."""
+    """File with one class name per line, if the model's card does not contain them."""
     database: str | None = None
-    """URL of the database; SQLite in the data folder where none is given."""
+    """URL of the database; by default SQLite in the data folder."""
     data_dir: Path = Path("bitta-data")
     """Folder for the database, snapshots and images."""
     host: str = "127.0.0.1"
-    """Address to listen at; the default is reached from this machine alone."""
+    """Address to listen at. The default accepts connections from this machine only."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen at; 0 takes a free one."""
+    """Port to listen at; 0 chooses a free one."""
     tls_cert: Path | None = None
-    """Certificate chain in PEM; needs tls_key."""
+    """Certificate chain in PEM format; needs tls_key."""
     tls_key: Path | None = None
-    """Private key in PEM; needs tls_cert."""
+    """Private key in PEM format; needs tls_cert."""
     tls_key_password: SecretStr | None = Field(default=None, min_length=1, max_length=1000)
-    """Password of the private key; in the file or the environment alone, as arguments are seen by
-    everybody on the machine."""
+    """Password of the private key. Give it in the file or the environment: other users of the
+    machine can see arguments."""
     tls_client_ca: Path | None = None
-    """Certificates in PEM; where given, every client has to show a certificate signed by one of
-    them, probes of its health too."""
+    """Certificates in PEM format. If given, every client needs a certificate signed by one of them,
+    health probes too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least serious lines that are logged; "warning" leaves out requests that went well."""
+    """Lowest level that is logged. "warning" leaves out successful requests."""
     seed: int = Field(default=0, ge=0)
-    """Seed of everything that is left to chance."""
+    """Seed of all random numbers."""
 
     method: str = "bitta"
-    """How the model learns; "bitta methods" lists them."""
+    """Adaptation method; "bitta methods" lists them."""
     preset: str | None = None
-    """Named settings of the method."""
+    """Preset of the method: a named set of its settings."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the method, over those of its preset."""
+    """Settings of the method. They override those of the preset."""
 
     max_batch: int = Field(default=64, ge=1, le=4096)
-    """Most images served by one pass of the model."""
+    """Largest number of images in one forward pass. A larger request is served alone."""
     max_wait_ms: float = Field(default=2.0, ge=0, le=10_000)
-    """How long a request may wait for others to share its pass, where the last one was shared."""
+    """Milliseconds that a request waits for others to share its forward pass, if the last one was
+    shared."""
     max_waiting: int = Field(default=4096, ge=1)
-    """Images that may wait to be served, and predictions to be stored; a request beyond is
-    refused."""
+    """Largest number of images that wait to be served, and of predictions that wait to be stored.
+    Further requests are refused."""
     window: int = Field(default=64, ge=2)
-    """Served images after which questions and a learning step are due."""
+    """Number of served images after which questions are asked and a learning step is due."""
     n_queries: int = Field(default=3, ge=0)
-    """Questions per window."""
+    """Number of questions per window."""
     audits: int = Field(default=1, ge=0)
-    """How many of a window's questions are drawn at random, to measure accuracy."""
+    """Number of questions per window about random samples, which measure accuracy."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """Share of the worker's time that asking and learning may take; until it may learn again, one
-    window asks."""
+    """Share of the worker's time for asking and learning. While learning waits for its share, only
+    one window asks questions."""
     max_distance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """How far the weights may move from the source's, relative to their length, before they are
-    drawn back; 0 for any."""
+    """Largest distance of the weights from the source weights, relative to the norm of those.
+    Weights beyond it are pulled back; 0 for no limit."""
     rollback: bool = True
-    """Whether the server goes back by itself when the model collapses; it is told in any case."""
+    """True if the server rolls back by itself when the model collapses. The status shows a collapse
+    in any case."""
     question_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
-    """How long a question stays open."""
+    """Seconds for which a question stays open."""
     max_open: int = Field(default=30, ge=1)
-    """Questions of the last minute that may wait; while as many do, windows raise no more."""
+    """Number of open questions of the last minute at which windows raise no more."""
     lease_seconds: float = Field(default=120.0, gt=0, le=86_400)
-    """How long a question is kept for the annotator who was given it."""
+    """Seconds for which a question is reserved for the annotator who received it."""
     overlap: int = Field(default=1, ge=1)
-    """How many annotators are asked the same question."""
+    """Number of annotators who are asked the same question."""
     wait_seconds: float = Field(default=25.0, ge=0, le=25)
-    """Longest wait of a request for the next question."""
+    """Longest wait in seconds of a request for the next question."""
 
     keep_images: Literal["none", "queried", "all"] = "queried"
-    """Which images are kept on disk; replay of the log needs all."""
+    """Images that are kept on disk. A replay of the log needs all. With none, answers that arrive
+    late or after a restart cannot be used."""
     recent_bytes: int = Field(default=256 * 2**20, ge=0)
-    """Memory for the inputs of the newest predictions, which answers may be about."""
+    """Bytes of memory for the inputs of the newest predictions, which answers refer to."""
     snapshot_steps: int = Field(default=20, ge=1)
-    """Learning steps after which a snapshot is taken."""
+    """Number of learning steps after which a snapshot is taken."""
     snapshot_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds after which a snapshot is taken, if something was learned."""
+    """Seconds after which a snapshot is taken, if there was a learning step."""
     keep_snapshots: int = Field(default=20, ge=1)
-    """Snapshots kept on disk, beside the source."""
+    """Number of periodic snapshots kept on disk, in addition to the source."""
 
     session_hours: float = Field(default=12.0, gt=0, le=24 * 365)
-    """How long a sign-in on the pages lasts."""
+    """Hours for which a sign-in on the pages lasts."""
     status_seconds: float = Field(default=2.0, gt=0, le=60)
-    """How often event streams tell the status."""
+    """Seconds between two status events of an event stream."""
     shutdown_seconds: int = Field(default=10, ge=1)
-    """How long requests under way may take once the server is asked to stop."""
+    """Seconds that running requests may take after the server is asked to stop."""
 
     limits: RequestLimits = RequestLimits()
-    """What one caller may ask."""
+    """Limits of a single client."""
     guard: GuardSettings = GuardSettings()
-    """When the model counts as collapsed."""
+    """Detection of collapse."""
 
     @property
-    def tls(self) -> bool:
-        """Whether connections are encrypted by this server."""
+    def has_tls(self) -> bool:
+        """True if this server encrypts connections."""
         return self.tls_cert is not None
 
+    def learner_settings(self) -> dict[str, Any]:
+        """Return the settings that a replay needs, as plain values for the log."""
+        return {name: getattr(self, name) for name in LEARNER_SETTINGS}
+
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together or not at all")
         for name in ("tls_key_password", "tls_client_ca"):
-            if getattr(self, name) is not None and not self.tls:
+            if getattr(self, name) is not None and not self.has_tls:
                 raise ValueError(f"{name} needs tls_cert and tls_key")
         if self.audits > self.n_queries:
             raise ValueError(
@@ -196,7 +210,7 @@ class ServeSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load_settings` has put the sources over one another, with errors in our own words.
+        # `load_settings` has merged all sources already, with its own error messages.
         return (init_settings,)
 
 
@@ -207,9 +221,10 @@ def load_settings(
     environment: Mapping[str, str] | None = None,
     defaults: Defaults | None = None,
 ) -> ServeSettings:
-    """Arguments over the file over the environment over other defaults than our own.
+    """Load settings: arguments override the file, which overrides the environment.
 
-    None among the arguments is not given; `defaults` makes its own of what is given.
+    An argument of None counts as not given. `defaults` receives the given settings and returns
+    defaults for the others.
     """
     given: dict[str, Any] = {}
     _merge(given, _from_environment(os.environ if environment is None else environment))
@@ -217,18 +232,18 @@ def load_settings(
         _merge(given, _from_file(config))
     _merge(given, {name: value for name, value in (arguments or {}).items() if value is not None})
     if defaults is not None:
-        beneath: dict[str, Any] = {}
-        _merge(beneath, defaults(given))
-        _merge(beneath, given)
-        given = beneath
+        merged: dict[str, Any] = {}
+        _merge(merged, defaults(given))
+        _merge(merged, given)
+        given = merged
     try:
         return ServeSettings(**given)
     except ValidationError as error:
-        raise _sentence(error) from None
+        raise _setting_error(error) from None
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The variables with our prefix; a name that no setting has is refused."""
+    """Read the variables with our prefix. Refuse unknown names."""
     names = {name.lower(): text for name, text in environment.items()}
     for name in names:
         if name.startswith(PREFIX.lower()):
@@ -243,15 +258,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     source.env_vars = names
     try:
         given = source()
-    except SettingsError as error:  # text that should have been JSON
+    except SettingsError as error:  # invalid JSON
         raise SettingError(f"the environment ({PREFIX}...) cannot be read: {error}.") from None
     if "settings" in given:
-        given["settings"] = {name: _value(text) for name, text in given["settings"].items()}
+        given["settings"] = {name: _parse_value(text) for name, text in given["settings"].items()}
     return given
 
 
-def _value(text: Any) -> Any:
-    """A setting of a method says nothing about its type here: a number where it reads as one."""
+def _parse_value(text: Any) -> Any:
+    """Parse a setting of a method, whose type is unknown here. Text that is no JSON stays text."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -268,17 +283,17 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise SettingError(f"the settings file {str(path)!r} is not TOML: {error}.") from None
 
 
-def _merge(under: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Put values over others, group by group."""
-    for name, value in over.items():
-        if isinstance(value, Mapping) and isinstance(under.get(name), dict):
-            _merge(under[name], value)
+def _merge(target: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Override values in place, group by group."""
+    for name, value in overrides.items():
+        if isinstance(value, Mapping) and isinstance(target.get(name), dict):
+            _merge(target[name], value)
         else:
-            under[name] = dict(value) if isinstance(value, Mapping) else value
+            target[name] = dict(value) if isinstance(value, Mapping) else value
 
 
-def _sentence(error: ValidationError) -> SettingError:
-    """The first thing that is wrong."""
+def _setting_error(error: ValidationError) -> SettingError:
+    """Return an error message for the first invalid setting."""
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -289,8 +304,8 @@ def _sentence(error: ValidationError) -> SettingError:
         known = groups.get(path[0], list(ServeSettings.model_fields))
         return unknown_name_error("setting", path[-1], known, of=".".join(path[:-1]))
     if first["type"] == "value_error":
-        place = "".join(f"{part}." for part in path)
-        return SettingError(f"{place}{first['ctx']['error']}".rstrip(".") + ".")
+        prefix = "".join(f"{part}." for part in path)
+        return SettingError(f"{prefix}{first['ctx']['error']}".rstrip(".") + ".")
     message = first["msg"]
     given = "not shown" if path[-1] == "tls_key_password" else repr(first["input"])
     return SettingError(f"{'.'.join(path)} is {given}; {message[0].lower()}{message[1:]}.")

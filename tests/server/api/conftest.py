@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, Overloaded, silent_log
+from server.api.fakes import EngineOverloadedError, FakeEngine, silent_log
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,9 @@ def log():
 
 @pytest.fixture
 def app(engine, store, settings, log):
-    return create_app(engine, store, settings, errors={Overloaded: (503, "unavailable")}, log=log)
+    return create_app(
+        engine, store, settings, errors={EngineOverloadedError: (503, "unavailable")}, log=log
+    )
 
 
 @pytest.fixture

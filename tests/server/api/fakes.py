@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 
 from bitta.errors import BittaError
-from bitta.server.logs import make_log
+from bitta.server.logs import make_logger
 from bitta.server.process import bind, make_server
 from bitta.server.store import (
     LearnedStep,
@@ -28,7 +28,7 @@ CLASSES = ("cat", "dog", "<b>bird</b>")
 SHAPE = (3, 4, 4)
 
 
-class Overloaded(BittaError):
+class EngineOverloadedError(BittaError):
     """Raised by a fake engine whose queue is full."""
 
 
@@ -76,9 +76,9 @@ class FakeEngine:
 
     def __init__(self, store):
         self.store = store
-        self.alive = True
+        self.is_alive = True
         self.is_stuck = False
-        self.idle = 60.0
+        self.idle_seconds = 60.0
         self.error = None
         self.forgotten_hashes = []
         self.kept_answered_ids = []
@@ -193,10 +193,10 @@ class FakeEngine:
         self.store.log_event("resumed", {"by": by}).result()
         return completed(None)
 
-    def keep_answered(self, prediction_id):
+    def keep_answered_image(self, prediction_id):
         self.kept_answered_ids.append(prediction_id)
 
-    def forget(self, sha256):
+    def forget_image(self, sha256):
         self.forgotten_hashes.append(sha256)
 
 
@@ -207,7 +207,7 @@ def completed(value):
 
 
 def silent_log():
-    return make_log("error", io.StringIO())
+    return make_logger("error", io.StringIO())
 
 
 @contextmanager

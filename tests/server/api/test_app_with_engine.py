@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from bitta.server.api import create_app
-from bitta.server.engine import Overloaded
+from bitta.server.engine import EngineOverloadedError
 from bitta.server.settings import load_settings
 from server.api.fakes import silent_log
 from small_engine import CLASSES, WINDOW, images, running
@@ -17,7 +17,11 @@ def client(tmp_path):
     settings = load_settings({"data_dir": tmp_path}, environment={})
     with running(tmp_path) as (engine, store):
         app = create_app(
-            engine, store, settings, errors={Overloaded: (503, "unavailable")}, log=silent_log()
+            engine,
+            store,
+            settings,
+            errors={EngineOverloadedError: (503, "unavailable")},
+            log=silent_log(),
         )
         token = store.keys.create("operator", "Ada").token
         with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as made:

@@ -13,7 +13,7 @@ from PIL import Image
 from bitta.errors import BittaError, InputError
 from bitta.server.store import StoreFull
 from made_pictures import N_BROKEN, broken, encoded, originals
-from server.api.fakes import Overloaded
+from server.api.fakes import EngineOverloadedError
 
 URL = "/v2/models/toy/infer"
 
@@ -160,7 +160,9 @@ def test_other_models_and_versions_are_not_found(call, path, end):
 
 
 def test_overloaded_engine_gives_503_and_counts_as_failure(call, engine):
-    engine.error = Overloaded("too many images wait to be served; try again in a moment.")
+    engine.error = EngineOverloadedError(
+        "too many images wait to be served; try again in a moment."
+    )
     response = call("client", "POST", URL, json={"inputs": [tensor()]})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
@@ -200,7 +202,7 @@ def test_unexpected_error_gets_error_body_of_the_protocol(call, engine):
 
 def test_live_fails_when_the_worker_ended(call, engine):
     assert call(None, "GET", "/v2/health/live").json() == {"live": True}
-    engine.alive = False
+    engine.is_alive = False
     assert call(None, "GET", "/v2/health/live").status_code == 503
     assert call(None, "GET", "/v2/health/ready").status_code == 503
 
@@ -220,7 +222,7 @@ def test_ready_fails_when_the_worker_does_not_respond(call, engine, monkeypatch)
 
 def test_ready_succeeds_during_a_long_step_that_serves(call, engine, monkeypatch):
     monkeypatch.setattr("bitta.server.api.status._CHECK_TIMEOUT_SECONDS", 2.0)
-    engine.is_stuck, engine.idle = True, 0.0
+    engine.is_stuck, engine.idle_seconds = True, 0.0
     assert call(None, "GET", "/v2/health/ready").json() == {"ready": True}
 
 

@@ -16,7 +16,7 @@ from bitta.server.api import create_app, schemas
 from bitta.server.api.app import install_routes
 from bitta.server.settings import load_settings
 from bitta.server.store import Store
-from server.api.fakes import FakeEngine, Overloaded, running, silent_log
+from server.api.fakes import EngineOverloadedError, FakeEngine, running, silent_log
 
 load_all_checks()
 STREAM = "/v1/events"  # never ends, so a generated case would wait forever
@@ -54,7 +54,7 @@ def world(tmp_path_factory):
             engine,
             store,
             load_settings(chosen, environment={}),
-            errors={Overloaded: (503, "unavailable")},
+            errors={EngineOverloadedError: (503, "unavailable")},
             log=silent_log(),
         )
         yield app, store.keys.create("operator", "Everybody").token

@@ -18,7 +18,7 @@ import pytest
 
 from bitta.cli import keys
 from bitta.errors import InputError
-from bitta.server.logs import make_log
+from bitta.server.logs import make_logger
 from bitta.server.process import addresses, bind, check_tls, make_server
 from bitta.server.settings import load_settings
 from server.api.fakes import running
@@ -31,7 +31,7 @@ def stream():
 
 @pytest.fixture
 def log(stream):
-    return make_log("info", stream)
+    return make_logger("info", stream)
 
 
 def run_keys(*arguments):

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from bitta.errors import InputError
-from bitta.server.engine import Overloaded
+from bitta.server.engine import EngineOverloadedError
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.guard import GuardSettings
 from bitta.server.store import NewAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
-from small_engine import CLASSES, WINDOW, answer, config, images, running, serve, until
+from small_engine import CLASSES, WINDOW, answer, images, running, serve, serve_settings, until
 
 
 def learned(store):
@@ -145,7 +145,7 @@ def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
 
 
 def test_requests_are_served_while_it_learns(tmp_path):
-    with running(tmp_path, learner={"settings": (("epochs", 4),)}) as (engine, store):
+    with running(tmp_path, settings={"epochs": 4}) as (engine, store):
         for number in range(6):
             engine.predict(images(number), request_id="w")
         waiting = [engine.predict(images(90 + one, 1), request_id="s") for one in range(30)]
@@ -160,7 +160,7 @@ def test_too_many_waiting_requests_are_refused(tmp_path):
 
     with (
         running(tmp_path, max_waiting=4) as (engine, _),
-        pytest.raises(Overloaded, match="too many images wait"),
+        pytest.raises(EngineOverloadedError, match="too many images wait"),
     ):
         flood(engine)
 
@@ -175,8 +175,8 @@ def test_inputs_of_another_shape_fail_alone(tmp_path):
 
 
 def test_weights_do_not_go_farther_than_they_may(tmp_path):
-    learner = {"max_distance": 0.01, "settings": (("lr", 0.5), ("epochs", 3))}
-    with running(tmp_path, learner=learner) as (engine, _):
+    far = {"lr": 0.5, "epochs": 3}
+    with running(tmp_path, max_distance=0.01, settings=far) as (engine, _):
         for number in range(4):
             serve(engine, number)
             until(steps(engine, number + 1))
@@ -196,17 +196,17 @@ def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_aga
         assert (memory.correct.inputs[0].numpy() == images(0)[3]).all()
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
-        learner = Learner(toy_classifier(), config().learner)
+        learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         newest = max(store.snapshots(), key=lambda one: one.seq)
-        assert (replayed.differing, replayed.weights) == ((), newest.weights_hash)
+        assert (replayed.differing, replayed.weights_hash) == ((), newest.weights_hash)
         again = learner._session.adapter.memory
         assert (len(again.correct), len(again.incorrect)) == (1, 0)
 
 
 def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
-    simatta = {"method": "simatta", "settings": ()}
-    with running(tmp_path / "data", learner=simatta) as (engine, store):
+    simatta = {"method": "simatta", "settings": {}}
+    with running(tmp_path / "data", **simatta) as (engine, store):
         names = serve(engine, 0).prediction_ids
         until(steps(engine, 1))
         answer(store, names[2], key="k0")
@@ -219,10 +219,10 @@ def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
         assert (anchors.inputs[1].numpy() == images(0)[3]).all()
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
-        learner = Learner(toy_classifier(), config(learner=simatta).learner)
+        learner = Learner(toy_classifier(), serve_settings(**simatta))
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         newest = max(store.snapshots(), key=lambda one: one.seq)
-        assert (replayed.differing, replayed.weights) == ((), newest.weights_hash)
+        assert (replayed.differing, replayed.weights_hash) == ((), newest.weights_hash)
 
 
 def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
@@ -244,13 +244,13 @@ def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
 
 def test_how_far_weights_may_go_can_change_with_a_restart_and_is_lived_again(tmp_path):
     def learned(limit, number):
-        far = {"max_distance": limit, "settings": (("lr", 0.5), ("epochs", 2))}
-        with running(tmp_path / "data", learner=far) as (engine, _):
+        far = {"max_distance": limit, "settings": {"lr": 0.5, "epochs": 2}}
+        with running(tmp_path / "data", **far) as (engine, _):
             before = engine.status().n_steps
             serve(engine, number)
             until(steps(engine, before + 1))
             engine.snapshot().result(10)
-        return config(learner=far).learner
+        return serve_settings(**far)
 
     first = learned(0.01, 0)
     learned(0.0, 1)
@@ -282,13 +282,13 @@ def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed)
         serve(engine, 8)
         until(lambda: bool(store.events(kinds=["recovered"])))
     with Store.open(None, folder) as store:
-        learner = Learner(toy_classifier(), config().learner)
+        learner = Learner(toy_classifier(), serve_settings())
         (tmp_path / "again").mkdir()
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         newest = max(store.snapshots(), key=lambda one: one.seq)
         assert replayed.differing == ()
-        assert replayed.compared >= 2
-        assert replayed.weights == newest.weights_hash
+        assert replayed.n_compared >= 2
+        assert replayed.weights_hash == newest.weights_hash
 
 
 def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path):
@@ -305,7 +305,7 @@ def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
         Replay(
-            Learner(toy_classifier(), config().learner),
+            Learner(toy_classifier(), serve_settings()),
             store,
             folder=tmp_path / "again",
             on_event=lambda *_: seen.append(torch.get_num_threads()),
@@ -364,7 +364,7 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
         assert silent == [False, True, False]
     with Store.open(None, folder) as store:
         (tmp_path / "again").mkdir()
-        learner = Learner(toy_classifier(), config().learner)
+        learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         assert (replayed.differing, replayed.n_steps) == ((), 3)
 
@@ -393,7 +393,7 @@ def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
         for place, audit in enumerate(audits):
             answer(store, audit.prediction_id, correct=place > 0)
         engine.ping().result(20)
-        audited = engine._worker.gauge.audited()
+        audited = engine._worker.answer_statistics.audits()
         assert (audited.n, audited.n_correct) == (3, 2)
         assert (audited.n_compared, audited.n_source_wrong, audited.n_lineage) == (3, 1, 3)
 

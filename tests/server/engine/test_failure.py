@@ -10,7 +10,7 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.store import Store, StoreBusy, StoreUnavailable
 from bitta.testing import toy_classifier
-from small_engine import WINDOW, answer, config, images, running, serve, until
+from small_engine import WINDOW, answer, images, running, serve, serve_settings, until
 
 ERRORS = [
     RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED\nand much more"),
@@ -70,7 +70,7 @@ def test_a_step_that_fails_is_a_rollback_with_its_reason_and_learning_is_paused(
     assert event.body["reason"].startswith("learning failed: ")
     assert words in event.body["reason"]
     assert "much more" not in event.body["reason"]
-    assert engine.alive
+    assert engine.is_alive
     status = engine.status()
     assert (status.learning, status.reason) == ("paused", event.body["reason"])
     until(lambda: len(store.events(kinds=["paused"])) == 2)
@@ -81,7 +81,7 @@ def test_it_serves_by_the_weights_of_the_snapshot_it_went_back_to(failed):
     engine, store, _, _ = failed
     source, back = store.snapshots()
     assert (back.reason, back.weights_hash) == ("rollback", source.weights_hash)
-    assert engine._worker.learner.weights == source.weights_hash
+    assert engine._worker.learner.weights_hash == source.weights_hash
     assert serve(engine, 2).model_version == "2.0"
 
 
@@ -133,11 +133,11 @@ def test_a_log_with_a_step_that_failed_lived_again_gives_the_same_weights(tmp_pa
         until(lambda: engine.status().n_steps == 2)
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
-        learner = Learner(toy_classifier(), config().learner)
+        learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         newest = max(store.snapshots(), key=lambda one: one.seq)
         assert replayed.differing == ()
-        assert (newest.model_version, replayed.weights) == ("2.2", newest.weights_hash)
+        assert (newest.model_version, replayed.weights_hash) == ("2.2", newest.weights_hash)
 
 
 def test_questions_that_fail_after_the_answer_was_given_are_such_a_failure_too(tmp_path):
@@ -172,7 +172,7 @@ def test_a_model_that_fails_on_some_images_refuses_them_and_nothing_else_happens
 def test_while_going_back_cannot_be_logged_requests_are_refused_and_nothing_is_kept(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(worker, "_PATIENCE", 0.0)
+    monkeypatch.setattr(worker, "_MIN_RETRY_SECONDS", 0.0)
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         serve(engine, 0)
@@ -199,7 +199,7 @@ def test_while_going_back_cannot_be_logged_requests_are_refused_and_nothing_is_k
 
 
 def test_while_the_state_to_go_back_to_does_not_fit_no_files_pile_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "_PATIENCE", 0.0)
+    monkeypatch.setattr(worker, "_MIN_RETRY_SECONDS", 0.0)
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         serve(engine, 0)

@@ -6,15 +6,15 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
 from bitta.server.store import Store
 from bitta.testing import toy_classifier
-from small_engine import WINDOW, answer, config, running, serve, until
+from small_engine import WINDOW, answer, running, serve, serve_settings, until
 
 NEVER = {"snapshot_steps": 1000, "snapshot_seconds": 1e6}
 
 
 def crash(engine):
     """What ends now keeps nothing more."""
-    engine._worker.keeper.stopped = lambda: None
-    engine._worker.notebook.write = lambda *_, **__: None
+    engine._worker.snapshots.take_last = lambda: None
+    engine._worker.state_file.write = lambda *_, **__: None
 
 
 def learn(engine, number):
@@ -57,7 +57,7 @@ def test_after_a_crash_no_version_names_other_weights_than_before(tmp_path):
         assert versions(store) == ["1.1", "2.1"]
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
-        learner = Learner(toy_classifier(), config().learner)
+        learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
         assert (replayed.differing, replayed.n_steps) == ((), 2)
 
@@ -76,24 +76,24 @@ def test_the_guard_goes_back_past_a_crash(tmp_path):
     """To 1.1 from 2.3, not to the source: only a crash lies between."""
     with running(tmp_path, snapshot_steps=1) as (engine, store):
         learn(engine, 0)
-        until(lambda: engine._worker.keeper.last.model_version == "1.1")
+        until(lambda: engine._worker.snapshots.last.model_version == "1.1")
         learn(engine, 1)
-        until(lambda: engine._worker.keeper.last.model_version == "1.2")
+        until(lambda: engine._worker.snapshots.last.model_version == "1.2")
         crash(engine)
     with running(tmp_path, **NEVER) as (engine, store):
         assert engine.model_version == "2.2"
         learn(engine, 2)
-        target = engine._worker.keeper.older_than(2)
+        target = engine._worker.snapshots.find_before(2)
         assert store.find_snapshot(target).model_version == "1.1"
 
 
 def test_an_answer_that_nobody_asked_for_outlives_a_crash(tmp_path):
     """Its image is kept when it comes, though no question was asked about it."""
-    unasked = {"keep_images": "queried", "learner": {"n_queries": 0, "audits": 0}}
+    unasked = {"keep_images": "queried", "n_queries": 0, "audits": 0}
     with running(tmp_path, **unasked) as (engine, store):
         engine.pause("ada", "so that it waits").result(20)
         name = serve(engine, 0).prediction_ids[3]
-        engine.keep_answered(name)
+        engine.keep_answered_image(name)
         record = answer(store, name)
         crash(engine)
     with running(tmp_path, **unasked) as (engine, store):
@@ -110,8 +110,8 @@ def test_no_image_is_kept_for_an_answer_where_none_or_all_are(tmp_path, how):
         until(lambda: store.find_prediction(name) is not None)
         kept = store.images.read(store.find_prediction(name).input_sha256)
         assert (kept is not None) == (how == "all")
-        engine.keep_answered(name)
-        engine.keep_answered("no such prediction")
+        engine.keep_answered_image(name)
+        engine.keep_answered_image("no such prediction")
         store.log_event("written", {}).result(20)
         assert store.images.read(store.find_prediction(name).input_sha256) == kept
 
@@ -183,12 +183,12 @@ def test_what_the_guard_knows_outlives_the_process(tmp_path):
             learn(engine, number)
         engine.ping().result(20)
         before, worker = engine.status(), engine._worker
-        known, same = worker.watch.state_dict(), worker.gauge.state_dict()
-        assert known["detector"]["reference"]["windows"] == 3
-        assert len(same["same"]) == 3
+        known, same = worker.monitor.state_dict(), worker.answer_statistics.state_dict()
+        assert known["detector"]["reference"]["n_windows"] == 3
+        assert len(same["source_agreement"]) == 3
     with running(tmp_path) as (engine, _):
-        assert engine._worker.watch.state_dict() == known
-        assert engine._worker.gauge.state_dict() == same
+        assert engine._worker.monitor.state_dict() == known
+        assert engine._worker.answer_statistics.state_dict() == same
         after = engine.status()
         assert after.history == before.history
         assert after.confidence == before.confidence
@@ -203,15 +203,15 @@ def test_a_crash_loses_at_most_the_last_seconds_of_it(tmp_path):
         assert len(engine.status().history["at"]) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"watch": {}}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"monitor": {}}'])
 def test_where_its_file_is_damaged_the_guard_begins_anew(tmp_path, caplog, content):
     with running(tmp_path) as (engine, _):
         learn(engine, 0)
-    (tmp_path / "watch.json").write_text(content)
+    (tmp_path / "guard.json").write_text(content)
     with running(tmp_path) as (engine, _):
         assert not engine.status().history["at"]
         learn(engine, 1)
-    assert "the guard begins anew" in caplog.text
+    assert "the guard starts without a state" in caplog.text
 
 
 @pytest.mark.parametrize(("by", "reason"), [("ada", "a look at it"), ("ada", "")])
@@ -277,7 +277,7 @@ def test_an_image_that_is_damaged_costs_its_answer_and_no_more(tmp_path):
         record = answer(store, name)
         learn(engine, 1)
         until(lambda: store.find_feedback(record.id).status == "expired")
-        assert engine.alive
+        assert engine.is_alive
         assert engine.status().learning == "on"
 
 

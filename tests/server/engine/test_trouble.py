@@ -112,10 +112,10 @@ def test_the_guard_goes_back_to_a_snapshot_that_is_there(tmp_path):
     with running(tmp_path) as (engine, store):
         serve(engine, 0, n=1)
         newest = engine.snapshot().result(20)
-        keeper = engine._worker.keeper
-        assert keeper.older_than(0) == newest.id
+        snapshots = engine._worker.snapshots
+        assert snapshots.find_before(0) == newest.id
         (tmp_path / newest.path).unlink()
-        assert keeper.older_than(0) == store.snapshots()[0].id
+        assert snapshots.find_before(0) == store.snapshots()[0].id
 
 
 def test_a_folder_without_any_of_our_snapshots_is_left_as_it_is(tmp_path):
@@ -168,7 +168,7 @@ def test_a_step_that_broke_off_by_our_own_mistake_is_gone_back_from_and_serving_
         engine.resume("ada").result(20)
         until(lambda: engine.model_version == "2.0")
         assert len(adapter.memory.correct) == 1
-        assert engine.alive
+        assert engine.is_alive
         assert serve(engine, 1).model_version == "2.0"
         assert "on purpose" in engine.status().reason
         assert len(engine._worker.learner._session.adapter.memory.correct) == 0
@@ -181,14 +181,14 @@ def test_a_worker_inside_a_step_lives_as_long_as_it_gets_further(tmp_path):
 
         def look(given):
             def looking(*arguments):
-                worker.beat -= 1000.0
+                worker.last_active_at -= 1000.0
                 given(*arguments)
-                lived.append(engine.alive)
+                lived.append(engine.is_alive)
 
             return looking
 
-        worker._serve_within = look(worker._serve_within)
-        worker._between = look(worker._between)
+        worker._serve_in_interrupt = look(worker._serve_in_interrupt)
+        worker._serve_between_updates = look(worker._serve_between_updates)
         serve(engine, 0)
         while not engine.status().n_steps:
             engine.ping().result(20)
@@ -198,7 +198,7 @@ def test_a_worker_inside_a_step_lives_as_long_as_it_gets_further(tmp_path):
 
 def test_after_going_back_nothing_is_asked_about_samples_at_other_positions(tmp_path):
     """The first four are in the window again, at positions where others were served since."""
-    with running(tmp_path, rollback=False, learner={"n_queries": 8}) as (engine, store):
+    with running(tmp_path, rollback=False, n_queries=8) as (engine, store):
         engine.pause("ada", "to go back").result(20)
         serve(engine, 0, n=4)
         kept = engine.snapshot().result(20)

@@ -20,7 +20,7 @@ from bitta.server.api.metrics import CONTENT_TYPE, InferenceCounter, ServerMetri
 from bitta.server.api.middleware import BodyLimitMiddleware, RequestLogMiddleware
 from bitta.server.api.openapi import install_openapi
 from bitta.server.api.status import HealthChecks, StoreSummaryReader
-from bitta.server.logs import make_log
+from bitta.server.logs import make_logger
 from bitta.server.pages import HEADERS, PAGES
 from bitta.server.protocol import ProtocolError
 from bitta.server.settings import ServeSettings
@@ -62,7 +62,7 @@ def create_app(
     `geometry` is the resizing of encoded pictures to the model's input shape. `errors` holds the
     response status and code of exceptions that only the engine raises.
     """
-    state = _app_state(engine, store, settings, geometry, log or make_log(settings.log_level))
+    state = _app_state(engine, store, settings, geometry, log or make_logger(settings.log_level))
     app = FastAPI(
         title="bitta",
         version=__version__,

@@ -99,11 +99,11 @@ class EngineInterface(Protocol):
     @property
     def model_version(self) -> str: ...
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """True while the worker thread runs."""
 
     @property
-    def idle(self) -> float:
+    def idle_seconds(self) -> float:
         """Seconds since the worker last served a batch or completed a pass of its loop."""
 
     def ping(self) -> "Future[None]":
@@ -121,10 +121,10 @@ class EngineInterface(Protocol):
 
     def pause(self, by: str, reason: str) -> "Future[None]": ...
     def resume(self, by: str) -> "Future[None]": ...
-    def keep_answered(self, prediction_id: str) -> None:
+    def keep_answered_image(self, prediction_id: str) -> None:
         """Store the image of a prediction without a question, if it is still in memory."""
 
-    def forget(self, sha256: str) -> None:
+    def forget_image(self, sha256: str) -> None:
         """Remove every copy of an image from memory."""
 
 

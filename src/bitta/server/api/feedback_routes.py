@@ -151,7 +151,7 @@ async def give_feedback(
         lead_time_ms=body.lead_time_ms,
     )
     if body.lease is None:  # without a question the image may not be stored yet
-        state.engine.keep_answered(body.prediction_id)
+        state.engine.keep_answered_image(body.prediction_id)
     record = await state.wait(state.store.add_answer(answer))
     if not record.repeated:
         state.metrics.answers.labels(record.verdict).inc()

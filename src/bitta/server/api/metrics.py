@@ -82,7 +82,7 @@ class _EngineAndStoreCollector(Collector):
         distance = status.distance.get("now") or 0.0
         yield _gauge("model_distance", "Distance from the source weights.", distance)
         yield _gauge("queue_depth", "Images in the queue of the worker.", status.queue_depth)
-        yield _gauge("worker_alive", "1 while the worker thread runs.", self._engine.alive)
+        yield _gauge("worker_alive", "1 while the worker thread runs.", self._engine.is_alive)
         level = _COLLAPSE_LEVELS.get(str(status.collapse.get("state")), _COLLAPSED)
         yield _gauge("collapse", "0 ok, 1 suspect, 2 collapsed.", level)
         if (low := status.audits.get("low")) is not None:

@@ -170,7 +170,7 @@ async def delete_image(
     state: State, caller: OperatorCaller, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> DeletedImage:
     """The image is removed from disk and memory. The log keeps its hash."""
-    state.engine.forget(sha256)
+    state.engine.forget_image(sha256)
     if not await state.wait(state.store.delete_image(sha256, caller.id)):
         raise ApiError(404, f"no image is kept under {sha256}.")
     return DeletedImage(deleted=sha256)

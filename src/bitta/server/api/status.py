@@ -194,7 +194,7 @@ class HealthChecks:
 
     def liveness_problem(self) -> str:
         """Return a problem that only a restart can solve, or an empty string."""
-        return "" if self._engine.alive else "the worker thread that owns the model has ended."
+        return "" if self._engine.is_alive else "the worker thread that owns the model has ended."
 
     async def readiness_problem(self) -> str:
         """Return the reason why requests should go to another server, or an empty string."""
@@ -214,7 +214,7 @@ class HealthChecks:
         try:
             await wait_for_future(self._engine.ping(), _CHECK_TIMEOUT_SECONDS)
         except TimeoutError:
-            if self._engine.idle < _CHECK_TIMEOUT_SECONDS:  # it serves inside a long step
+            if self._engine.idle_seconds < _CHECK_TIMEOUT_SECONDS:  # it serves inside a long step
                 return ""
             return f"the worker has not responded for {_CHECK_TIMEOUT_SECONDS:g} seconds."
         except BittaError as error:

@@ -1,8 +1,6 @@
-"""The model behind a server, and the one thread that owns it."""
+"""The served model, and the thread that owns it."""
 
-from bitta.server.engine.config import EngineConfig
-from bitta.server.engine.engine import Engine, Overloaded, Status
-from bitta.server.engine.learner import LearnerConfig
-from bitta.server.engine.ledger import Served
+from bitta.server.engine.engine import Engine, EngineOverloadedError, ServingStatus
+from bitta.server.engine.served_log import ServedPredictions
 
-__all__ = ["Engine", "EngineConfig", "LearnerConfig", "Overloaded", "Served", "Status"]
+__all__ = ["Engine", "EngineOverloadedError", "ServedPredictions", "ServingStatus"]

@@ -1,4 +1,4 @@
-"""What the rest of the server sees of the model."""
+"""Thread-safe interface of the worker that owns the model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,23 +12,23 @@ import torch
 from torch import nn
 
 from bitta.errors import BittaError
-from bitta.server.engine.config import EngineConfig
-from bitta.server.engine.inbox import Order, Request
-from bitta.server.engine.learner import Learner
-from bitta.server.engine.ledger import Served
-from bitta.server.engine.worker import PAUSED, Worker
+from bitta.server.engine.request_queue import InferenceRequest, WorkerTask
+from bitta.server.engine.served_log import ServedPredictions
+from bitta.server.engine.worker import DEFAULT_PAUSE_REASON, Worker
+from bitta.server.settings import ServeSettings
 from bitta.server.store import Store, StoredSnapshot, StoreUnavailable
 
-_STUCK = 30.0  # seconds without a round
+_MAX_IDLE_SECONDS = 30.0
+"""Time without activity after which the worker counts as stuck."""
 
 
-class Overloaded(BittaError):  # noqa: N818 (a state, not a mistake)
-    """Too many samples wait to be served."""
+class EngineOverloadedError(BittaError):
+    """Raised when too many samples wait to be served or stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
-    """How the model fares, as of now."""
+class ServingStatus:
+    """Current state of the model, its learning and its monitoring."""
 
     model_version: str
     weights: str | None
@@ -36,14 +36,14 @@ class Status:
     execution: str
     learning: Literal["on", "paused"]
     reason: str | None
-    """Why it is paused."""
+    """Reason of the pause."""
     duty: float
-    """Share of its time that the worker has spent on learning lately."""
+    """Share of the last minute that was spent on learning."""
     n_steps: int
     last_step_at: int | None
     losses: Mapping[str, float | None]
     n_served: int
-    """Since the start."""
+    """Number of samples served since the start of the process."""
     per_second: float
     latency_ms: Mapping[str, float | None]
     audits: Mapping[str, int | float | None]
@@ -53,55 +53,55 @@ class Status:
     collapse: Mapping[str, Any]
     history: Mapping[str, Sequence[float | None]]
     queue_depth: int
-    """Samples that wait."""
+    """Number of samples in the queue."""
     last_snapshot_at: int | None
 
 
 class Engine:
-    """A thread-safe face of the worker that owns the model."""
+    """Model that serves and learns in a worker thread. Any thread may call its methods."""
 
     def __init__(
         self,
         model: nn.Module,
         classes: Sequence[str],
         store: Store,
-        config: EngineConfig,
+        settings: ServeSettings,
         *,
         data_dir: Path,
         clock: Callable[[], int],
         input_shape: tuple[int, ...],
         name: str = "model",
     ) -> None:
-        self.config = config
+        self.settings = settings
         self.input_shape = input_shape
-        """Of one sample."""
+        """Shape of one sample."""
         self._worker = Worker(
-            Learner(model, config.learner),
+            model,
             store,
-            config,
-            name=name,
+            settings,
+            model_name=name,
             classes=classes,
             data_dir=data_dir,
             clock=clock,
         )
 
     def start(self) -> str:
-        """Recover what there is and begin to serve; a sentence about what it began from."""
-        self._worker.begin()
-        return self._worker.begun_from
+        """Recover the last state and start to serve. Return a message about the weights."""
+        self._worker.recover_and_start()
+        return self._worker.start_message
 
     def stop(self) -> None:
-        """Finish what is under way and keep the state."""
+        """Finish the current work and save the state."""
         self._worker.stop()
 
     @property
     def model_name(self) -> str:
-        """As clients know it."""
+        """Name of the model for clients."""
         return self._worker.model_name
 
     @property
     def model_version(self) -> str:
-        """Of the weights that serve now."""
+        """Version of the weights that serve now."""
         return self._worker.learner.version
 
     @property
@@ -110,104 +110,109 @@ class Engine:
         return self._worker.classes
 
     @property
-    def alive(self) -> bool:
-        """Whether the worker goes round."""
-        return self._worker.is_alive() and self.idle < _STUCK
+    def is_alive(self) -> bool:
+        """True if the worker runs and is not stuck."""
+        return self._worker.is_alive() and self.idle_seconds < _MAX_IDLE_SECONDS
 
     @property
-    def idle(self) -> float:
-        """Seconds since the worker last served, came round, or was ready to serve."""
-        return monotonic() - self._worker.beat
+    def idle_seconds(self) -> float:
+        """Seconds since the worker was last active."""
+        return monotonic() - self._worker.last_active_at
 
     def ping(self) -> "Future[None]":
-        """Done as soon as the worker has come round."""
-        return self._ordered(lambda: None)
+        """Return a future that is done after the worker's current batch."""
+        return self._run_in_worker(lambda: None)
 
     def predict(
         self, inputs: "np.ndarray[Any, np.dtype[np.float32]]", *, request_id: str
-    ) -> "Future[Served]":
-        """Serve some samples, (n, ...), together."""
-        request = Request(torch.from_numpy(np.array(inputs, dtype=np.float32)), request_id)
-        if not self._worker.is_alive():
+    ) -> "Future[ServedPredictions]":
+        """Serve samples of shape (n, ...) together."""
+        worker = self._worker
+        request = InferenceRequest(torch.from_numpy(np.array(inputs, dtype=np.float32)), request_id)
+        if not worker.is_alive():
             raise StoreUnavailable(
                 "the worker that owns the model has ended; the server must restart."
             )
-        behind = self._worker.ledger.unwritten >= self.config.max_waiting
-        if behind and (why := self._worker.store.last_write_error) is not None:
+        store_lags = worker.served_log.n_unwritten >= self.settings.max_waiting
+        if store_lags and (why := worker.store.last_write_error) is not None:
             raise StoreUnavailable(f"predictions cannot be stored: {why}.")
-        if behind or not self._worker.inbox.put(request):
-            raise Overloaded("too many images wait to be served or stored; try again in a moment.")
-        return request.done
+        if store_lags or not worker.queue.put(request):
+            raise EngineOverloadedError(
+                "too many images wait to be served or stored; try again in a moment."
+            )
+        return request.future
 
     def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[StoredSnapshot]":
-        """Keep the state as it is between two batches."""
+        """Take a snapshot between two batches."""
 
-        def work() -> StoredSnapshot:
-            self._worker.require_sound()
-            return self._worker.keeper.take(reason)
+        def take() -> StoredSnapshot:
+            self._worker.require_valid_model()
+            return self._worker.snapshots.take(reason)
 
-        return self._ordered(work)
+        return self._run_in_worker(take)
 
     def rollback(self, snapshot_id: str, *, by: str, reason: str) -> "Future[str]":
-        """Go back to a snapshot; the version that serves from then on."""
-        return self._ordered(lambda: self._worker.roll_back(snapshot_id, by=by, reason=reason))
+        """Roll back to a snapshot. The result is the version that serves afterwards."""
+        return self._run_in_worker(
+            lambda: self._worker.roll_back(snapshot_id, by=by, reason=reason)
+        )
 
     def pause(self, by: str, reason: str) -> "Future[None]":
-        """Serve on, learn no more."""
+        """Pause learning. Serving continues."""
 
-        def work() -> None:
+        def pause() -> None:
             self._worker.store.log_event("paused", {"by": by, "reason": reason}).result()
-            self._worker.paused = reason or PAUSED
+            self._worker.pause_reason = reason or DEFAULT_PAUSE_REASON
 
-        return self._ordered(work)
+        return self._run_in_worker(pause)
 
     def resume(self, by: str) -> "Future[None]":
-        """Learn again."""
+        """Resume learning."""
 
-        def work() -> None:
-            self._worker.require_sound()
+        def resume() -> None:
+            self._worker.require_valid_model()
             self._worker.store.log_event("resumed", {"by": by}).result()
             self._worker.resume()
 
-        return self._ordered(work)
+        return self._run_in_worker(resume)
 
-    def keep_answered(self, prediction_id: str) -> None:
-        """Keep the image of an answer that nobody asked for, if it is at hand."""
-        self._worker.ledger.keep_answered(prediction_id)
+    def keep_answered_image(self, prediction_id: str) -> None:
+        """Write the image of an answered prediction to disk, if it is in memory."""
+        self._worker.served_log.keep_answered_image(prediction_id)
 
-    def forget(self, sha256: str) -> None:
-        """Let go of every copy of an image that is only in memory, before the next batch."""
-        self._ordered(lambda: self._worker.ledger.recent.forget(sha256))
+    def forget_image(self, sha256: str) -> None:
+        """Erase all copies of an image from memory before the next batch."""
+        self._run_in_worker(lambda: self._worker.served_log.recent.forget_image(sha256))
 
-    def status(self) -> Status:
-        """Read without waiting for the worker."""
-        worker, watch = self._worker, self._worker.watch
-        snapshot = worker.keeper.last
-        verdict = watch.verdict
-        return Status(
+    def status(self) -> ServingStatus:
+        """Return the current status without waiting for the worker."""
+        worker, monitor = self._worker, self._worker.monitor
+        snapshot = worker.snapshots.last
+        verdict = monitor.verdict
+        return ServingStatus(
             model_version=worker.learner.version,
             weights=snapshot.weights_hash if snapshot else None,
             execution=worker.learner.execution,
-            learning="paused" if worker.paused else "on",
-            reason=worker.paused or None,
+            learning="paused" if worker.pause_reason else "on",
+            reason=worker.pause_reason or None,
             duty=worker.duty.used_share(),
             n_steps=worker.learner.step,
-            last_step_at=worker.study.last_step_at,
-            losses=dict(worker.study.last_losses),
+            last_step_at=worker.learning.last_step_at,
+            losses=dict(worker.learning.last_losses),
             n_served=worker.n_served,
-            per_second=watch.per_second,
-            latency_ms=watch.latencies.to_status(),
-            audits=worker.gauge.audited().to_status(),
-            agreement=watch.agreement,
-            confidence={"recent": watch.confidence, "reference": watch.reference_confidence},
-            distance={"now": worker.distance, "limit": self.config.guard.max_distance},
+            per_second=monitor.samples_per_second,
+            latency_ms=monitor.latencies.to_status(),
+            audits=worker.answer_statistics.audits().to_status(),
+            agreement=monitor.agreement,
+            confidence={"recent": monitor.confidence, "reference": monitor.reference_confidence},
+            distance={"now": worker.distance, "limit": self.settings.guard.max_distance},
             collapse={"state": verdict.state, "reasons": list(verdict.reasons)},
-            history=watch.history.to_status(),
-            queue_depth=worker.inbox.depth,
+            history=monitor.history.to_status(),
+            queue_depth=worker.queue.n_waiting,
             last_snapshot_at=snapshot.created_at if snapshot else None,
         )
 
-    def _ordered(self, work: Callable[[], Any]) -> "Future[Any]":
-        order = Order(work)
-        self._worker.inbox.order(order)
-        return order.done
+    def _run_in_worker(self, function: Callable[[], Any]) -> "Future[Any]":
+        task = WorkerTask(function)
+        self._worker.queue.put_task(task)
+        return task.future

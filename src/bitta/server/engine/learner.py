@@ -1,270 +1,308 @@
-"""The session behind a server: what is served, learned, kept and gone back to, in one order.
+"""The learner: a session that serves, learns, saves and loads in the order of its log.
 
-No threads and no database here, so that a log can be replayed by the very code that wrote it.
+It has no threads and no database. The live server and a replay run the same code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from threading import Thread
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from bitta.errors import ModelError, SettingError
-from bitta.nn import Precision, WrappedModel, weight_hash
-from bitta.server.engine.attentive import AttentiveSession, Turn
-from bitta.server.engine.compiler import without_compiler
-from bitta.server.engine.lesson import Lesson
+from bitta.errors import ModelError
+from bitta.nn import WrappedModel, weight_hash
+from bitta.seeding import derive_seed
+from bitta.server.engine.interruptible_session import Interrupt, InterruptibleSession
 from bitta.server.guard import weight_distance
+from bitta.server.settings import ServeSettings
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerConfig:
-    """How the model behind a server learns."""
+class AnsweredSample:
+    """One answer with the input it is about, as a learning step uses it."""
 
-    method: str = "bitta"
-    preset: str | None = None
-    settings: tuple[tuple[str, Any], ...] = ()
-    """Settings of the method."""
-    window: int = 64
-    """Samples that are learned from at a time, whatever the size of requests."""
-    n_queries: int = 3
-    """Questions per window."""
-    audits: int = 1
-    """How many of them are about samples drawn at random."""
-    max_distance: float = 0.0
-    """How far the weights may move from the source's, relative to their length, before they are
-    drawn back; 0 for any."""
-    seed: int = 0
-    eager: bool = False
-    precision: Precision = "auto"
+    input: Tensor
+    label: int
+    """Served class, which the answer judges."""
+    correct: bool
+    position: int
+    """Index among all samples served."""
+    sample_id: int
+    """Id of the sample in the memories of the method."""
+    replaces_answer: bool = False
+    """True if the memory may hold the opposite answer of the same person. It is forgotten."""
 
-    def __post_init__(self) -> None:
-        if self.window < 2:
-            raise SettingError(f"window is {self.window}; 2 samples or more are needed.")
-        if self.max_distance < 0:
-            raise SettingError(f"max_distance is {self.max_distance}; allowed: 0 or more.")
+
+def derive_sample_id(prediction_id: str, annotator_id: str) -> int:
+    """Return the id of the sample that an answer adds to the memories.
+
+    It is the same for all answers of one person to one prediction, because a later answer replaces
+    the earlier one.
+    """
+    return derive_seed("sample", prediction_id, annotator_id)
 
 
 class Learner:
-    """A model that serves, asks and learns; every call is an event of its log."""
+    """Model that serves, asks and learns. Every call is an event of the log."""
 
-    def __init__(self, model: nn.Module, config: LearnerConfig) -> None:
-        self.config = config
+    def __init__(self, model: nn.Module, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.max_distance = settings.max_distance
+        """Distance to which the weights are pulled back; 0 for no limit."""
         self.lineage = 1
-        """How often it has gone back, and one."""
+        """Number of the lineage: 1 plus the number of rollbacks and unclean restarts."""
         self._model = model
-        self._desk = Desk()
-        self._source = _copied(model)
+        self._answers = PreparedAnswers()
+        self._source_model = _try_copy(model)
         with without_compiler():
-            self._session = AttentiveSession(
+            self._session = InterruptibleSession(
                 model,
-                config.method,
-                preset=config.preset,
-                n_queries=config.n_queries,
-                audits=config.audits,
-                window=config.window,
+                settings.method,
+                preset=settings.preset,
+                n_queries=settings.n_queries,
+                audits=settings.audits,
+                window=settings.window,
                 observe_every_request=False,
-                feedback=self._desk,
-                seed=config.seed,
-                eager=config.eager,
-                precision=config.precision,
-                **dict(config.settings),
+                feedback=self._answers,
+                seed=settings.seed,
+                **settings.settings,
             )
 
     @property
     def version(self) -> str:
-        """Names the weights: lineage, and how often it has learned."""
+        """Version of the weights, such as "1.4": lineage and number of learning steps."""
         return f"{self.lineage}.{self.step}"
 
     @property
     def step(self) -> int:
-        """How often it has learned in its lineage."""
+        """Number of learning steps of the current weights."""
         return self._session.adapter.version
 
     @property
-    def due(self) -> bool:
-        """Whether a window is full that has not been learned from."""
+    def can_learn(self) -> bool:
+        """True if a complete window has not been learned from yet."""
         return self._session.can_learn
 
     @property
     def n_windows(self) -> int:
-        """Windows that were full so far."""
+        """Number of complete windows so far."""
         return self._session.n_steps
 
     @property
-    def n_seen(self) -> int:
-        """Samples served, as the session counts them; it goes back with it."""
+    def n_session_samples(self) -> int:
+        """Number of served samples that the session has counted. A rollback restores it too."""
         return self._session.n_served
 
     @property
     def execution(self) -> str:
-        """The path it runs on."""
+        """Name of the execution path, such as "cpu"."""
         return str(self._session.execution)
 
     @property
     def distance(self) -> float:
-        """How far the parameters are from the source's, relative to their length."""
+        """Distance of the parameters from the source weights, relative to the norm of those."""
         source = self._session.adapter.source_weights.tensors
         now = dict(self._session.model.named_parameters())
         return weight_distance((now[name].detach().cpu() for name in now), (source[n] for n in now))
 
     @property
-    def weights(self) -> str:
-        """A hash of the weights as they are."""
+    def weights_hash(self) -> str:
+        """Hash of the current weights."""
         return weight_hash(self._session.model)
 
     @torch.no_grad()
-    def source_label(self, given: Tensor) -> int | None:
-        """What the weights that it began with say of one sample; None if that cannot be known."""
-        if self._source is None:
+    def source_label(self, sample: Tensor) -> int | None:
+        """Return the source model's class for one sample; None if it cannot be computed."""
+        if self._source_model is None:
             return None
         try:
-            inputs = self._source.prepare_inputs(given[None])
-            return int(self._source(inputs, statistics="running").argmax())
-        except ModelError:  # it normalises by the batch, and this is none
+            inputs = self._source_model.prepare_inputs(sample[None])
+            return int(self._source_model(inputs, statistics="running").argmax())
+        except ModelError:  # it has no running statistics, and one sample is no batch
             return None
 
     def serve(
         self,
         inputs: Tensor,
         *,
-        answered: Callable[[Prediction], None] | None = None,
-        turn: Turn | None = None,
-        silent: bool = False,
+        on_prediction: Callable[[Prediction], None] | None = None,
+        interrupt: Interrupt | None = None,
+        skip_questions: bool = False,
     ) -> Prediction:
-        """Predict; a window that is full with these samples raises questions, unless `silent`.
+        """Predict. If these samples complete a window, choose questions, unless they are skipped.
 
-        `answered` is called once, before the questions; `turn` while they are chosen.
+        `on_prediction` is called once, before the questions are chosen. `interrupt` is called while
+        they are chosen.
         """
-        session, asked = self._session, self.n_windows
-        session.answered, session.silent = answered or _nobody, silent
-        with session.giving(turn):
+        session, n_windows = self._session, self.n_windows
+        session.on_prediction = on_prediction or _ignore
+        session.skips_questions = skip_questions
+        with session.interrupted_by(interrupt):
             prediction = session.predict(inputs)
-        if self.n_windows == asked:
-            session.answered(prediction)
+        if self.n_windows == n_windows:
+            session.on_prediction(prediction)
         return prediction
 
-    def fills(self, n_samples: int) -> bool:
-        """Whether so many more make the window full."""
-        return self._session.fills(n_samples)
+    def is_window_completed_by(self, n_samples: int) -> bool:
+        """Return True if this number of further samples completes the window."""
+        return self._session.is_window_completed_by(n_samples)
 
     @property
-    def room(self) -> int:
-        """Samples that could be served now, where a turn is given."""
-        return self._session.room
+    def n_interrupt_samples(self) -> int:
+        """Number of samples that can be served in an interrupt now."""
+        return self._session.n_interrupt_samples
 
-    def serve_within(self, inputs: Tensor) -> Prediction:
-        """Predict in a turn, at most `room` samples; no window is full with them."""
-        return self._session.predict_within(inputs)
+    def serve_in_interrupt(self, inputs: Tensor) -> Prediction:
+        """Predict at most `n_interrupt_samples` samples in an interrupt."""
+        return self._session.predict_in_interrupt(inputs)
 
     def learn(
         self,
-        lessons: Sequence[Lesson],
+        answered: Sequence[AnsweredSample],
         *,
-        between: Callable[[], None] | None = None,
-        turn: Turn | None = None,
+        between_updates: Callable[[], None] | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Losses:
-        """One round on the last full window and on these answers.
+        """Run one learning step on the last complete window and on these answers.
 
-        `between` is called between two steps of the optimiser, `turn` inside them too.
+        `between_updates` is called between two optimiser updates, `interrupt` also inside them.
         """
-        self._session.adapter.forget(one.sample_id for one in lessons if one.overrules)
-        window = self.config.window
-        self._desk.answers = [
-            Answer(
-                Query(
-                    id=lesson.sample_id,
-                    index=lesson.position % window,
-                    label=lesson.label,
-                    uncertainty=0.0,
-                    input=lesson.input,
-                    step=lesson.position // window,
-                    version=0,
-                    position=lesson.position,
-                ),
-                lesson.correct,
-            )
-            for lesson in lessons
-        ]
-        with self._session.giving(turn):
-            losses = self._session.learn(between_updates=between)
-        self._draw_back()
+        self._session.adapter.forget(a.sample_id for a in answered if a.replaces_answer)
+        self._answers.prepare([self._as_answer(sample) for sample in answered])
+        with self._session.interrupted_by(interrupt):
+            losses = self._session.learn(between_updates=between_updates)
+        self._limit_distance()
         return losses
 
     def save(self, path: Path) -> None:
-        """Everything that the next event depends on, in one file."""
+        """Save everything that later events depend on in one file."""
         with without_compiler():
             state = self._session.state_dict()
         save_state(path, {"lineage": self.lineage, "session": state})
 
     def load(self, path: Path) -> None:
-        """Go on from a file, in its lineage."""
+        """Continue from a saved file, in its lineage."""
         state = load_state(path)
-        config = self.config
         with without_compiler():
-            self._session = AttentiveSession.from_state(
-                state["session"],
-                self._model,
-                feedback=self._desk,
-                eager=config.eager,
-                precision=config.precision,
+            self._session = InterruptibleSession.from_state(
+                state["session"], self._model, feedback=self._answers
             )
         self.lineage = state["lineage"]
 
     def close(self) -> None:
-        """Give the model back."""
+        """Restore the model that was given."""
         self._session.close()
 
+    def _as_answer(self, sample: AnsweredSample) -> Answer:
+        window = self.settings.window
+        query = Query(
+            id=sample.sample_id,
+            index=sample.position % window,
+            label=sample.label,
+            uncertainty=0.0,
+            input=sample.input,
+            step=sample.position // window,
+            version=0,
+            position=sample.position,
+        )
+        return Answer(query, sample.correct)
+
     @torch.no_grad()
-    def _draw_back(self) -> None:
-        """Weights that have gone too far come back onto the sphere around the source's."""
-        limit = self.config.max_distance
-        if not limit or (gone := self.distance) <= limit:
+    def _limit_distance(self) -> None:
+        """Pull weights that have moved too far back to the limit, towards the source weights."""
+        limit = self.max_distance
+        if not limit or (distance := self.distance) <= limit:
             return
         source = self._session.adapter.source_weights.tensors
         for name, parameter in self._session.model.named_parameters():
-            parameter.lerp_(source[name].to(parameter), 1 - limit / gone)
+            parameter.lerp_(source[name].to(parameter), 1 - limit / distance)
 
 
 def copy_into_lineage(path: Path, to: Path, *, lineage: int) -> None:
-    """The file of a learner that has just gone back to another's."""
+    """Copy a saved learner into another lineage, as the state after a rollback."""
     save_state(to, {**load_state(path), "lineage": lineage})
 
 
-def _copied(model: nn.Module) -> WrappedModel | None:
-    """The model as it is now, or None of one that cannot be copied."""
+def _try_copy(model: nn.Module) -> WrappedModel | None:
+    """Return a copy of the model; None if it cannot be copied."""
     try:
         return WrappedModel(deepcopy(model), eager=True)
     except (RuntimeError, TypeError):
         return None
 
 
-def _nobody(_: Prediction) -> None:
-    """Waits for the answer."""
+def _ignore(_: Prediction) -> None:
+    """Ignore the prediction."""
 
 
-class Desk:
-    """A feedback source whose answers are laid on it before each step."""
+class PreparedAnswers:
+    """Feedback source that returns the answers prepared for the next learning step."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self._answers: list[Answer] = []
+
+    def prepare(self, answers: list[Answer]) -> None:
+        """Set the answers that the next `collect` returns."""
+        self._answers = answers
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Whoever serves hands questions on."""
+        """Ignore the queries. The worker stores them as questions."""
 
     def collect(self) -> list[Answer]:
-        """What lies there."""
-        answers, self.answers = self.answers, []
+        """Return the prepared answers once."""
+        answers, self._answers = self._answers, []
         return answers
 
     def state_dict(self) -> State:
-        """Nothing: answers and questions are in the log."""
+        """Return an empty state. Questions and answers are in the log."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Nothing to go on from."""
+        """Restore nothing."""
+
+
+_COMPILER_METHODS = ("add_param_group", "state_dict", "load_state_dict")
+"""Methods of optimisers that import torch's compiler in order to disable it for themselves."""
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Build, save or load optimisers in this block without importing torch's compiler.
+
+    The import takes longer than everything else at the start of a server. It is needed for the
+    first update only; `CompilerImport` does it in the background.
+    """
+    wrapped = {name: getattr(Optimizer, name) for name in _COMPILER_METHODS}
+    for name, method in wrapped.items():
+        # Another thread may have unwrapped it already; other torch versions may not wrap it.
+        setattr(Optimizer, name, getattr(method, "__wrapped__", method))
+    try:
+        yield
+    finally:
+        for name, method in wrapped.items():
+            setattr(Optimizer, name, method)
+
+
+class CompilerImport(Thread):
+    """Thread that imports torch's compiler while the server already serves."""
+
+    def __init__(self) -> None:
+        super().__init__(name="bitta-import", daemon=True)
+
+    def run(self) -> None:
+        """Import the compiler."""
+        import_module("torch._dynamo")
+
+    def is_finished(self) -> bool:
+        """Start the import if it has not started. Return True if it is over."""
+        if self.ident is None:
+            self.start()
+        return not self.is_alive()

@@ -1,8 +1,8 @@
-"""A log lived again: the same events in the same order give the same weights, bit for bit."""
+"""Replay of a log: the same events in the same order give the same weights, bit for bit."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +11,36 @@ import torch
 from torch import Tensor
 
 from bitta.errors import InputError
-from bitta.server.engine.learner import Learner
-from bitta.server.engine.lesson import Lesson, derive_sample_id
+from bitta.server.engine.learner import AnsweredSample, Learner, derive_sample_id
 from bitta.server.store import LogEvent, Store, StoredPrediction, parse_version
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """How it ended."""
+class ReplayResult:
+    """Counts of a replay, and the snapshots whose weights differ."""
 
     n_served: int
     n_steps: int
-    compared: int
-    """Snapshots whose weights were compared."""
+    n_compared: int
+    """Number of snapshots whose weights were compared."""
     differing: tuple[str, ...]
-    """Those whose weights came out otherwise."""
-    weights: str
+    """Ids of the snapshots with different weights."""
+    weights_hash: str
 
 
 @dataclass(slots=True)
-class _Course:
+class _Progress:
     n_served: int = 0
     n_steps: int = 0
-    compared: int = 0
+    n_compared: int = 0
     differing: list[str] = field(default_factory=list)
     waiting: dict[int, list[tuple[Tensor, bool]]] = field(default_factory=lambda: defaultdict(list))
-    """What was served between the steps of the optimiser, by how many were done, and whether it
-    raised no questions."""
+    """Batches served during the next learning step, by the number of finished updates. The flag
+    says that the batch raised no questions."""
 
 
 class Replay:
-    """Lives a log again with a learner; states on the way go into a folder."""
+    """Replays a log with a learner. Snapshots on the way are written to a folder."""
 
     def __init__(
         self,
@@ -53,97 +52,102 @@ class Replay:
     ) -> None:
         self._learner, self._store, self._folder = learner, store, folder
         self._on_event = on_event
-        self._snapshots = {one.id: one for one in store.snapshots(dropped=True)}
-        self._course = _Course()
+        self._snapshots = {snapshot.id: snapshot for snapshot in store.snapshots(dropped=True)}
+        self._progress = _Progress()
 
-    def run(self) -> Replayed:
-        """From the first event to the last, on as many threads as the log was written with."""
-        threads = torch.get_num_threads()
+    def run(self) -> ReplayResult:
+        """Replay all events, with the number of threads that the log was written with."""
+        n_threads = torch.get_num_threads()
         try:
-            self._live()
+            self._replay_events()
         finally:
-            torch.set_num_threads(threads)
-        course = self._course
-        return Replayed(
-            course.n_served,
-            course.n_steps,
-            course.compared,
-            tuple(course.differing),
-            self._learner.weights,
+            torch.set_num_threads(n_threads)
+        progress = self._progress
+        return ReplayResult(
+            progress.n_served,
+            progress.n_steps,
+            progress.n_compared,
+            tuple(progress.differing),
+            self._learner.weights_hash,
         )
 
-    def _live(self) -> None:
+    def _replay_events(self) -> None:
         last = self._store.last_seq()
         handlers = {
-            "started": self._started,
-            "served": self._served,
-            "learned": self._learned,
-            "snapshot": self._snapshot,
-            "rollback": self._rolled_back,
-            "recovered": self._recovered,
+            "started": self._on_started,
+            "served": self._on_served,
+            "learned": self._on_learned,
+            "snapshot": self._on_snapshot,
+            "rollback": self._on_rollback,
+            "recovered": self._on_recovered,
         }
-        for event in self._events():
-            handle = handlers.get(event.kind)
-            if handle is not None:
-                handle(event.body)
+        for event in self._read_events():
+            handler = handlers.get(event.kind)
+            if handler is not None:
+                handler(event.body)
             self._on_event(event.seq, last)
 
-    def _events(self) -> Iterator[LogEvent]:
+    def _read_events(self) -> Iterator[LogEvent]:
         after = 0
         while events := self._store.events(after=after):
             yield from events
             after = events[-1].seq
 
-    def _started(self, body: Mapping[str, Any]) -> None:
+    def _on_started(self, body: Mapping[str, Any]) -> None:
         environment = body["environment"]
-        if threads := environment.get("threads"):
-            torch.set_num_threads(threads)
-        limit = environment.get("max_distance", self._learner.config.max_distance)
-        self._learner.config = replace(self._learner.config, max_distance=limit)
+        if n_threads := environment.get("threads"):
+            torch.set_num_threads(n_threads)
+        self._learner.max_distance = environment.get("max_distance", self._learner.max_distance)
 
-    def _served(self, body: Mapping[str, Any]) -> None:
-        inputs = torch.stack([self._input(name) for name in body["prediction_ids"]])
+    def _on_served(self, body: Mapping[str, Any]) -> None:
+        inputs = torch.stack([self._read_input(name) for name in body["prediction_ids"]])
         silent = bool(body.get("silent", False))
-        self._course.n_served += len(inputs)
+        self._progress.n_served += len(inputs)
         if body["during"] is None:
-            self._learner.serve(inputs, silent=silent)
+            self._learner.serve(inputs, skip_questions=silent)
         else:
-            self._course.waiting[body["during"][1]].append((inputs, silent))
+            self._progress.waiting[body["during"][1]].append((inputs, silent))
 
-    def _learned(self, body: Mapping[str, Any]) -> None:
-        waiting, done = self._course.waiting, 0
+    def _on_learned(self, body: Mapping[str, Any]) -> None:
+        waiting, n_updates = self._progress.waiting, 0
 
-        def between() -> None:
-            nonlocal done
-            done += 1
-            for inputs, silent in waiting.pop(done, []):
-                self._learner.serve(inputs, silent=silent)
+        def between_updates() -> None:
+            nonlocal n_updates
+            n_updates += 1
+            for inputs, silent in waiting.pop(n_updates, []):
+                self._learner.serve(inputs, skip_questions=silent)
 
-        overruling = body.get("overruling", ())
-        lessons = [self._lesson(name, overrules=name in overruling) for name in body["answers"]]
-        self._learner.learn(lessons, between=between)
-        self._course.n_steps += 1
+        replacing = body.get("overruling", ())
+        answered = [
+            self._read_answer(feedback_id, replaces_answer=feedback_id in replacing)
+            for feedback_id in body["answers"]
+        ]
+        self._learner.learn(answered, between_updates=between_updates)
+        self._progress.n_steps += 1
         if waiting:
-            raise InputError(f"the log serves between steps that step {body['version']} has not.")
+            raise InputError(
+                f"the log is inconsistent: step {body['version']} has fewer updates than the log "
+                "says; use the version of bitta that wrote it."
+            )
 
-    def _snapshot(self, body: Mapping[str, Any]) -> None:
-        name = body["snapshot_id"]
-        if name not in self._snapshots:
+    def _on_snapshot(self, body: Mapping[str, Any]) -> None:
+        snapshot_id = body["snapshot_id"]
+        if snapshot_id not in self._snapshots:
             return
-        self._learner.save(self._path(name))
-        self._course.compared += 1
-        if self._learner.weights != self._snapshots[name].weights_hash:
-            self._course.differing.append(name)
+        self._learner.save(self._path(snapshot_id))
+        self._progress.n_compared += 1
+        if self._learner.weights_hash != self._snapshots[snapshot_id].weights_hash:
+            self._progress.differing.append(snapshot_id)
 
-    def _rolled_back(self, body: Mapping[str, Any]) -> None:
-        self._course.waiting.clear()
+    def _on_rollback(self, body: Mapping[str, Any]) -> None:
+        self._progress.waiting.clear()
         self._learner.load(self._path(body["snapshot_id"]))
         self._learner.lineage = parse_version(body["version"])[0]
 
-    def _recovered(self, body: Mapping[str, Any]) -> None:
-        """A restart lost what was served and learned after its snapshot."""
-        self._started(body)
-        self._course.waiting.clear()
+    def _on_recovered(self, body: Mapping[str, Any]) -> None:
+        """Load the snapshot of a restart, which lost everything after it."""
+        self._on_started(body)
+        self._progress.waiting.clear()
         self._learner.load(self._path(body["snapshot"]))
         if "version" in body:
             self._learner.lineage = parse_version(body["version"])[0]
@@ -151,30 +155,30 @@ class Replay:
     def _path(self, snapshot_id: str) -> Path:
         return self._folder / f"{snapshot_id}.safetensors"
 
-    def _lesson(self, feedback_id: str, *, overrules: bool) -> Lesson:
+    def _read_answer(self, feedback_id: str, *, replaces_answer: bool) -> AnsweredSample:
         record = self._store.find_feedback(feedback_id)
         assert record is not None, "an answer is stored before it is learned from"
-        return Lesson(
-            input=self._input(record.prediction_id),
+        return AnsweredSample(
+            input=self._read_input(record.prediction_id),
             label=record.predicted_class,
             correct=record.verdict == "correct",
-            position=self._prediction(record.prediction_id).position,
+            position=self._read_prediction(record.prediction_id).position,
             sample_id=derive_sample_id(record.prediction_id, record.annotator_id),
-            overrules=overrules,
+            replaces_answer=replaces_answer,
         )
 
-    def _prediction(self, prediction_id: str) -> StoredPrediction:
+    def _read_prediction(self, prediction_id: str) -> StoredPrediction:
         found = self._store.find_prediction(prediction_id)
         assert found is not None, "a prediction is stored with the event that serves it"
         return found
 
-    def _input(self, prediction_id: str) -> Tensor:
-        name = self._prediction(prediction_id).input_sha256
-        record, content = self._store.find_image(name), self._store.images.read(name)
+    def _read_input(self, prediction_id: str) -> Tensor:
+        digest = self._read_prediction(prediction_id).input_sha256
+        record, content = self._store.find_image(digest), self._store.images.read(digest)
         if record is not None and record.deleted_at is not None:
             raise InputError(
-                f"the image of prediction {prediction_id} was deleted; what was learned with it "
-                "cannot be lived again."
+                f"the image of prediction {prediction_id} was deleted; a log with deleted images "
+                "cannot be replayed."
             )
         if record is None or content is None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The one thread that owns the model: it serves, asks, and learns between batches."""
+"""The thread that owns the model: it serves, asks, and learns between batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,244 +8,293 @@ from threading import Event, Thread
 from time import monotonic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bitta.allocator import give_back_freed_memory
 from bitta.errors import BittaError, ModelError
-from bitta.server.engine.compiler import Import
-from bitta.server.engine.config import EngineConfig
-from bitta.server.engine.gauge import Gauge
-from bitta.server.engine.inbox import Inbox, Request, brief, refuse
-from bitta.server.engine.keeper import Keeper
-from bitta.server.engine.learner import Learner
-from bitta.server.engine.ledger import Ledger
-from bitta.server.engine.lessons import Stopwatch
-from bitta.server.engine.notebook import Notebook
-from bitta.server.engine.study import Study
-from bitta.server.engine.tidy import Tidy
-from bitta.server.engine.watch import Watch
+from bitta.server.engine.learner import CompilerImport, Learner
+from bitta.server.engine.learning import LearningSteps, WorkTimer
+from bitta.server.engine.model_monitor import AnswerStatistics, ModelMonitor, MonitorStateFile
+from bitta.server.engine.request_queue import (
+    InferenceRequest,
+    RequestQueue,
+    fail_unanswered,
+    first_line,
+)
+from bitta.server.engine.served_log import ServedLog
+from bitta.server.engine.snapshots import SnapshotStore
 from bitta.server.monitoring import DutyCycle
+from bitta.server.settings import ServeSettings
 from bitta.server.store import Store, StoreUnavailable
 from bitta.server.store.errors import StoreError
 from bitta.types import Prediction
 
 _log = logging.getLogger(__name__)
-_IDLE = 0.05  # seconds between two looks at the clock
-_LAST_WRITE = 10.0  # seconds that a full or locked database is waited for at the end
-_PATIENCE, _MOST_PATIENCE = 1.0, 60.0  # seconds between two tries to go back
-PAUSED = "paused by an operator"
-"""Where no reason was given."""
-_TORCH = (RuntimeError, BittaError)
-"""What torch raises is of the first kind; of the second is what the library says in its place."""
+_POLL_SECONDS = 0.05
+"""Longest wait for a request, after which clocks are checked."""
+_LAST_COMMIT_SECONDS = 10.0
+"""Longest wait for the last commit at the end."""
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
+"""Waiting time between two attempts to roll back after an error."""
+RELEASE_SECONDS = 60.0
+"""Interval at which freed memory is returned. It delays requests and the next allocation."""
+DEFAULT_PAUSE_REASON = "paused by an operator"
+_FORWARD_ERRORS = (RuntimeError, BittaError)
+"""Errors that a forward pass can raise: torch's, and ours in their place."""
 
 
-class Worker(Thread):
-    """Runs until it is told to stop; everything about the model happens in here."""
+class MemoryRelease:
+    """Returns freed memory to the system once in a while, if there was work."""
 
     def __init__(
         self,
-        learner: Learner,
-        store: Store,
-        config: EngineConfig,
         *,
-        name: str,
+        release: Callable[[], None] = give_back_freed_memory,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._release, self._clock = release, clock
+        self._has_worked = False
+        self._released_at = clock()
+
+    def record_work(self) -> None:
+        """Record that memory was allocated and freed."""
+        self._has_worked = True
+
+    def release_if_due(self) -> None:
+        """Return freed memory if there was work and the last time is long ago."""
+        if self._has_worked and self._clock() - self._released_at >= RELEASE_SECONDS:
+            self._release()
+            self._has_worked, self._released_at = False, self._clock()
+
+
+class Worker(Thread):
+    """Thread that does everything about the model, until it is stopped."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: Store,
+        settings: ServeSettings,
+        *,
+        model_name: str,
         classes: Sequence[str],
         data_dir: Path,
         clock: Callable[[], int],
     ) -> None:
         super().__init__(name="bitta-worker", daemon=True)
-        self.learner, self.store, self.config = learner, store, config
-        self.model_name, self.classes = name, tuple(classes)
-        self.inbox = Inbox(
-            max_batch=config.max_batch, max_wait=config.max_wait, capacity=config.max_waiting
+        self.learner = learner = Learner(model, settings)
+        self.store, self.settings = store, settings
+        self.model_name, self.classes = model_name, tuple(classes)
+        self.queue = RequestQueue(
+            max_batch=settings.max_batch,
+            max_wait_seconds=settings.max_wait_ms / 1000,
+            capacity=settings.max_waiting,
         )
-        self.ledger = Ledger(store, config, name=name, classes=self.classes, clock=clock)
-        self.keeper = Keeper(learner, store, config, data_dir=data_dir, clock=clock)
-        self.watch = Watch(config.guard, n_classes=len(self.classes), clock=lambda: clock() / 1e6)
-        self.gauge = Gauge(store, learner, config.guard, clock=clock)
-        self.duty = DutyCycle(config.duty)
-        self.study = Study(learner, store, self.ledger, self.duty, clock=clock)
-        self.notebook = Notebook(data_dir, {"watch": self.watch, "gauge": self.gauge})
-        self.tidy = Tidy()
-        self.paused = ""
-        """Why it does not learn; empty while it does."""
+        self.served_log = ServedLog(
+            store, settings, model_name=model_name, classes=self.classes, clock=clock
+        )
+        self.snapshots = SnapshotStore(learner, store, settings, data_dir=data_dir, clock=clock)
+        self.monitor = ModelMonitor(
+            settings.guard, n_classes=len(self.classes), clock=lambda: clock() / 1e6
+        )
+        self.answer_statistics = AnswerStatistics(store, learner, settings.guard, clock=clock)
+        self.duty = DutyCycle(settings.duty)
+        self.learning = LearningSteps(learner, store, self.served_log, self.duty, clock=clock)
+        self.state_file = MonitorStateFile(
+            data_dir, {"monitor": self.monitor, "answers": self.answer_statistics}
+        )
+        self.memory_release = MemoryRelease()
+        self.pause_reason = ""
+        """Reason why learning is paused; empty while it is on."""
         self.failure = ""
-        """What has failed, until somebody lets it learn again."""
-        self._astray = False
-        """Whether what failed has left the model in a state that must not serve."""
-        self._not_before, self._patience = 0.0, _PATIENCE
-        self.beat = monotonic()
-        """When it last went round, or got further in a step."""
+        """Last error, until learning is resumed."""
+        self._needs_rollback = False
+        """True if an error has left the model in a state that must not serve."""
+        self._retry_at, self._retry_seconds = 0.0, _MIN_RETRY_SECONDS
+        self.last_active_at = monotonic()
         self.n_served = 0
         self.distance = 0.0
-        """From the source weights, at the last window."""
-        self.begun_from = ""
-        self._offset = 0
-        """Samples served before the session's own count began."""
+        """Distance from the source weights at the last window."""
+        self.start_message = ""
+        self._position_offset = 0
+        """Number of served samples that the session has not counted."""
         self._during: tuple[int, int] | None = None
-        self._aside: list[tuple[Tensor, Prediction]] = []
-        """Served inside a step or a question, not yet counted into a window."""
-        self._compiler = Import()
-        self._asked_by = ""
-        """The version of the last window that raised questions."""
+        """Step and number of finished updates while a learning step runs."""
+        self._interrupt_batches: list[tuple[Tensor, Prediction]] = []
+        """Batches served in an interrupt that the monitor has not counted yet."""
+        self._compiler_import = CompilerImport()
+        self._last_asking_version = ""
+        """Version of the last window that raised questions."""
         self._stopping = Event()
-        self._whole = False
-        """Whether it has ended between two rounds, not by an error in one."""
+        self._ended_cleanly = False
 
-    def begin(self) -> None:
-        """Recover, then run; raises where there is nothing to go on from."""
-        self.begun_from = self.keeper.begin()
-        self._offset = self.store.counts().served - self.learner.n_seen
-        back = self.store.last_event(("rollback",))
-        self.gauge.lineage_began = 0 if back is None else back.seq
-        self.notebook.read()
-        self._stay_paused()
+    def recover_and_start(self) -> None:
+        """Recover the last state and start the thread. Raise an error if there is none."""
+        self.start_message = self.snapshots.recover_or_start()
+        self._position_offset = self.store.counts().served - self.learner.n_session_samples
+        rollback = self.store.last_event(("rollback",))
+        self.answer_statistics.lineage_start = 0 if rollback is None else rollback.seq
+        self.state_file.read()
+        self._restore_pause()
         self.start()
 
-    def _stay_paused(self) -> None:
-        """As it was when the process before ended: only an operator lets it learn again."""
+    def _restore_pause(self) -> None:
+        """Stay paused if the last process was. Only an operator resumes learning."""
         last = self.store.last_event(("paused", "resumed"))
         if last is not None and last.kind == "paused":
-            self.paused = last.body["reason"] or PAUSED
-            self.failure = self.paused if last.body["by"] == "guard" else ""
+            self.pause_reason = last.body["reason"] or DEFAULT_PAUSE_REASON
+            self.failure = self.pause_reason if last.body["by"] == "guard" else ""
 
     def run(self) -> None:
-        """Orders, requests, learning, snapshots: round and round."""
+        """Run tasks, serve, take snapshots and learn until stopped."""
         while not self._stopping.is_set():
             try:
-                self._go_round()
-            except Exception as error:  # whatever it is, serving goes on
-                self._has_failed(error)
-        self._whole = not self._astray
+                self._run_once()
+            except Exception as error:  # serving continues after any error
+                self._handle_failure(error)
+        self._ended_cleanly = not self._needs_rollback
 
-    def _go_round(self) -> None:
-        self.beat = monotonic()
-        self.ledger.count_written()
-        for order in self.inbox.orders():
-            order.carry_out()
-        if self._astray and monotonic() >= self._not_before:
-            self._go_back()
-        requests = self.inbox.batch(patience=_IDLE)
-        if self._astray:
-            refuse(requests, StoreUnavailable(self.failure))
+    def _run_once(self) -> None:
+        self.last_active_at = monotonic()
+        self.served_log.update_n_unwritten()
+        for task in self.queue.take_tasks():
+            task.run()
+        if self._needs_rollback and monotonic() >= self._retry_at:
+            self._roll_back_after_failure()
+        requests = self.queue.next_batch(timeout=_POLL_SECONDS)
+        if self._needs_rollback:
+            fail_unanswered(requests, StoreUnavailable(self.failure))
             return
         if requests:
             self._serve(requests)
-            self.tidy.used()
-        self.ledger.expire()
-        # First what is due to be kept: a step under way would have to settle before.
-        if self.keeper.due and self.study.settled and self.store.last_write_error is None:
-            with suppress(StoreError):  # tried again in a while
-                self.keeper.take("interval")
-        if self.paused:
-            self.study.give_back()
-        elif self.study.due and self._compiler.finished():
+            self.memory_release.record_work()
+        self.served_log.expire_questions()
+        # Snapshots come before learning: a new step would have to be committed first.
+        if (
+            self.snapshots.is_due
+            and self.learning.is_committed
+            and self.store.last_write_error is None
+        ):
+            with suppress(StoreError):  # tried again later
+                self.snapshots.take("interval")
+        if self.pause_reason:
+            self.learning.release_answers()
+        elif self.learning.is_due and self._compiler_import.is_finished():
             self._learn()
-            self.tidy.used()
-        self.tidy.when_due()
+            self.memory_release.record_work()
+        self.memory_release.release_if_due()
 
-    def _has_failed(self, error: Exception) -> None:
-        """Learn no more for now, and go back soon: not in here, as the error holds on to memory."""
-        self.failure = f"learning failed: {brief(error)}"
+    def _handle_failure(self, error: Exception) -> None:
+        """Pause learning and plan a rollback. It runs later, since the error holds memory."""
+        self.failure = f"learning failed: {first_line(error)}"
         _log.error("%s", self.failure, exc_info=error)
-        self.inbox.give_up(ModelError(self.failure))
-        self.paused, self._astray, self._during = self.failure, True, None
-        self._aside.clear()
+        self.queue.fail_taken(ModelError(self.failure))
+        self.pause_reason, self._needs_rollback, self._during = self.failure, True, None
+        self._interrupt_batches.clear()
 
-    def _go_back(self) -> None:
-        """To the newest snapshot, as after a crash; where that cannot be logged, later."""
-        self._not_before = monotonic() + self._patience
-        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+    def _roll_back_after_failure(self) -> None:
+        """Roll back to the newest snapshot. If that fails, try again later."""
+        self._retry_at = monotonic() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
         try:
-            self.roll_back(self.keeper.newest(), by="guard", reason=self.failure, again=True)
+            snapshot_id = self.snapshots.newest_id()
+            self.roll_back(snapshot_id, by="guard", reason=self.failure, again=True)
         except (BittaError, OSError) as error:
-            _log.warning("the model cannot go back yet: %s", brief(error))
+            _log.warning("the model cannot be rolled back yet: %s", first_line(error))
         else:
-            self._not_before, self._patience = 0.0, _PATIENCE
+            self._retry_at, self._retry_seconds = 0.0, _MIN_RETRY_SECONDS
             self.store.log_event("paused", {"by": "guard", "reason": self.failure})
 
     def stop(self) -> None:
-        """Finish what is under way, keep the state, refuse what still waits."""
+        """Finish the current work, take a snapshot, and refuse waiting requests."""
         self._stopping.set()
         self.join()
-        for left in self.inbox.empty():
-            left.done.set_exception(BittaError("the server is shutting down; try again soon."))
-        self.study.give_back()
-        self.study.settle(_LAST_WRITE)
-        self.notebook.write(now=True)
-        if self.study.settled and self._whole:
-            with suppress(StoreError):  # the next start goes on from the one before
-                self.keeper.stopped()
+        for item in self.queue.clear():
+            item.future.set_exception(BittaError("the server is shutting down; try again soon."))
+        self.learning.release_answers()
+        self.learning.wait_for_commit(_LAST_COMMIT_SECONDS)
+        self.state_file.write(now=True)
+        if self.learning.is_committed and self._ended_cleanly:
+            with suppress(StoreError):  # the next start uses the snapshot before
+                self.snapshots.take_last()
         self.learner.close()
 
-    def _serve(self, requests: Sequence[Request]) -> None:
-        """Answer first; a window that is full raises questions afterwards."""
+    def _serve(self, requests: Sequence[InferenceRequest]) -> None:
+        """Serve a batch. Questions about a complete window are chosen after the response."""
         inputs = torch.cat([request.inputs for request in requests])
-        version, windows, first = self.learner.version, self.learner.n_windows, self._position
-        silent = self.learner.fills(len(inputs)) and self._asks_nothing()
-        self._take_aside()
-        stopwatch = Stopwatch()
+        version, n_windows, first = self.learner.version, self.learner.n_windows, self._position
+        silent = self.learner.is_window_completed_by(len(inputs)) and self._skips_questions()
+        self._count_interrupt_batches()
+        timer = WorkTimer()
 
-        def answered(prediction: Prediction) -> None:
-            nonlocal stopwatch
-            self._answer(requests, inputs, prediction, first=first, version=version, silent=silent)
-            self.watch.served(inputs, prediction)
-            stopwatch = Stopwatch()
+        def on_prediction(prediction: Prediction) -> None:
+            nonlocal timer
+            self._respond(
+                requests, inputs, prediction, first_position=first, version=version, silent=silent
+            )
+            self.monitor.add_batch(inputs, prediction)
+            timer = WorkTimer()
 
-        def turn() -> None:
-            with stopwatch.resting():
-                self._serve_within()
+        def interrupt() -> None:
+            with timer.paused():
+                self._serve_in_interrupt()
 
         try:
-            prediction = self.learner.serve(inputs, answered=answered, turn=turn, silent=silent)
-        except _TORCH as error:
-            if not refuse(requests, error):  # all were answered, and the questions failed
+            prediction = self.learner.serve(
+                inputs, on_prediction=on_prediction, interrupt=interrupt, skip_questions=silent
+            )
+        except _FORWARD_ERRORS as error:
+            if not fail_unanswered(requests, error):  # the choice of questions has failed
                 raise
             return
-        if self.learner.n_windows > windows:
-            self.gauge.compare(self.ledger.ask(prediction.queries, offset=self._offset))
+        if self.learner.n_windows > n_windows:
+            asked = self.served_log.ask(prediction.queries, position_offset=self._position_offset)
+            self.answer_statistics.compare_with_source(asked)
             if not silent:
-                self._asked_by = version
-                self.duty.add_learning(stopwatch.worked)
-            self._judge(prediction)
+                self._last_asking_version = version
+                self.duty.add_learning(timer.seconds)
+            self._end_window(prediction)
 
-    def _asks_nothing(self) -> bool:
-        """Choosing may be what has failed; and nobody can answer, nor a step learn, without end."""
-        ahead = self._asked_by == self.learner.version and self.duty.remaining_seconds() > 0
-        return bool(self.failure) or ahead or self.ledger.enough_asked()
+    def _skips_questions(self) -> bool:
+        """Return True after a failure, if learning lags behind, or with enough open questions."""
+        learning_lags = (
+            self._last_asking_version == self.learner.version and self.duty.remaining_seconds() > 0
+        )
+        return bool(self.failure) or learning_lags or self.served_log.has_enough_open_questions()
 
-    def _serve_within(self) -> None:
-        """Serve who has waited long enough, inside a step or a question."""
-        self.beat = monotonic()
-        if not self.inbox.depth or not (room := self.learner.room):
+    def _serve_in_interrupt(self) -> None:
+        """Serve requests that have waited long enough, inside a learning step or a question."""
+        self.last_active_at = monotonic()
+        if not self.queue.n_waiting or not (n_samples := self.learner.n_interrupt_samples):
             return
-        requests = self.inbox.overdue(most=min(room, self.config.max_batch))
+        requests = self.queue.next_due_batch(max_samples=min(n_samples, self.settings.max_batch))
         if not requests:
             return
         inputs = torch.cat([request.inputs for request in requests])
         version, first = self.learner.version, self._position
         try:
-            prediction = self.learner.serve_within(inputs)
-        except _TORCH as error:
-            refuse(requests, error)
+            prediction = self.learner.serve_in_interrupt(inputs)
+        except _FORWARD_ERRORS as error:
+            fail_unanswered(requests, error)
             return
-        self._answer(requests, inputs, prediction, first=first, version=version)
-        self._aside.append((inputs, prediction))
+        self._respond(requests, inputs, prediction, first_position=first, version=version)
+        self._interrupt_batches.append((inputs, prediction))
 
-    def _answer(
+    def _respond(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[InferenceRequest],
         inputs: Tensor,
         prediction: Prediction,
         *,
-        first: int,
+        first_position: int,
         version: str,
         silent: bool = False,
     ) -> None:
-        served = self.ledger.enter(
+        served = self.served_log.add(
             requests,
             inputs,
             prediction,
-            first=first,
+            first_position=first_position,
             version=version,
             during=self._during,
             silent=silent,
@@ -253,68 +302,77 @@ class Worker(Thread):
         start = 0
         for request in requests:
             stop = start + len(request.inputs)
-            request.done.set_result(served.part(start, stop))
-            self.watch.latencies.add(monotonic() - request.came_at)
+            request.future.set_result(served.rows(start, stop))
+            self.monitor.latencies.add(monotonic() - request.received_at)
             start = stop
         self.n_served += len(inputs)
 
-    def _take_aside(self) -> None:
-        for inputs, prediction in self._aside:
-            self.watch.served(inputs, prediction)
-        self._aside.clear()
+    def _count_interrupt_batches(self) -> None:
+        for inputs, prediction in self._interrupt_batches:
+            self.monitor.add_batch(inputs, prediction)
+        self._interrupt_batches.clear()
 
     @property
     def _position(self) -> int:
-        return self._offset + self.learner.n_seen
+        """Index of the next sample among all samples served."""
+        return self._position_offset + self.learner.n_session_samples
 
-    def _judge(self, prediction: Prediction) -> None:
-        """A window is full: has the model collapsed?"""
+    def _end_window(self, prediction: Prediction) -> None:
+        """Judge a complete window. Roll back if the model has collapsed."""
         self.distance = self.learner.distance
         agreement = None if prediction.agreement is None else float(prediction.agreement)
-        verdict = self.watch.window(
-            self.distance, self.gauge.audited(), agreement, self.gauge.answers()
+        verdict = self.monitor.end_window(
+            self.distance,
+            self.answer_statistics.audits(),
+            agreement,
+            self.answer_statistics.n_answers_last_minute(),
         )
-        self.notebook.write()
-        if verdict.state != "collapsed" or not self.config.rollback:
+        self.state_file.write()
+        if verdict.state != "collapsed" or not self.settings.rollback:
             return
-        if self._during is not None or self.paused:
+        if self._during is not None or self.pause_reason:
             return
-        with suppress(BittaError):  # the next window says so again
-            target = self.keeper.older_than(verdict.n_windows)
-            self.roll_back(target, by="guard", reason="; ".join(verdict.reasons))
+        with suppress(BittaError):  # the next window tries again
+            snapshot_id = self.snapshots.find_before(verdict.n_windows)
+            self.roll_back(snapshot_id, by="guard", reason="; ".join(verdict.reasons))
 
-    def require_sound(self) -> None:
-        """Refuse what needs a state that can serve."""
-        if self._astray:
+    def require_valid_model(self) -> None:
+        """Raise an error if the model's state must not serve."""
+        if self._needs_rollback:
             raise StoreUnavailable(self.failure)
 
     def resume(self) -> None:
-        """Learn and ask again. To be called in this thread, as what follows."""
-        self.paused = self.failure = ""
+        """Resume learning and asking. Call this in the worker's thread, like `roll_back`."""
+        self.pause_reason = self.failure = ""
 
     def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool = False) -> str:
-        """Serve by a snapshot from now on; `again`: learn again what was learned after it."""
+        """Serve with the weights of a snapshot. Return the new version.
+
+        `again` says that the answers learned after the snapshot are learned again.
+        """
         position = self._position
-        self.study.give_back()
-        snapshot = self.keeper.roll_back(snapshot_id, by=by, reason=reason, again=again)
-        self._astray = False
-        self._offset = position - self.learner.n_seen
-        self.gauge.lineage_began = snapshot.seq
-        self.watch.rolled_back(to_source=snapshot.step == 0)
-        self.notebook.write(now=True)
+        self.learning.release_answers()
+        snapshot = self.snapshots.roll_back(snapshot_id, by=by, reason=reason, again=again)
+        self._needs_rollback = False
+        self._position_offset = position - self.learner.n_session_samples
+        self.answer_statistics.lineage_start = snapshot.seq
+        self.monitor.rolled_back(to_source=snapshot.step == 0)
+        self.state_file.write(now=True)
         return snapshot.model_version
 
     def _learn(self) -> None:
-        learned = self.study.step(between=self._between, turn=self._serve_within)
+        has_learned = self.learning.run(
+            between_updates=self._serve_between_updates, interrupt=self._serve_in_interrupt
+        )
         self._during = None
-        if learned:
-            self.keeper.learned()
+        if has_learned:
+            self.snapshots.count_step()
 
-    def _between(self, epoch: int) -> None:
-        """Serve who waits, between two steps of the optimiser."""
-        self.beat = monotonic()
-        self._during = (self.learner.step, epoch)
-        waiting = self.inbox.depth
-        while waiting > 0 and (requests := self.inbox.batch(patience=0)):
+    def _serve_between_updates(self, n_updates: int) -> None:
+        """Serve the requests that wait now, between two optimiser updates."""
+        self.last_active_at = monotonic()
+        self._during = (self.learner.step, n_updates)
+        n_waiting = self.queue.n_waiting
+        while n_waiting > 0 and (requests := self.queue.next_batch(timeout=0)):
             self._serve(requests)
-            waiting -= sum(len(request.inputs) for request in requests)
+            n_waiting -= sum(len(request.inputs) for request in requests)

@@ -7,41 +7,38 @@ import torch
 from torch import nn
 
 from bitta.methods import METHODS
-from bitta.server.engine.inbox import Inbox, Order, Request
-from bitta.server.engine.learner import Learner, LearnerConfig
-from bitta.server.engine.lessons import Stopwatch
+from bitta.server.engine.learner import Learner
+from bitta.server.engine.learning import WorkTimer
 from bitta.server.engine.replay import Replay
+from bitta.server.engine.request_queue import InferenceRequest, RequestQueue, WorkerTask
 from bitta.server.store import Store
 from bitta.testing import toy_classifier
-from small_engine import WINDOW, answer, config, images, running, serve
+from small_engine import WINDOW, answer, images, running, serve, serve_settings
 
 FREE = sorted(name for name, kind in METHODS.items() if not kind.needs)
 
 
 def learner(method="bitta", **settings):
-    config = LearnerConfig(
-        method=method, window=WINDOW, n_queries=3, audits=1, settings=tuple(settings.items())
-    )
-    return Learner(toy_classifier(), config)
+    return Learner(toy_classifier(), serve_settings(method=method, settings=settings))
 
 
 def batch(number, n=WINDOW):
     return torch.from_numpy(images(number, n))
 
 
-class Visitors:
+class InterruptRequests:
     """Come one at a time, whenever there is a turn."""
 
-    def __init__(self, learner, most=100):
-        self.learner, self.most = learner, most
+    def __init__(self, learner, max_requests=100):
+        self.learner, self.max_requests = learner, max_requests
         self.served = []
-        self.turns = 0
+        self.n_calls = 0
 
     def __call__(self):
-        self.turns += 1
-        if self.learner.room and len(self.served) < self.most:
+        self.n_calls += 1
+        if self.learner.n_interrupt_samples and len(self.served) < self.max_requests:
             number = 100 + len(self.served)
-            self.served.append((number, self.learner.serve_within(batch(number, 1))))
+            self.served.append((number, self.learner.serve_in_interrupt(batch(number, 1))))
 
 
 def same(one, other):
@@ -50,46 +47,46 @@ def same(one, other):
 
 @pytest.mark.parametrize("method", FREE)
 def test_what_is_served_within_a_step_is_as_if_served_before_it(method):
-    attentive, plain = learner(method), learner(method)
-    visitors = Visitors(attentive)
-    for each in (attentive, plain):
+    interrupted, plain = learner(method), learner(method)
+    requests = InterruptRequests(interrupted)
+    for each in (interrupted, plain):
         each.serve(batch(0))
-    attentive.learn([], turn=visitors)
-    for number, prediction in visitors.served:
+    interrupted.learn([], interrupt=requests)
+    for number, prediction in requests.served:
         assert same(plain.serve(batch(number, 1)), prediction)
     plain.learn([])
-    assert attentive.weights == plain.weights
-    rest = WINDOW - len(visitors.served)
-    one, other = attentive.serve(batch(1, rest)), plain.serve(batch(1, rest))
+    assert interrupted.weights_hash == plain.weights_hash
+    rest = WINDOW - len(requests.served)
+    one, other = interrupted.serve(batch(1, rest)), plain.serve(batch(1, rest))
     assert same(one, other)
     assert [q.position for q in one.queries] == [q.position for q in other.queries]
-    attentive.learn([])
+    interrupted.learn([])
     plain.learn([])
-    assert attentive.weights == plain.weights
+    assert interrupted.weights_hash == plain.weights_hash
 
 
 @pytest.mark.parametrize("method", FREE)
 def test_what_is_served_while_questions_are_chosen_is_as_if_served_after_the_window(method):
-    attentive, plain = learner(method), learner(method)
-    visitors = Visitors(attentive, most=4)
-    asked = attentive.serve(batch(0), turn=visitors)
+    interrupted, plain = learner(method), learner(method)
+    requests = InterruptRequests(interrupted, max_requests=4)
+    asked = interrupted.serve(batch(0), interrupt=requests)
     assert same(asked, plain.serve(batch(0)))
-    for number, prediction in visitors.served:
+    for number, prediction in requests.served:
         assert same(plain.serve(batch(number, 1)), prediction)
-    attentive.learn([])
+    interrupted.learn([])
     plain.learn([])
-    assert attentive.weights == plain.weights
-    assert attentive.n_seen == plain.n_seen == WINDOW + len(visitors.served)
+    assert interrupted.weights_hash == plain.weights_hash
+    assert interrupted.n_session_samples == plain.n_session_samples == WINDOW + len(requests.served)
 
 
 @pytest.mark.parametrize("observes", ["before_serving", "before_asking", "after_asking"])
 def test_a_question_names_the_sample_it_is_about_whenever_statistics_move(observes):
-    attentive, plain = learner(observes=observes), learner(observes=observes)
-    visitors, window = Visitors(attentive, most=2), batch(0)
-    queries = attentive.serve(window, turn=visitors).queries
+    interrupted, plain = learner(observes=observes), learner(observes=observes)
+    requests, window = InterruptRequests(interrupted, max_requests=2), batch(0)
+    queries = interrupted.serve(window, interrupt=requests).queries
     assert all(torch.equal(window[query.position], query.input) for query in queries)
     plain.serve(window)
-    for number, prediction in visitors.served:
+    for number, prediction in requests.served:
         assert same(plain.serve(batch(number, 1)), prediction)
 
 
@@ -102,87 +99,89 @@ def test_nobody_is_served_inside_a_model_that_normalises_by_what_is_served():
         nn.ReLU(),
         nn.Linear(8, 5),
     )
-    attentive = Learner(model, LearnerConfig(window=WINDOW))
-    assert attentive.source_label(batch(0)[0]) is None
-    visitors = Visitors(attentive)
-    attentive.serve(batch(0), turn=visitors)
-    attentive.learn([], turn=visitors)
-    assert visitors.served == []
+    interrupted = Learner(model, serve_settings(settings={}))
+    assert interrupted.source_label(batch(0)[0]) is None
+    requests = InterruptRequests(interrupted)
+    interrupted.serve(batch(0), interrupt=requests)
+    interrupted.learn([], interrupt=requests)
+    assert requests.served == []
 
 
 def test_bitta_serves_inside_its_steps_until_the_window_would_be_full():
-    attentive = learner(epochs=1)
-    visitors = Visitors(attentive)
-    attentive.serve(batch(0))
-    attentive.learn([], turn=visitors)
-    assert len(visitors.served) == WINDOW - 1
-    assert attentive.n_windows == 1
-    assert visitors.turns > WINDOW
+    interrupted = learner(epochs=1)
+    requests = InterruptRequests(interrupted)
+    interrupted.serve(batch(0))
+    interrupted.learn([], interrupt=requests)
+    assert len(requests.served) == WINDOW - 1
+    assert interrupted.n_windows == 1
+    assert requests.n_calls > WINDOW
 
 
 def test_between_two_steps_others_are_served_by_the_weights_after_the_first():
-    attentive, plain = learner(epochs=2), learner(epochs=2)
-    visitors = Visitors(attentive, most=1)
+    interrupted, plain = learner(epochs=2), learner(epochs=2)
+    requests = InterruptRequests(interrupted, max_requests=1)
     between = []
-    for each in (attentive, plain):
+    for each in (interrupted, plain):
         each.serve(batch(0))
-    visitors.most = 0
+    requests.max_requests = 0
 
     def now():
-        between.append(attentive.serve(batch(7, 1)))
-        visitors.most = 1
+        between.append(interrupted.serve(batch(7, 1)))
+        requests.max_requests = 1
 
-    attentive.learn([], between=now, turn=visitors)
-    ((number, late),) = visitors.served
+    interrupted.learn([], between_updates=now, interrupt=requests)
+    ((number, late),) = requests.served
 
     def then():
         assert same(plain.serve(batch(7, 1)), between[0])
         assert same(plain.serve(batch(number, 1)), late)
 
-    plain.learn([], between=then)
-    assert attentive.weights == plain.weights
+    plain.learn([], between_updates=then)
+    assert interrupted.weights_hash == plain.weights_hash
 
 
 def test_the_answer_is_known_before_the_questions_are_chosen():
-    attentive, told = learner(), []
-    visitors = Visitors(attentive)
-    attentive.serve(
+    interrupted, told = learner(), []
+    requests = InterruptRequests(interrupted)
+    interrupted.serve(
         batch(0),
-        answered=lambda prediction: told.append((len(prediction.labels), visitors.turns)),
-        turn=visitors,
+        on_prediction=lambda prediction: told.append((len(prediction.labels), requests.n_calls)),
+        interrupt=requests,
     )
     assert told == [(WINDOW, 0)]
-    assert visitors.turns > 0
-    attentive.serve(batch(1, 1), answered=lambda prediction: told.append(len(prediction.labels)))
+    assert requests.n_calls > 0
+    interrupted.serve(
+        batch(1, 1), on_prediction=lambda prediction: told.append(len(prediction.labels))
+    )
     assert told[1:] == [1]
 
 
 def test_nobody_is_served_while_weights_are_not_what_they_were():
-    attentive = learner()
-    model = attentive._session.model
+    interrupted = learner()
+    model = interrupted._session.model
     rooms = []
 
     def meddle():
         if not rooms:
-            rooms.append(attentive.room)
+            rooms.append(interrupted.n_interrupt_samples)
             with torch.no_grad():
                 next(model.parameters()).add_(0.0)
-            rooms.append(attentive.room)
+            rooms.append(interrupted.n_interrupt_samples)
 
-    attentive.serve(batch(0))
-    attentive.learn([], turn=meddle)
+    interrupted.serve(batch(0))
+    interrupted.learn([], interrupt=meddle)
     assert rooms == [WINDOW - 1, 0]
 
 
 def test_a_failing_turn_leaves_no_hooks_behind():
-    attentive = learner()
-    attentive.serve(batch(0))
+    interrupted = learner()
+    interrupted.serve(batch(0))
 
     def fail():
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
-        attentive.learn([], turn=fail)
+        interrupted.learn([], interrupt=fail)
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
@@ -190,14 +189,14 @@ def test_a_log_with_requests_inside_steps_gives_the_same_weights_when_lived_agai
     folder, visits = tmp_path / "data", []
     with running(folder, snapshot_steps=1) as (engine, store):
         worker, turns = engine._worker, count()
-        within = worker._serve_within
+        within = worker._serve_in_interrupt
 
         def with_visitors():
-            if worker.learner.room and next(turns) % 7 == 0:
+            if worker.learner.n_interrupt_samples and next(turns) % 7 == 0:
                 visits.append(engine.predict(images(200 + len(visits), 1), request_id="visit"))
             within()
 
-        worker._serve_within = with_visitors
+        worker._serve_in_interrupt = with_visitors
         for number in range(4):
             served = serve(engine, number)
             answer(store, served.prediction_ids[number], correct=number % 2 == 0)
@@ -208,11 +207,11 @@ def test_a_log_with_requests_inside_steps_gives_the_same_weights_when_lived_agai
     with Store.open(None, folder) as store:
         assert {"before a step", "inside its epochs"} == {when(store, name) for name in names}
         (tmp_path / "again").mkdir()
-        lived = Learner(toy_classifier(), config().learner)
+        lived = Learner(toy_classifier(), serve_settings())
         replayed = Replay(lived, store, folder=tmp_path / "again").run()
         assert replayed.differing == ()
-        assert replayed.compared >= 5
-        assert replayed.weights == max(store.snapshots(), key=lambda one: one.seq).weights_hash
+        assert replayed.n_compared >= 5
+        assert replayed.weights_hash == max(store.snapshots(), key=lambda one: one.seq).weights_hash
 
 
 def when(store, name):
@@ -221,24 +220,24 @@ def when(store, name):
 
 
 def request(n=1, shape=(3, 8, 8)):
-    return Request(torch.zeros(n, *shape), "r")
+    return InferenceRequest(torch.zeros(n, *shape), "r")
 
 
 def test_requests_that_have_waited_for_others_are_given_out_as_far_as_there_is_room():
-    inbox = Inbox(max_batch=64, max_wait=0.0, capacity=100)
+    queue = RequestQueue(max_batch=64, max_wait_seconds=0.0, capacity=100)
     for n in (2, 3, 4):
-        inbox.put(request(n))
-    assert [len(one.inputs) for one in inbox.overdue(most=5)] == [2, 3]
-    assert inbox.depth == 4
-    assert inbox.overdue(most=3) == []
-    inbox.order(Order(lambda: None))
-    assert [len(one.inputs) for one in inbox.overdue(most=4)] == [4]
+        queue.put(request(n))
+    assert [len(one.inputs) for one in queue.next_due_batch(max_samples=5)] == [2, 3]
+    assert queue.n_waiting == 4
+    assert queue.next_due_batch(max_samples=3) == []
+    queue.put_task(WorkerTask(lambda: None))
+    assert [len(one.inputs) for one in queue.next_due_batch(max_samples=4)] == [4]
 
 
 def test_a_stopwatch_leaves_rests_out_once():
     """0 to 10 with a rest from 2 to 7, another inside it from 3 to 4: 5 seconds of work."""
     times = iter((0.0, 2.0, 7.0, 10.0))
-    watch = Stopwatch(lambda: next(times))
-    with watch.resting(), watch.resting():
+    timer = WorkTimer(lambda: next(times))
+    with timer.paused(), timer.paused():
         pass
-    assert watch.worked == 5.0
+    assert timer.seconds == 5.0

@@ -4,7 +4,7 @@ import pytest
 
 from bitta.cli.main import main
 from bitta.errors import SettingError
-from bitta.server.host import hosting
+from bitta.server.bootstrap import start_server
 from bitta.server.settings import load_settings
 
 BEGUN = {"model": "embedded:digits-resnet8", "preset": "paper", "settings": {"lr": 0.002}}
@@ -21,8 +21,8 @@ def settings(folder, **changes):
 def begun(tmp_path_factory):
     """A folder in which a server has run."""
     folder = tmp_path_factory.mktemp("begun")
-    with hosting(settings(folder)) as host:
-        assert "as given" in host.begun_from
+    with start_server(settings(folder)) as host:
+        assert "as given" in host.start_message
     return folder
 
 
@@ -41,20 +41,20 @@ def begun(tmp_path_factory):
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_other_settings_than_those_it_was_begun_with_are_refused(begun, changes, before, now):
-    with pytest.raises(SettingError) as refused, hosting(settings(begun, **changes)):
+    with pytest.raises(SettingError) as refused, start_server(settings(begun, **changes)):
         pass
     sentence = str(refused.value)
-    assert f"the data folder {str(begun / 'data')!r} was begun with {before}" in sentence
-    assert f"and is given {now}" in sentence
-    assert sentence.endswith("start with what it was begun with, or with another --data-dir.")
+    assert f"the data folder {str(begun / 'data')!r} was started with {before}" in sentence
+    assert f"given: {now}" in sentence
+    assert sentence.endswith("start with the settings of the folder, or with another --data-dir.")
 
 
 def test_another_model_than_it_was_begun_with_is_refused(begun):
     other = {**BEGUN, "model": "embedded:cifar10-resnet8", "data_dir": begun / "data"}
-    with pytest.raises(SettingError) as refused, hosting(load_settings(other, environment={})):
+    with pytest.raises(SettingError) as refused, start_server(load_settings(other, environment={})):
         pass
     sentence = str(refused.value)
-    assert f"the data folder {str(begun / 'data')!r} was begun with another model" in sentence
+    assert f"the data folder {str(begun / 'data')!r} was started with another model" in sentence
     assert sentence.endswith("start with it, or with another --data-dir.")
 
 
@@ -64,8 +64,8 @@ def test_what_no_snapshot_holds_may_change_and_so_may_the_way_in_which_it_is_sai
         "duty": 0.1, "max_batch": 8, "max_distance": 0.5, "rollback": False, "keep_images": "all",
         "keep_snapshots": 2, "max_open": 3, "limits": {"images": 7}, "question_seconds": 5.0,
     }  # fmt: skip
-    with hosting(settings(begun, **same, **free)) as host:
-        assert "from snapshot" in host.begun_from
+    with start_server(settings(begun, **same, **free)) as host:
+        assert "from snapshot" in host.start_message
 
 
 @pytest.mark.parametrize("check", [[], ["--check"]], ids=["serve", "check"])
@@ -74,5 +74,5 @@ def test_the_command_ends_with_the_sentence(begun, capsys, monkeypatch, check):
     arguments = ["--model", BEGUN["model"], "--classes", "classes.txt", "--data-dir", "data"]
     assert main(["serve", *arguments, "--port", "0", "--set", "lr=0.002", *check]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("bitta serve: the data folder 'data' was begun with ")
+    assert told.startswith("bitta serve: the data folder 'data' was started with ")
     assert "Traceback" not in told

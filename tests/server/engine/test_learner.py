@@ -5,7 +5,7 @@ import torch
 
 import bitta
 from bitta.testing import toy_classifier
-from small_engine import WINDOW, answer, config, images, running, serve, until
+from small_engine import WINDOW, answer, images, running, serve, serve_settings, until
 
 PARTS = (3, WINDOW - 3)  # requests smaller than a window, where `observe_every_request` matters
 ANSWERS = (
@@ -20,11 +20,11 @@ ANSWERS = (
 
 def library():
     """A session with the settings that the engine's own has."""
-    made = config().learner
+    made = serve_settings()
     return bitta.Session(
         toy_classifier(), made.method, preset=made.preset, n_queries=made.n_queries,
         audits=made.audits, window=made.window, observe_every_request=False, seed=made.seed,
-        eager=made.eager, precision=made.precision, **dict(made.settings),
+        **made.settings,
     )  # fmt: skip
 
 
