@@ -1,4 +1,4 @@
-"""The paper's number beside ours, or none."""
+"""Rows of a paper are read from TOML tables and matched to our rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def means(comparison):
 
 
 @pytest.mark.parametrize("folder", ["main-cifar10-c", "cifar10-c"])
-def test_rows_of_the_main_table_are_found_by_the_folder(tmp_path, folder):
+def test_rows_match_the_main_table_by_the_folder_name(tmp_path, folder):
     runs = [
         run("source", "source"),
         run("tent", "tent", n_queries=0),
@@ -72,12 +72,12 @@ def test_single_table_applies_to_results_in_any_folder(tmp_path):
     assert means(compare(section, paper=read_paper_tables(FOLDER / MAIN))) == {"bitta": 87.20}
 
 
-def test_another_set_has_another_table(tmp_path):
+def test_other_dataset_matches_its_own_table(tmp_path):
     of_100 = compared(tmp_path / "original", [run("source", "source", kind="cifar100-c")])
     assert [table.id for table in of_100.tables] == ["tab:app_original/cifar100-c"]
 
 
-def test_what_the_paper_does_not_have_has_no_number(tmp_path):
+def test_rows_with_other_settings_or_feedback_do_not_match(tmp_path):
     runs = [
         run("flipped", "bitta", flip=0.1),
         run("late", "bitta", delay=3),
@@ -90,7 +90,7 @@ def test_what_the_paper_does_not_have_has_no_number(tmp_path):
     assert comparison.printed["labels"].table.title == "Table 12a"
 
 
-def test_variants_are_known_by_their_settings(tmp_path):
+def test_variants_match_by_their_settings(tmp_path):
     runs = [
         run(name, "bitta", settings={"policy": name})
         for name in ("dropout", "softmax", "ensemble", "augmentation")
@@ -103,19 +103,19 @@ def test_variants_are_known_by_their_settings(tmp_path):
     assert means(compared(tmp_path / "epochs", steps)) == {"e1": 87.11, "e2": 87.15, "e3": 87.20}
 
 
-def test_a_model_tuned_beforehand_has_rows_of_its_own(tmp_path):
+def test_fine_tuned_model_matches_its_own_rows(tmp_path):
     comparison = compared(tmp_path / "enhanced", [run("enhanced-bn_stats", "bn_stats")])
     expected = TABLES["tab:app_enhanced_corruption"].value("bn_stats", "none", "mean")
     assert means(comparison) == {"enhanced-bn_stats": expected}
     assert comparison.section.rows[0].title == "BN-Stats (enhanced)"
 
 
-def test_a_mixed_stream_has_the_last_column(tmp_path):
+def test_mixed_stream_matches_the_last_column(tmp_path):
     mixed = run("bitta", "bitta", kind="pacs", domains=("mixed",))
     assert means(compared(tmp_path / "pacs-mixed", [mixed])) == {"bitta": 72.18}
 
 
-def test_a_shorter_stream_is_told(tmp_path):
+def test_note_says_that_a_shorter_stream_is_not_comparable(tmp_path):
     comparison = compared(tmp_path / "main-cifar10-c", [run("bitta", "bitta")])
     assert is_shorter(comparison.section)
     assert "NOT COMPARABLE with the paper: 10 samples of each domain here, 9,984 there." in (

@@ -1,4 +1,4 @@
-"""Claims of the paper hold, fail or wait, by what lies under results/."""
+"""Claims of the paper hold, fail or stay undecided, depending on the results."""
 
 import doctest
 from dataclasses import replace
@@ -37,7 +37,7 @@ AGREEING = {"agreement": "policy", "threshold": 0.9}
 
 @pytest.fixture
 def made(tmp_path):
-    """Write runs of a folder, and read all that was written."""
+    """Return a function that writes runs into a folder and reads all folders."""
 
     def write(folder, *runs):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -49,28 +49,28 @@ def made(tmp_path):
 
 
 def run(name, right, method="bitta", **changed):
-    """Ten times `right` percent in each of two domains."""
+    """Make a run with 10 * `right` percent in each of two domains."""
     return made_run(name, method, [right, right], **changed)
 
 
 def stepped(run, changes):
-    """With its steps, one per domain, changed so."""
-    steps = [replace(step, **of) for step, of in zip(run.steps, changes, strict=True)]
+    """Change fields of the steps, one step per domain."""
+    steps = [replace(step, **fields) for step, fields in zip(run.steps, changes, strict=True)]
     return replace(run, steps=steps)
 
 
 def swept(key, rights, method="bitta"):
-    """A run for each value of a setting of [feedback]."""
+    """Make a run for each value of a setting in [feedback]."""
     return [run(f"{method}-{key}{v}", r, method, **{key: v}) for v, r in rights.items()]
 
 
 def set_to(key, rights):
-    """A run for each value of a setting of [method]."""
+    """Make a run for each value of a setting in [method]."""
     return [run(f"bitta-{key}-{v}", r, settings={key: v}) for v, r in rights.items()]
 
 
 def claim_with(holds, *, is_complete=True, **changed):
-    """One whose check finds what it is told to."""
+    """Make a claim whose check returns the given finding."""
     return Claim(
         id="it",
         location="somewhere",
@@ -86,24 +86,24 @@ def test_docstring_examples():
     assert doctest.testmod(claim).failed == 0
 
 
-def test_a_claim_that_holds_needs_no_reason(tmp_path):
+def test_claim_that_holds_has_no_reason(tmp_path):
     outcome = evaluate_claim(claim_with(True), ResultFolders(tmp_path), {"it": "because"})
     assert (outcome.status, outcome.summary, outcome.reason) == (ClaimStatus.HOLDS, "ours", "")
 
 
-def test_a_claim_that_fails_has_the_reason_on_file(tmp_path):
+def test_claim_that_fails_has_the_recorded_reason(tmp_path):
     outcome = evaluate_claim(
         claim_with(False), ResultFolders(tmp_path), {"it": "because", "other": "no"}
     )
     assert (outcome.status, outcome.reason) == (ClaimStatus.FAILS, "because")
 
 
-def test_a_claim_that_fails_without_a_reason_says_so(tmp_path):
+def test_claim_that_fails_without_a_recorded_reason_says_so(tmp_path):
     outcome = evaluate_claim(claim_with(False, is_complete=False), ResultFolders(tmp_path), {})
     assert (outcome.status, outcome.reason) == (ClaimStatus.FAILS, NO_CAUSE)
 
 
-def test_a_claim_that_was_not_run_names_the_command(tmp_path):
+def test_claim_without_results_names_the_commands(tmp_path):
     waiting = replace(claim_with(True), check=lambda results: None)
     outcome = evaluate_claim(waiting, ResultFolders(tmp_path), {"it": "because"})
     assert outcome.status is ClaimStatus.NOT_RUN
@@ -114,7 +114,7 @@ def test_a_claim_that_was_not_run_names_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(("holds", "is_complete"), [(None, True), (True, False)])
-def test_what_was_run_in_part_names_what_is_missing(made, holds, is_complete):
+def test_claim_with_some_results_names_the_missing_folder(made, holds, is_complete):
     results = made("beta", run("bitta", 5))
     outcome = evaluate_claim(claim_with(holds, is_complete=is_complete), results, {})
     assert outcome.status is ClaimStatus.PARTLY_RUN
@@ -123,14 +123,14 @@ def test_what_was_run_in_part_names_what_is_missing(made, holds, is_complete):
     )
 
 
-def test_a_folder_that_lacks_a_run_is_run_in_part(made):
+def test_folder_that_lacks_a_needed_run_is_partly_run(made):
     results = made("beta", run("bitta", 5))
     results.expected = {"beta": ["bitta-seed0", "other-seed0"]}
     assert evaluate_claim(claim_with(True), results, {}).status is ClaimStatus.PARTLY_RUN
     assert evaluate_claim(claim_with(True, runs="bitta-*"), results, {}).status is ClaimStatus.HOLDS
 
 
-def test_nothing_to_measure_says_why(tmp_path):
+def test_claim_that_cannot_be_measured_says_why(tmp_path):
     outcome = evaluate_claim(
         replace(claim_with(True), check=None, not_measurable="A setting."),
         ResultFolders(tmp_path),
@@ -160,12 +160,12 @@ DIRECTIONS = [
 
 
 @pytest.mark.parametrize("check", DIRECTIONS)
-def test_no_direction_is_found_where_nothing_was_run(tmp_path, check):
+def test_check_without_results_finds_nothing(tmp_path, check):
     assert check(ResultFolders(tmp_path)) is None
 
 
 @pytest.mark.parametrize(("entropy", "holds"), [(8, True), (9, False)])
-def test_the_best_of_several_is_above_each(made, entropy, holds):
+def test_best_value_must_be_above_each_other_value(made, entropy, holds):
     runs = set_to("selection", {"mc_confidence": 9, "random": 7, "entropy": entropy})
     finding = check_best_value(
         "selection", "method.selection", "mc_confidence", made("selection", *runs)
@@ -176,7 +176,7 @@ def test_the_best_of_several_is_above_each(made, entropy, holds):
 
 
 @pytest.mark.parametrize(("second", "holds"), [(7, True), (8, False)])
-def test_bitta_is_above_simatta_at_every_value_that_both_have(made, second, holds):
+def test_bitta_must_be_above_simatta_at_each_shared_value(made, second, holds):
     results = made(
         "feedback-errors",
         *swept("flip", {0.0: 9, 0.1: 8, 0.2: 1}),
@@ -196,14 +196,14 @@ def test_bitta_is_above_simatta_at_every_value_that_both_have(made, second, hold
         ({1: 500, 2: 500}, False),
     ],
 )
-def test_more_is_better_but_for_half_a_point(made, rights, holds):
+def test_rising_curve_may_dip_by_half_a_point(made, rights, holds):
     runs = [run(f"bitta-{k}", right, n=1000, n_queries=k) for k, right in rights.items()]
     finding = check_rising("f", "feedback.n_queries", "bitta", made("f", *runs))
     assert finding.holds is holds
     assert finding.summary.startswith("1: 50.00, 2: ")
 
 
-def test_a_setting_matters_little_if_best_and_worst_are_near(made):
+def test_setting_is_robust_if_best_and_worst_are_close(made):
     runs = [
         run(f"bitta-{beta}", right, n=100, settings={"beta": beta, "alpha": alpha})
         for beta, alpha, right in ((0.1, 1.0, 80), (1.0, 1.0, 82), (4.0, 1.0, 81), (2.0, 2.0, 1))
@@ -212,14 +212,16 @@ def test_a_setting_matters_little_if_best_and_worst_are_near(made):
     like = {"method__alpha": 1.0}
     assert check_robust("f", "method.beta", 2.0, results, **like).holds
     assert not check_robust("f", "method.beta", 1.9, results, **like).holds
-    told = "0.1: 80.00, 1.0: 82.00, 4.0: 81.00 (1 seed)"
-    assert check_robust("f", "method.beta", 1.0, results, **like, least=1.0) == Finding(told, True)
+    summary = "0.1: 80.00, 1.0: 82.00, 4.0: 81.00 (1 seed)"
+    assert check_robust("f", "method.beta", 1.0, results, **like, least=1.0) == Finding(
+        summary, True
+    )
     assert not check_robust("f", "method.beta", 2.0, results).holds
 
 
 @pytest.mark.parametrize(("last", "holds"), [(8, True), (6, False)])
-def test_bitta_loses_less_from_first_to_last(made, last, holds):
-    """SimATTA* goes from 70 to 50; BiTTA from 90 to 80 or 60."""
+def test_bitta_must_lose_less_than_simatta(made, last, holds):
+    """SimATTA* falls from 70 to 50, BiTTA from 90 to 80 or 60."""
     results = made(
         "skip",
         *swept("answer_every", {1: 9, 5: last}),
@@ -237,7 +239,7 @@ def test_bitta_loses_less_from_first_to_last(made, last, holds):
         ((2, 2), (6, 8), (9, 8), False),  # not better in the second domain
     ],
 )
-def test_both_parts_together_are_best_everywhere(made, bfa, aba, both, holds):
+def test_both_parts_must_be_best_in_each_domain(made, bfa, aba, both, holds):
     runs = [
         made_run(name, "bitta", list(rights), settings={"alpha": alpha, "beta": beta})
         for name, alpha, beta, rights in (
@@ -248,7 +250,7 @@ def test_both_parts_together_are_best_everywhere(made, bfa, aba, both, holds):
 
 
 @pytest.mark.parametrize(("fixed", "holds"), [(7, True), (8, False)])
-def test_agreement_is_above_every_threshold(made, fixed, holds):
+def test_agreement_must_be_above_each_threshold(made, fixed, holds):
     runs = [
         run("agreement", 8, settings=AGREEING, n_queries=0),
         *(
@@ -262,8 +264,8 @@ def test_agreement_is_above_every_threshold(made, fixed, holds):
 
 
 @pytest.mark.parametrize(("second", "holds"), [(8, True), (6, False)])
-def test_thresholds_are_unsteady_if_their_seeds_lie_further_apart(made, second, holds):
-    """Seeds of agreement: 80 and 70, deviation 7.07; of the threshold: 60 and 80, or both 60."""
+def test_thresholds_must_deviate_more_between_seeds(made, second, holds):
+    """Agreement has 80 and 70 (deviation 7.07), the threshold 60 and 80, or 60 twice."""
     fixed = {"agreement": "threshold", "threshold": 0.8}
     runs = [
         run(name, right, settings=settings, seed=seed)
@@ -276,62 +278,66 @@ def test_thresholds_are_unsteady_if_their_seeds_lie_further_apart(made, second, 
 
 
 @pytest.mark.parametrize(("low", "holds"), [(6, True), (7, False)])
-def test_one_setting_is_far_below_another(made, low, holds):
+def test_value_must_be_far_below_another(made, low, holds):
     runs = set_to("policy", {"augmentation": low, "dropout": 8, "softmax": 1})
     check = partial(check_far_below, "f", "method.policy", "augmentation", "dropout", 10.0)
-    told = f"augmentation: {10 * low}.00, dropout: 80.00 (1 seed)"
-    assert check(made("f", *runs)) == Finding(told, holds)
+    summary = f"augmentation: {10 * low}.00, dropout: 80.00 (1 seed)"
+    assert check(made("f", *runs)) == Finding(summary, holds)
 
 
 @pytest.mark.parametrize(("right", "holds"), [(7, True), (8, False)])
-def test_agreement_is_right_more_often_in_each_domain(made, right, holds):
-    """Of 10 samples 8 agree, 6 of them right: 75 %. Of the others 1 or both: 50 or 100 %."""
+def test_agreeing_samples_must_be_more_accurate_in_each_domain(made, right, holds):
+    """Of 10 samples 8 agree, and 6 of these are right: 75 %. Of the other 2, 1 or 2 are right."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
     finding = check_agreeing_is_more_accurate("f", made("f", run("bitta", right, step=step)))
     other, led = (50, 2) if holds else (100, 0)
-    told = f"75.0 % right where they agree, {other}.0 % elsewhere; more in {led} of 2 corruptions"
-    assert finding == Finding(f"{told} (1 seed)", holds)
+    summary = (
+        f"75.0 % right where they agree, {other}.0 % elsewhere; more in {led} of 2 corruptions"
+    )
+    assert finding == Finding(f"{summary} (1 seed)", holds)
 
 
 @pytest.mark.parametrize(("second", "holds"), [(2, True), (1, False)])
-def test_agreement_is_steady_if_its_accuracy_deviates_less_over_domains(made, second, holds):
-    """Of 8 that agree 6 and 5 are right: 75 and 62.5 %, deviation 8.84. Of the 2 others one in the
-    first domain, both or one in the other: 50 and 100 %, deviation 35.36, or 50 twice."""
-    of = [
+def test_agreeing_samples_must_deviate_less_between_domains(made, second, holds):
+    """Agreeing samples have 6 and 5 right of 8: 75 and 62.5 %, a deviation of 8.84.
+
+    The 2 others have 1 right in fog, and 2 or 1 in snow: a deviation of 35.36, or 0.
+    """
+    changes = [
         {"n_correct": right, "n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": agreeing}
         for right, agreeing in ((7, 6), (5 + second, 5))
     ]
-    finding = check_agreeing_varies_less("f", made("f", stepped(run("bitta", 7), of)))
+    finding = check_agreeing_varies_less("f", made("f", stepped(run("bitta", 7), changes)))
     rest = "50.0 to 100.0 % (deviation 35.4)" if holds else "50.0 to 50.0 % (deviation 0.0)"
-    told = f"agreeing 62.5 to 75.0 % (deviation 8.8) and others {rest} (1 seed)"
-    assert finding == Finding(told, holds)
+    summary = f"agreeing 62.5 to 75.0 % (deviation 8.8) and others {rest} (1 seed)"
+    assert finding == Finding(summary, holds)
 
 
 @pytest.mark.parametrize(("sure", "holds"), [(6.0, True), (6.5, False)])
-def test_confidence_moves_by_ten_points(made, sure, holds):
-    """The policy's: in ten samples 7 in fog, 6 or 6.5 in snow: 70 %, and 60 or 65."""
-    of = [
+def test_confidence_must_change_by_ten_points(made, sure, holds):
+    """The policy's confidence is 70 % in fog, and 60 or 65 % in snow."""
+    changes = [
         {"confidence": served, "n_measured": 10, "policy_confidence": policy}
         for served, policy in ((8.0, 7.0), (8.5, sure))
     ]
-    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), of)))
-    told = f"cifar10-c: {10 * sure:.1f} to 70.0 %, in what is served 80.0 to 85.0 % (1 seed)"
-    assert finding == Finding(told, holds)
+    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), changes)))
+    summary = f"cifar10-c: {10 * sure:.1f} to 70.0 %, in what is served 80.0 to 85.0 % (1 seed)"
+    assert finding == Finding(summary, holds)
 
 
-def test_a_result_without_the_policys_confidence_does_not_tell_it(made):
+def test_results_without_policy_confidence_decide_nothing(made):
     assert check_confidence_changes(made("confidence", run("bitta", 5))) is None
 
 
-def test_the_policys_confidence_is_told_of_the_samples_it_was_computed_on(made):
-    """Five of ten samples: 4.5 are 90 % in fog; in snow it was not computed."""
-    of = [{"confidence": 8.0, "n_measured": 5, "policy_confidence": 4.5}, {"confidence": 8.0}]
-    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), of)))
-    told = "cifar10-c: 90.0 to 90.0 %, in what is served 80.0 to 80.0 % (1 seed)"
-    assert finding == Finding(told, holds=False)
+def test_policy_confidence_is_averaged_over_measured_samples(made):
+    """It was measured on 5 of 10 samples in fog, with a sum of 4.5, and not at all in snow."""
+    changes = [{"confidence": 8.0, "n_measured": 5, "policy_confidence": 4.5}, {"confidence": 8.0}]
+    finding = check_confidence_changes(made("confidence", stepped(run("bitta", 5), changes)))
+    summary = "cifar10-c: 90.0 to 90.0 %, in what is served 80.0 to 80.0 % (1 seed)"
+    assert finding == Finding(summary, holds=False)
 
 
-def test_other_images_are_not_joined_over_versions(made):
+def test_results_on_other_images_are_not_joined(made):
     one = run("bitta", 5)
     two = replace(run("tent", 6, "tent"), environment={**one.environment, "code": "0" * 64})
     assert len(made("f", one, two).rows("f", "tent")) == 1
@@ -340,16 +346,16 @@ def test_other_images_are_not_joined_over_versions(made):
         made("f", elsewhere).rows("f", "tent")
 
 
-def test_a_collapsed_row_of_a_sweep_is_marked(made):
-    """30 is less than half of the median, 80."""
+def test_collapsed_row_is_marked_in_the_summary(made):
+    """An accuracy of 30 is less than half of the median, 80."""
     runs = set_to("beta", {0.1: 3, 1.0: 8, 4.0: 9})
     finding = check_robust("f", "method.beta", 2.0, made("f", *runs))
     assert finding.summary == "0.1: 30.00 ‡, 1.0: 80.00, 4.0: 90.00 (1 seed)"
 
 
 @pytest.mark.parametrize(("sure", "holds"), [(9.0, True), (6.5, False)])
-def test_the_calibration_of_two_policies_by_hand(made, sure, holds):
-    """Six of ten right at a mean confidence of .7: .1; at .9: .3; at .65: .05."""
+def test_dropout_must_have_the_lower_calibration_error(made, sure, holds):
+    """6 of 10 are right. A mean confidence of 0.7 is off by 0.1, 0.9 by 0.3, 0.65 by 0.05."""
     runs = []
     for policy, confidence in (("dropout", 7.0), ("softmax", sure)):
         bins = Reliability(*([0.0] * 13 + [value, 0.0] for value in (10.0, confidence, 6.0)))
@@ -368,25 +374,25 @@ def at_equal_cost(bitta, simatta, wrong):
     ]
 
 
-def test_a_lead_at_equal_cost_is_told_in_percent_and_points(made):
-    """80 after 50 is 60 % more, 30 points."""
+def test_lead_at_equal_cost_is_shown_in_percent_and_points(made):
+    """80 is 60 % more than 50, or 30 points."""
     results = made("equal-cost", *at_equal_cost(8, 5, 4))
-    told = "cifar10-c in bits: +60.0 % (+30.0 points) (1 seed)"
-    assert check_largest_lead_at_equal_cost(32, results) == Finding(told, True, False)
+    summary = "cifar10-c in bits: +60.0 % (+30.0 points) (1 seed)"
+    assert check_largest_lead_at_equal_cost(32, results) == Finding(summary, True, False)
     # Two sets are missing, which may have a larger lead.
-    assert check_largest_lead_at_equal_cost(61, results) == Finding(told, None, False)
+    assert check_largest_lead_at_equal_cost(61, results) == Finding(summary, None, False)
     assert check_above_simatta_at_equal_cost(results) == Finding(
         "cifar10-c +30.00 (1 seed)", True, False
     )
-    lowered, over_wrong = (
+    true_labels, answers = (
         check_true_labels_above_wrong(results),
         check_answers_above_wrong_labels(results),
     )
-    assert lowered == Finding("cifar10-c +10.00 (1 seed)", True, False)
-    assert over_wrong == Finding("cifar10-c +40.00 (1 seed)", True, False)
+    assert true_labels == Finding("cifar10-c +10.00 (1 seed)", True, False)
+    assert answers == Finding("cifar10-c +40.00 (1 seed)", True, False)
 
 
-def test_seeds_of_two_versions_of_the_code_are_one_row(made):
+def test_seeds_of_two_code_versions_share_a_row(made):
     first, second = (run("bitta", right, seed=seed) for seed, right in ((0, 8), (1, 6)))
     later = replace(second, environment={**second.environment, "code": "e" * 64})
     [section] = made("f", first, later).own_sections("f")

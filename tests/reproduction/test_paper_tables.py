@@ -1,4 +1,4 @@
-"""The paper's numbers are the paper's: against its LaTeX source, and among themselves."""
+"""The tables of the paper agree with its LaTeX source and with one another."""
 
 import doctest
 import os
@@ -45,12 +45,12 @@ def name_of(value):
     return getattr(value, "id", getattr(value, "name", None))
 
 
-# Among themselves.
+# Consistency of the tables.
 
 
 @pytest.mark.parametrize(("table", "row"), WITH_MEAN, ids=name_of)
-def test_a_printed_mean_is_that_of_the_row_or_known_not_to_be(table, row):
-    """Values and mean are rounded to .005 each, so they may be .01 apart."""
+def test_printed_mean_is_the_mean_of_the_row_or_is_marked_as_wrong(table, row):
+    """Values and mean are rounded by up to 0.005 each, so they may differ by 0.01."""
     end = table.columns.index("mean")
     mean, printed = sum(row.values[:end]) / end, row.values[end]
     if row.recomputed is None:
@@ -60,7 +60,7 @@ def test_a_printed_mean_is_that_of_the_row_or_known_not_to_be(table, row):
         assert row.recomputed == round(mean, 2)
 
 
-def test_the_means_that_the_paper_got_wrong():
+def test_wrong_means_are_the_known_ones():
     wrong = [(table.title, row.name) for table, row in ROWS if row.recomputed is not None]
     assert wrong == [
         ("Table 1a", "SrcValid"),  # has the mean of the row in Table 8a, and the other way round
@@ -81,7 +81,7 @@ def test_the_means_that_the_paper_got_wrong():
 
 
 @pytest.mark.parametrize("table", TABLES, ids=name_of)
-def test_a_table_is_whole(table):
+def test_table_is_complete(table):
     assert table.caption
     assert len(table.columns) == len(set(table.columns)) == len(table.headings)
     for row in table.rows:
@@ -93,7 +93,7 @@ def test_a_table_is_whole(table):
 
 
 @pytest.mark.parametrize("table", TABLES, ids=name_of)
-def test_columns_are_what_the_headings_shorten(table):
+def test_columns_agree_with_the_printed_headings(table):
     for column, heading in zip(table.columns, table.headings, strict=True):
         known = HEADINGS.get(heading.removesuffix("."))
         if len(table.columns) == 1:
@@ -105,13 +105,13 @@ def test_columns_are_what_the_headings_shorten(table):
 
 
 @pytest.mark.parametrize("table", TABLES, ids=name_of)
-def test_no_row_is_there_twice(table):
+def test_rows_are_unique(table):
     assert len({row.name for row in table.rows}) == len(table.rows)
     assert len({(row.method, row.feedback, row.variant) for row in table.rows}) == len(table.rows)
 
 
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=name_of)
-def test_names_are_those_of_bitta_and_a_star_means_verdicts(table, row):
+def test_rows_have_names_of_bitta_and_a_star_for_binary_answers(table, row):
     assert row.method in METHODS
     assert row.feedback == FEEDBACK[row.label]
     if row.name.endswith("*") or row.method == "bitta":
@@ -124,7 +124,7 @@ def test_names_are_those_of_bitta_and_a_star_means_verdicts(table, row):
         assert known.get(letters, letters.removesuffix("epoch")) == row.method
 
 
-def test_a_row_that_is_printed_in_several_tables_is_the_same_in_all():
+def test_row_in_several_tables_is_the_same_in_all():
     places = "tinyimagenetc/cifar10-c", "app_epoch", "app_augment", "app_original/cifar10-c"
     tables = [paper_table(f"tab:{place}") for place in (*places, "app_enhanced_corruption")]
     assert len({table.row("bitta", "verdict").values for table in tables}) == 1
@@ -132,8 +132,8 @@ def test_a_row_that_is_printed_in_several_tables_is_the_same_in_all():
     assert pacs[0].row("bn_stats", "none") == pacs[1].row("bn_stats", "none")
 
 
-def test_what_two_averages_in_sentences_are_by_the_tables():
-    """The paper says 13.3 and 1.14, but not of what; reproduction/README.md tells these."""
+def test_two_stated_averages_differ_from_those_of_the_tables():
+    """The paper says 13.3 and 1.14 without a basis. reproduction/README.md has these numbers."""
     sets = "cifar10-c", "cifar100-c", "tiny-imagenet-c"
     verdicts = [(paper_table(f"tab:tinyimagenetc/{name}"), "mean") for name in sets]
     without = [(paper_table(f"tab:app_original/{name}"), "mean") for name in sets]
@@ -153,13 +153,13 @@ def test_what_two_averages_in_sentences_are_by_the_tables():
     assert round(sum(losses) / 30, 2) == 0.72
 
 
-def test_what_measures_a_table_or_a_claim_is_there():
+def test_experiments_of_tables_and_stated_numbers_exist():
     named = {folder for entry in (*TABLES, *stated_numbers()) for folder in entry.experiments}
     assert named <= {path.name for path in EXPERIMENTS.iterdir()}
     assert all(table.experiments for table in TABLES)
 
 
-def test_claims_have_names_of_their_own_and_print_their_value():
+def test_stated_numbers_have_unique_ids_and_print_their_value():
     claims = stated_numbers()
     assert len({claim.id for claim in claims}) == len(claims)
     for claim in claims:
@@ -167,7 +167,7 @@ def test_claims_have_names_of_their_own_and_print_their_value():
         assert claim.text.endswith(".")
 
 
-def test_reading_by_method_feedback_and_column():
+def test_value_is_found_by_method_feedback_and_column():
     pacs = paper_table("tab:pacs_vlcs")
     assert pacs.value("simatta", "verdict", "art_painting") == 55.83
     assert pacs.deviation("simatta", "verdict", "art_painting") == 16.69
@@ -177,7 +177,7 @@ def test_reading_by_method_feedback_and_column():
     assert doctest.testmod(tables).attempted > doctest.testmod(tables).failed == 0
 
 
-def test_what_is_not_there_is_answered_in_a_sentence():
+def test_unknown_table_row_or_column_is_refused():
     with pytest.raises(SettingError, match="did you mean 'tab:tinyimagenetc/cifar10-c'"):
         paper_table("tab:tinyimagenetc")
     with pytest.raises(SettingError, match="of tab:pacs_vlcs; did you mean 'cartoon'"):
@@ -186,12 +186,12 @@ def test_what_is_not_there_is_answered_in_a_sentence():
         paper_table("tab:pacs_vlcs").value("tent", "none", "mean")
 
 
-# Against the source.
+# Agreement with the LaTeX source.
 
 
 @pytest.fixture(scope="module")
 def source():
-    """The LaTeX source without its comments."""
+    """The LaTeX source of the paper without comments."""
     places = []
     if given := os.environ.get("BITTA_TEST_PAPER"):
         places.append(Path(given))
@@ -205,12 +205,12 @@ def source():
 
 @pytest.fixture(scope="module")
 def printed(source):
-    """(label, head, rows, caption of the part) of every tabular with numbers, in order."""
+    """Label, head, rows and caption of every tabular with numbers, in order."""
     return [found for found in map(tabular, re.finditer(TABULAR, source)) if found[2]]
 
 
 TABULAR = re.compile(r"\\begin\{(tabularx?)\}.*?\\end\{\1\}", re.DOTALL)
-DRESS = (
+FORMATTING = (
     r"\\(?:cell|row|column)color\[HTML\]\{\w+\}",
     r"\\hphantom\{\d\}",
     r"\\scalebox\{[^}]*\}",
@@ -223,7 +223,7 @@ DRESS = (
 
 
 def tabular(found):
-    """A tabular apart: each cell as text without what only dresses it."""
+    """Split a tabular into label, head, rows and caption, with plain text in each cell."""
     before, after = found.string[: found.start()], found.string[found.end() :]
     label = re.findall(r"\\label\{(tab:\w+)\}", before)[-1]
     caption = re.match(r"[^\\]*\}?\s*(?:\\vspace\{\S+\}\s*)?\\caption\{(.*?)\}", after, re.DOTALL)
@@ -235,23 +235,23 @@ def tabular(found):
 
 
 def cells(row):
-    return [undressed(cell) for cell in row.split("&")]
+    return [plain_text(cell) for cell in row.split("&")]
 
 
-def undressed(cell):
+def plain_text(cell):
     cell = cell.strip()
-    for pattern in DRESS:
+    for pattern in FORMATTING:
         cell = re.sub(pattern, "", cell)
     return " ".join(re.sub(r"[{}\\]", " ", cell.replace(r"\method", "BiTTA")).split())
 
 
 def numbers(cell):
-    """Value and standard deviation, or the value alone."""
+    """Return the value, and the standard deviation if there is one."""
     assert re.fullmatch(r"[\d.]+(\s*±[\d.]+)?", cell), cell
     return [float(number) for number in re.findall(r"[\d.]+", cell)]
 
 
-def test_no_table_with_numbers_was_forgotten_and_they_are_numbered_as_printed(printed):
+def test_all_tables_of_the_source_exist_with_their_numbers(printed):
     assert [label for label, *_ in printed] == [label_of(table) for table in TABLES]
     for number, (_, parts) in enumerate(groupby(TABLES, key=label_of), start=1):
         places = [table.title for table in parts]
@@ -260,7 +260,7 @@ def test_no_table_with_numbers_was_forgotten_and_they_are_numbered_as_printed(pr
 
 
 @pytest.mark.parametrize("place", range(len(TABLES)), ids=lambda place: TABLES[place].id)
-def test_every_value_is_the_printed_one(printed, place):
+def test_values_are_those_of_the_source(printed, place):
     table = TABLES[place]
     _, head, body, caption = printed[place]
     part = table.id.partition("/")[2].replace("-", "")
@@ -280,7 +280,7 @@ def test_every_value_is_the_printed_one(printed, place):
 
 
 @pytest.mark.parametrize("claim", stated_numbers(), ids=name_of)
-def test_a_claim_is_made_where_it_is_said_to_be(source, claim):
+def test_stated_number_is_under_its_heading_in_the_source(source, claim):
     headings = r"\\begin\{(?=abstract\})|\\(?:sub)*section\*?\{|\\paragraph\{"
     texts = [t for t in re.split(headings, source) if claim.heading in t[: t.find("\n")]]
     number = rf"(?<![\d.]){re.escape(claim.printed)}(?!\.?\d)"
