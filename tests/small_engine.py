@@ -1,4 +1,4 @@
-"""A small engine on a store of its own."""
+"""A small engine with its own store."""
 
 import time
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 import torch
-import torch._dynamo  # else the first step waits for the engine to import it
+import torch._dynamo  # otherwise the first step waits for this import
 
 from bitta.seeding import generator
 from bitta.server.engine import Engine
@@ -33,7 +33,7 @@ def clock():
 
 @contextmanager
 def running(folder, **changes):
-    """An engine that serves, and its store."""
+    """Start an engine. Yield it with its store."""
     ticks = clock()
     with Store.open(None, folder, clock=ticks) as store:
         engine = Engine(
@@ -66,9 +66,9 @@ def answer(store, prediction_id, *, correct=True, key=None):
     return store.add_answer(given).result(10)
 
 
-def until(true, seconds=20.0):
-    """Wait for something that another thread does."""
+def until(condition, seconds=20.0):
+    """Wait for a condition that another thread makes true."""
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.01)

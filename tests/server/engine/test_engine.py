@@ -1,4 +1,4 @@
-"""The model behind a server: served, asked about, learned from, kept, gone back to, lived again."""
+"""The engine: serving, questions, learning, snapshots, rollback and replay."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def steps(engine, n):
     return lambda: engine.status().n_steps >= n
 
 
-def test_a_request_gets_a_row_per_image(tmp_path):
+def test_request_gets_one_row_per_image(tmp_path):
     with running(tmp_path) as (engine, store):
         served = serve(engine, 0, n=3)
         assert len(set(served.prediction_ids)) == 3
@@ -39,7 +39,7 @@ def test_a_request_gets_a_row_per_image(tmp_path):
         assert (stored.position, stored.request_id, stored.label) == (1, "r0", served.labels[1])
 
 
-def test_a_full_window_raises_questions_one_of_them_an_audit(tmp_path):
+def test_complete_window_raises_questions_with_one_audit(tmp_path):
     with running(tmp_path) as (engine, store):
         engine.pause("me", "to look")
         engine.ping().result(10)
@@ -53,7 +53,7 @@ def test_a_full_window_raises_questions_one_of_them_an_audit(tmp_path):
         assert served.model_version == "1.0"
 
 
-def test_answers_enter_the_memory_once_with_the_step_that_is_logged_with_them(tmp_path):
+def test_answers_are_learned_once_in_the_step_that_logs_them(tmp_path):
     with running(tmp_path) as (engine, store):
         engine.pause("me", "").result(10)
         first = serve(engine, 0)
@@ -70,7 +70,7 @@ def test_answers_enter_the_memory_once_with_the_step_that_is_logged_with_them(tm
         assert learned(store)[1].body["answers"] == []
 
 
-def test_a_snapshot_can_be_gone_back_to_and_another_lineage_begins(tmp_path):
+def test_rollback_to_snapshot_starts_new_lineage(tmp_path):
     with running(tmp_path) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
@@ -79,20 +79,20 @@ def test_a_snapshot_can_be_gone_back_to_and_another_lineage_begins(tmp_path):
         serve(engine, 1)
         until(steps(engine, 2))
         assert engine.rollback(kept.id, by="me", reason="worse").result(10) == "2.1"
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         assert (newest.reason, newest.weights_hash) == ("rollback", kept.weights_hash)
         assert serve(engine, 2, n=1).model_version == "2.1"
         with pytest.raises(UnknownSnapshot, match="there is no snapshot"):
             engine.rollback("nothing", by="me", reason="").result(10)
 
 
-def test_a_restart_goes_on_where_it_stopped(tmp_path):
+def test_restart_continues_with_same_weights_and_positions(tmp_path):
     with running(tmp_path) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
     weights = None
     with Store.open(None, tmp_path) as store:
-        weights = max(store.snapshots(), key=lambda one: one.seq).weights_hash
+        weights = max(store.snapshots(), key=lambda snapshot: snapshot.seq).weights_hash
     with running(tmp_path) as (engine, store):
         assert engine.status().model_version == "1.1"
         assert engine.status().weights == weights
@@ -101,8 +101,8 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path):
         assert store.find_prediction(served.prediction_ids[0]).position == WINDOW
 
 
-def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash(tmp_path):
-    """The newest snapshot is lost as if it had never been taken: the source's is the last."""
+def test_restart_learns_again_answers_learned_after_last_snapshot(tmp_path):
+    """The newest snapshot is deleted, so the source snapshot is the last one."""
     with running(tmp_path, snapshot_steps=1000, snapshot_seconds=1e6) as (engine, store):
         served = serve(engine, 0)
         record = answer(store, served.prediction_ids[3])
@@ -111,7 +111,7 @@ def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash
         until(steps(engine, 2))
         until(lambda: store.find_feedback(record.id).status == "applied")
     with Store.open(None, tmp_path) as store:
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         store.drop_snapshots([newest.id]).result()
         Path(tmp_path, newest.path).unlink()
     with running(tmp_path) as (engine, store):
@@ -123,18 +123,18 @@ def test_answers_learned_after_the_last_snapshot_are_learned_again_after_a_crash
         assert learned(store)[-1].body["answers"] == [record.id]
 
 
-def test_a_damaged_snapshot_is_passed_over(tmp_path):
+def test_restart_skips_damaged_snapshot(tmp_path):
     with running(tmp_path) as (engine, store):
         serve(engine, 0)
         until(steps(engine, 1))
     with Store.open(None, tmp_path) as store:
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
     Path(tmp_path, newest.path).write_bytes(b"torn")
     with running(tmp_path) as (engine, store):
         assert engine.status().model_version == "2.0"
 
 
-def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
+def test_answer_without_image_expires(tmp_path):
     with running(tmp_path, keep_images="none", recent_bytes=1) as (engine, store):
         served = serve(engine, 0, n=2)
         until(lambda: store.counts().served == 2)
@@ -144,16 +144,16 @@ def test_an_answer_whose_image_is_gone_expires_and_says_so(tmp_path):
         until(lambda: store.find_feedback(record.id).status == "expired")
 
 
-def test_requests_are_served_while_it_learns(tmp_path):
+def test_requests_are_served_during_learning(tmp_path):
     with running(tmp_path, settings={"epochs": 4}) as (engine, store):
         for number in range(6):
             engine.predict(images(number), request_id="w")
-        waiting = [engine.predict(images(90 + one, 1), request_id="s") for one in range(30)]
-        assert all(one.result(30).prediction_ids for one in waiting)
+        waiting = [engine.predict(images(90 + number, 1), request_id="s") for number in range(30)]
+        assert all(future.result(30).prediction_ids for future in waiting)
         until(lambda: store.counts().served == 6 * WINDOW + 30)
 
 
-def test_too_many_waiting_requests_are_refused(tmp_path):
+def test_requests_above_queue_limit_are_refused(tmp_path):
     def flood(engine):
         for number in range(500):
             engine.predict(images(number, 4), request_id="r")
@@ -165,7 +165,7 @@ def test_too_many_waiting_requests_are_refused(tmp_path):
         flood(engine)
 
 
-def test_inputs_of_another_shape_fail_alone(tmp_path):
+def test_request_of_other_shape_fails_without_affecting_others(tmp_path):
     with running(tmp_path) as (engine, _):
         serve(engine, 0, n=1)
         wrong = engine.predict(np.zeros((1, 3, 4, 4), np.float32), request_id="x")
@@ -174,7 +174,7 @@ def test_inputs_of_another_shape_fail_alone(tmp_path):
         assert serve(engine, 1, n=1).prediction_ids
 
 
-def test_weights_do_not_go_farther_than_they_may(tmp_path):
+def test_weights_stay_within_max_distance(tmp_path):
     far = {"lr": 0.5, "epochs": 3}
     with running(tmp_path, max_distance=0.01, settings=far) as (engine, _):
         for number in range(4):
@@ -184,7 +184,7 @@ def test_weights_do_not_go_farther_than_they_may(tmp_path):
         until(lambda: 0.009 < engine.status().distance["now"] <= 0.0101)
 
 
-def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_again(tmp_path):
+def test_memory_holds_last_of_three_answers_also_in_replay(tmp_path):
     with running(tmp_path / "data") as (engine, store):
         name = serve(engine, 0).prediction_ids[3]
         memory = engine._worker.learner._session.adapter.memory
@@ -198,13 +198,13 @@ def test_the_last_of_three_words_is_what_the_memory_holds_and_so_is_it_lived_aga
         (tmp_path / "again").mkdir()
         learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         assert (replayed.differing, replayed.weights_hash) == ((), newest.weights_hash)
         again = learner._session.adapter.memory
         assert (len(again.correct), len(again.incorrect)) == (1, 0)
 
 
-def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
+def test_anchors_hold_last_answer_also_in_replay(tmp_path):
     simatta = {"method": "simatta", "settings": {}}
     with running(tmp_path / "data", **simatta) as (engine, store):
         names = serve(engine, 0).prediction_ids
@@ -221,12 +221,12 @@ def test_the_last_word_is_what_anchors_hold_and_so_is_it_lived_again(tmp_path):
         (tmp_path / "again").mkdir()
         learner = Learner(toy_classifier(), serve_settings(**simatta))
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         assert (replayed.differing, replayed.weights_hash) == ((), newest.weights_hash)
 
 
-def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
-    """Two people said the same; one of them changes her mind."""
+def test_changed_answer_replaces_only_the_answer_of_the_same_person(tmp_path):
+    """Two people give the same answer, and one of them changes it."""
     with running(tmp_path) as (engine, store):
         name = serve(engine, 0).prediction_ids[3]
         until(steps(engine, 1))
@@ -242,7 +242,7 @@ def test_an_answer_overrules_one_of_two_that_are_alike(tmp_path):
         assert (len(memory.correct), len(memory.incorrect)) == (1, 1)
 
 
-def test_how_far_weights_may_go_can_change_with_a_restart_and_is_lived_again(tmp_path):
+def test_replay_uses_max_distance_of_each_start(tmp_path):
     def learned(limit, number):
         far = {"max_distance": limit, "settings": {"lr": 0.5, "epochs": 2}}
         with running(tmp_path / "data", **far) as (engine, _):
@@ -261,7 +261,7 @@ def test_how_far_weights_may_go_can_change_with_a_restart_and_is_lived_again(tmp
 
 
 @pytest.mark.parametrize("crashed", [False, True])
-def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed):
+def test_replay_gives_same_weights_bit_for_bit(tmp_path, crashed):
     folder = tmp_path / "data"
     with running(folder, snapshot_steps=2) as (engine, store):
         for number in range(5):
@@ -270,13 +270,13 @@ def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed)
             for extra in range(3):
                 engine.predict(images(50 + extra, 1), request_id="e")
         until(steps(engine, 2))
-        kept = max(store.snapshots(), key=lambda one: one.seq)
+        kept = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         engine.rollback(kept.id, by="me", reason="for the test").result(10)
         serve(engine, 7)
         until(lambda: engine.status().n_steps > kept.step)
     if crashed:
         with Store.open(None, folder) as store:
-            newest = max(store.snapshots(), key=lambda one: one.seq)
+            newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
             store.drop_snapshots([newest.id]).result()
     with running(folder) as (engine, store):
         serve(engine, 8)
@@ -285,13 +285,13 @@ def test_a_log_lived_again_gives_the_same_weights_bit_for_bit(tmp_path, crashed)
         learner = Learner(toy_classifier(), serve_settings())
         (tmp_path / "again").mkdir()
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         assert replayed.differing == ()
         assert replayed.n_compared >= 2
         assert replayed.weights_hash == newest.weights_hash
 
 
-def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path):
+def test_replay_uses_number_of_threads_of_log(tmp_path):
     now = torch.get_num_threads()
     torch.set_num_threads(now + 1)
     try:
@@ -314,7 +314,7 @@ def test_a_log_is_lived_again_on_as_many_threads_as_it_was_written_with(tmp_path
     assert torch.get_num_threads() == now
 
 
-def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path):
+def test_collapsed_model_is_rolled_back_with_reason(tmp_path):
     guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard, snapshot_steps=1000) as (engine, store):
         serve(engine, 0)
@@ -327,7 +327,7 @@ def test_a_model_that_has_gone_astray_goes_back_by_itself_and_says_why(tmp_path)
         assert engine.status().distance["limit"] == 1e-9
 
 
-def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
+def test_collapsed_model_is_not_rolled_back_if_rollback_is_off(tmp_path):
     guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard, rollback=False) as (engine, store):
         for number in range(3):
@@ -337,7 +337,7 @@ def test_a_server_may_be_told_not_to_go_back_by_itself(tmp_path):
         assert not store.events(kinds=["rollback"])
 
 
-def test_a_server_that_does_not_learn_is_left_where_its_operator_has_put_it(tmp_path):
+def test_collapsed_model_is_not_rolled_back_while_paused(tmp_path):
     guard = GuardSettings(max_distance=1e-9)
     with running(tmp_path, guard=guard) as (engine, store):
         serve(engine, 0)
@@ -349,7 +349,7 @@ def test_a_server_that_does_not_learn_is_left_where_its_operator_has_put_it(tmp_
         assert not store.events(kinds=["rollback"])
 
 
-def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
+def test_window_raises_no_questions_at_max_open(tmp_path):
     folder = tmp_path / "data"
     with running(folder, max_open=3) as (engine, store):
         for number, (asked, open_) in enumerate([(3, 3), (3, 3), (6, 5)]):
@@ -360,7 +360,7 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
             if number == 1:
                 answer(store, store.questions(status="open")[0].prediction_id)
         engine.snapshot().result(10)
-        silent = [bool(one.body.get("silent")) for one in store.events(kinds=["served"])]
+        silent = [bool(event.body.get("silent")) for event in store.events(kinds=["served"])]
         assert silent == [False, True, False]
     with Store.open(None, folder) as store:
         (tmp_path / "again").mkdir()
@@ -369,36 +369,36 @@ def test_a_window_raises_no_questions_while_enough_wait_for_an_answer(tmp_path):
         assert (replayed.differing, replayed.n_steps) == ((), 3)
 
 
-def test_one_window_raises_questions_until_learning_may_go_on(tmp_path):
-    """Choosing them counts as learning: with so small a share it may not begin for an hour."""
+def test_only_one_window_raises_questions_while_duty_delays_learning(tmp_path):
+    """The choice of questions counts as learning: with this share, learning waits for an hour."""
     with running(tmp_path / "data", duty=1e-6) as (engine, store):
         for number in range(3):
             serve(engine, number)
         until(lambda: len(store.events(kinds=["served"])) == 3)
-        silent = [bool(one.body.get("silent")) for one in store.events(kinds=["served"])]
+        silent = [bool(event.body.get("silent")) for event in store.events(kinds=["served"])]
         assert silent == [False, True, True]
         until(lambda: store.counts().asked == 3)
         assert engine.status().duty > 0
         assert not store.events(kinds=["learned"])
 
 
-def test_the_guard_is_told_where_the_source_weights_err(tmp_path):
-    """Before anything is learned they say what is served: they err where that was incorrect."""
+def test_audits_compare_answers_with_source_model(tmp_path):
+    """Without learning the source model serves, so it is wrong where the served class is."""
     with running(tmp_path) as (engine, store):
         engine.pause("me", "to stay with the source").result(20)
         for number in range(3):
             serve(engine, number)
             until(lambda n=number: store.counts().asked == 3 * (n + 1))
-        audits = [one for one in store.questions() if one.reason == "audit"]
-        for place, audit in enumerate(audits):
-            answer(store, audit.prediction_id, correct=place > 0)
+        audits = [question for question in store.questions() if question.reason == "audit"]
+        for number, audit in enumerate(audits):
+            answer(store, audit.prediction_id, correct=number > 0)
         engine.ping().result(20)
-        audited = engine._worker.answer_statistics.audits()
-        assert (audited.n, audited.n_correct) == (3, 2)
-        assert (audited.n_compared, audited.n_source_wrong, audited.n_lineage) == (3, 1, 3)
+        audits = engine._worker.answer_statistics.audits()
+        assert (audits.n, audits.n_correct) == (3, 2)
+        assert (audits.n_compared, audits.n_source_wrong, audits.n_lineage) == (3, 1, 3)
 
 
-def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
+def test_history_counts_answers_of_last_minute(tmp_path):
     with running(tmp_path) as (engine, store):
         engine.pause("me", "so that nothing is learned").result(20)
         serve(engine, 0)
@@ -414,15 +414,15 @@ def test_the_rate_of_answers_is_of_those_that_came_in_the_last_minute(tmp_path):
         assert engine.status().history["answers_per_minute"] == [0.0, 2.0]
 
 
-def test_answers_to_audits_tell_the_accuracy(tmp_path):
-    """Of three audits two are right: Wilson's interval of 2 in 3 is 20.8 to 93.9 %."""
+def test_status_reports_accuracy_of_audits(tmp_path):
+    """Two of three audits are correct: the Wilson interval of 2 in 3 is 20.8 to 93.9 %."""
     with running(tmp_path) as (engine, store):
         for number in range(3):
             serve(engine, number)
             until(lambda n=number: store.counts().asked == 3 * (n + 1))
-        audits = [one for one in store.questions() if one.reason == "audit"]
-        for place, audit in enumerate(audits):
-            answer(store, audit.prediction_id, correct=place > 0)
+        audits = [question for question in store.questions() if question.reason == "audit"]
+        for number, audit in enumerate(audits):
+            answer(store, audit.prediction_id, correct=number > 0)
         found = engine.status().audits
         assert (found["n"], found["correct"]) == (3, 2)
         assert (found["low"], found["high"]) == pytest.approx((0.2077, 0.9385), abs=1e-3)

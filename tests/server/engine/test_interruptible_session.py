@@ -1,4 +1,4 @@
-"""Requests inside a step or a question: answered, and as if they had come just before it."""
+"""Requests served during a learning step or a question, as if they had come before it."""
 
 from itertools import count
 
@@ -15,7 +15,7 @@ from bitta.server.store import Store
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, images, running, serve, serve_settings
 
-FREE = sorted(name for name, kind in METHODS.items() if not kind.needs)
+METHOD_NAMES = sorted(name for name, kind in METHODS.items() if not kind.needs)
 
 
 def learner(method="bitta", **settings):
@@ -27,7 +27,7 @@ def batch(number, n=WINDOW):
 
 
 class InterruptRequests:
-    """Come one at a time, whenever there is a turn."""
+    """Interrupt that serves one sample at a time."""
 
     def __init__(self, learner, max_requests=100):
         self.learner, self.max_requests = learner, max_requests
@@ -45,12 +45,12 @@ def same(one, other):
     return torch.equal(one.probs, other.probs) and torch.equal(one.labels, other.labels)
 
 
-@pytest.mark.parametrize("method", FREE)
-def test_what_is_served_within_a_step_is_as_if_served_before_it(method):
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_serving_during_step_equals_serving_before_it(method):
     interrupted, plain = learner(method), learner(method)
     requests = InterruptRequests(interrupted)
-    for each in (interrupted, plain):
-        each.serve(batch(0))
+    for session in (interrupted, plain):
+        session.serve(batch(0))
     interrupted.learn([], interrupt=requests)
     for number, prediction in requests.served:
         assert same(plain.serve(batch(number, 1)), prediction)
@@ -65,8 +65,8 @@ def test_what_is_served_within_a_step_is_as_if_served_before_it(method):
     assert interrupted.weights_hash == plain.weights_hash
 
 
-@pytest.mark.parametrize("method", FREE)
-def test_what_is_served_while_questions_are_chosen_is_as_if_served_after_the_window(method):
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_serving_during_questions_equals_serving_after_window(method):
     interrupted, plain = learner(method), learner(method)
     requests = InterruptRequests(interrupted, max_requests=4)
     asked = interrupted.serve(batch(0), interrupt=requests)
@@ -80,7 +80,7 @@ def test_what_is_served_while_questions_are_chosen_is_as_if_served_after_the_win
 
 
 @pytest.mark.parametrize("observes", ["before_serving", "before_asking", "after_asking"])
-def test_a_question_names_the_sample_it_is_about_whenever_statistics_move(observes):
+def test_questions_name_their_samples_for_every_order_of_observing(observes):
     interrupted, plain = learner(observes=observes), learner(observes=observes)
     requests, window = InterruptRequests(interrupted, max_requests=2), batch(0)
     queries = interrupted.serve(window, interrupt=requests).queries
@@ -90,8 +90,8 @@ def test_a_question_names_the_sample_it_is_about_whenever_statistics_move(observ
         assert same(plain.serve(batch(number, 1)), prediction)
 
 
-def test_nobody_is_served_inside_a_model_that_normalises_by_what_is_served():
-    """It would be normalised otherwise than before the step, and one sample not at all."""
+def test_model_without_running_statistics_is_not_interrupted():
+    """It normalises by the batch, so an interrupt would change its predictions."""
     model = nn.Sequential(
         nn.Flatten(),
         nn.Linear(3 * 8 * 8, 8),
@@ -107,7 +107,7 @@ def test_nobody_is_served_inside_a_model_that_normalises_by_what_is_served():
     assert requests.served == []
 
 
-def test_bitta_serves_inside_its_steps_until_the_window_would_be_full():
+def test_step_serves_until_window_is_almost_complete():
     interrupted = learner(epochs=1)
     requests = InterruptRequests(interrupted)
     interrupted.serve(batch(0))
@@ -117,12 +117,12 @@ def test_bitta_serves_inside_its_steps_until_the_window_would_be_full():
     assert requests.n_calls > WINDOW
 
 
-def test_between_two_steps_others_are_served_by_the_weights_after_the_first():
+def test_interrupt_after_first_update_serves_with_updated_weights():
     interrupted, plain = learner(epochs=2), learner(epochs=2)
     requests = InterruptRequests(interrupted, max_requests=1)
     between = []
-    for each in (interrupted, plain):
-        each.serve(batch(0))
+    for session in (interrupted, plain):
+        session.serve(batch(0))
     requests.max_requests = 0
 
     def now():
@@ -140,40 +140,42 @@ def test_between_two_steps_others_are_served_by_the_weights_after_the_first():
     assert interrupted.weights_hash == plain.weights_hash
 
 
-def test_the_answer_is_known_before_the_questions_are_chosen():
-    interrupted, told = learner(), []
+def test_prediction_is_reported_before_questions_are_chosen():
+    interrupted, reported = learner(), []
     requests = InterruptRequests(interrupted)
     interrupted.serve(
         batch(0),
-        on_prediction=lambda prediction: told.append((len(prediction.labels), requests.n_calls)),
+        on_prediction=lambda prediction: reported.append(
+            (len(prediction.labels), requests.n_calls)
+        ),
         interrupt=requests,
     )
-    assert told == [(WINDOW, 0)]
+    assert reported == [(WINDOW, 0)]
     assert requests.n_calls > 0
     interrupted.serve(
-        batch(1, 1), on_prediction=lambda prediction: told.append(len(prediction.labels))
+        batch(1, 1), on_prediction=lambda prediction: reported.append(len(prediction.labels))
     )
-    assert told[1:] == [1]
+    assert reported[1:] == [1]
 
 
-def test_nobody_is_served_while_weights_are_not_what_they_were():
+def test_changed_weights_prevent_serving_in_interrupt():
     interrupted = learner()
     model = interrupted._session.model
-    rooms = []
+    n_servable = []
 
-    def meddle():
-        if not rooms:
-            rooms.append(interrupted.n_interrupt_samples)
+    def change_weights():
+        if not n_servable:
+            n_servable.append(interrupted.n_interrupt_samples)
             with torch.no_grad():
                 next(model.parameters()).add_(0.0)
-            rooms.append(interrupted.n_interrupt_samples)
+            n_servable.append(interrupted.n_interrupt_samples)
 
     interrupted.serve(batch(0))
-    interrupted.learn([], interrupt=meddle)
-    assert rooms == [WINDOW - 1, 0]
+    interrupted.learn([], interrupt=change_weights)
+    assert n_servable == [WINDOW - 1, 0]
 
 
-def test_a_failing_turn_leaves_no_hooks_behind():
+def test_failing_interrupt_leaves_no_hooks():
     interrupted = learner()
     interrupted.serve(batch(0))
 
@@ -185,45 +187,50 @@ def test_a_failing_turn_leaves_no_hooks_behind():
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_a_log_with_requests_inside_steps_gives_the_same_weights_when_lived_again(tmp_path):
-    folder, visits = tmp_path / "data", []
+def test_replay_of_requests_during_steps_gives_same_weights(tmp_path):
+    folder, extra_requests = tmp_path / "data", []
     with running(folder, snapshot_steps=1) as (engine, store):
-        worker, turns = engine._worker, count()
-        within = worker._serve_in_interrupt
+        worker, n_calls = engine._worker, count()
+        serve_in_interrupt = worker._serve_in_interrupt
 
-        def with_visitors():
-            if worker.learner.n_interrupt_samples and next(turns) % 7 == 0:
-                visits.append(engine.predict(images(200 + len(visits), 1), request_id="visit"))
-            within()
+        def request_then_serve():
+            if worker.learner.n_interrupt_samples and next(n_calls) % 7 == 0:
+                extra_requests.append(
+                    engine.predict(images(200 + len(extra_requests), 1), request_id="extra")
+                )
+            serve_in_interrupt()
 
-        worker._serve_in_interrupt = with_visitors
+        worker._serve_in_interrupt = request_then_serve
         for number in range(4):
             served = serve(engine, number)
             answer(store, served.prediction_ids[number], correct=number % 2 == 0)
             while engine.status().n_steps <= number:
                 engine.ping().result(20)
             engine.snapshot().result(20)
-        names = [one.result(20).prediction_ids[0] for one in visits]
+        names = [future.result(20).prediction_ids[0] for future in extra_requests]
     with Store.open(None, folder) as store:
-        assert {"before a step", "inside its epochs"} == {when(store, name) for name in names}
+        assert {"before a step", "between updates"} == {when(store, name) for name in names}
         (tmp_path / "again").mkdir()
-        lived = Learner(toy_classifier(), serve_settings())
-        replayed = Replay(lived, store, folder=tmp_path / "again").run()
+        learner = Learner(toy_classifier(), serve_settings())
+        replayed = Replay(learner, store, folder=tmp_path / "again").run()
         assert replayed.differing == ()
         assert replayed.n_compared >= 5
-        assert replayed.weights_hash == max(store.snapshots(), key=lambda one: one.seq).weights_hash
+        assert (
+            replayed.weights_hash
+            == max(store.snapshots(), key=lambda snapshot: snapshot.seq).weights_hash
+        )
 
 
 def when(store, name):
     (event,) = [e for e in store.events(kinds=["served"]) if name in e.body["prediction_ids"]]
-    return "before a step" if event.body["during"] is None else "inside its epochs"
+    return "before a step" if event.body["during"] is None else "between updates"
 
 
 def request(n=1, shape=(3, 8, 8)):
     return InferenceRequest(torch.zeros(n, *shape), "r")
 
 
-def test_requests_that_have_waited_for_others_are_given_out_as_far_as_there_is_room():
+def test_due_batch_has_at_most_max_samples():
     queue = RequestQueue(max_batch=64, max_wait_seconds=0.0, capacity=100)
     for n in (2, 3, 4):
         queue.put(request(n))
@@ -234,8 +241,8 @@ def test_requests_that_have_waited_for_others_are_given_out_as_far_as_there_is_r
     assert [len(one.inputs) for one in queue.next_due_batch(max_samples=4)] == [4]
 
 
-def test_a_stopwatch_leaves_rests_out_once():
-    """0 to 10 with a rest from 2 to 7, another inside it from 3 to 4: 5 seconds of work."""
+def test_work_timer_leaves_pauses_out_once():
+    """0 to 10 with a pause from 2 to 7 and a nested one: 5 seconds of work."""
     times = iter((0.0, 2.0, 7.0, 10.0))
     timer = WorkTimer(lambda: next(times))
     with timer.paused(), timer.paused():

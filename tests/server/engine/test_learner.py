@@ -1,4 +1,4 @@
-"""What a server learns is what the library learns from the same windows and answers."""
+"""The server learns the same as the library from the same windows and answers."""
 
 import pytest
 import torch
@@ -7,7 +7,10 @@ import bitta
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, images, running, serve, serve_settings, until
 
-PARTS = (3, WINDOW - 3)  # requests smaller than a window, where `observe_every_request` matters
+REQUEST_SIZES = (
+    3,
+    WINDOW - 3,
+)  # requests smaller than a window, where `observe_every_request` matters
 ANSWERS = (
     [(0, 0, True), (0, 2, False)],
     [],
@@ -15,27 +18,27 @@ ANSWERS = (
     [(3, 0, True)],
     [(4, 2, True), (1, 1, False), (4, 0, False)],
 )
-"""Before each window is learned from: (window, question, correct); some come windows late."""
+"""Answers before each learning step: (window, question, correct). Some are windows late."""
 
 
 def library():
-    """A session with the settings that the engine's own has."""
-    made = serve_settings()
+    """Return a session with the settings of the engine."""
+    settings = serve_settings()
     return bitta.Session(
-        toy_classifier(), made.method, preset=made.preset, n_queries=made.n_queries,
-        audits=made.audits, window=made.window, observe_every_request=False, seed=made.seed,
-        **made.settings,
+        toy_classifier(), settings.method, preset=settings.preset, n_queries=settings.n_queries,
+        audits=settings.audits, window=settings.window, observe_every_request=False,
+        seed=settings.seed, **settings.settings,
     )  # fmt: skip
 
 
-def live(engine, store, session, *, turned=None):
-    """Serve, answer and learn in both; the session hears the opposite of the answer `turned`."""
+def run_both(engine, store, session, *, inverted=None):
+    """Serve, answer and learn in both. The session gets the opposite of the answer `inverted`."""
     asked = []
     engine.pause("me", "one window at a time").result(20)
     for window, given in enumerate(ANSWERS):
         ids, n_windows = [], window + 1
-        for part, n in enumerate(PARTS):
-            number = len(PARTS) * window + part
+        for part, n in enumerate(REQUEST_SIZES):
+            number = len(REQUEST_SIZES) * window + part
             served = serve(engine, number, n)
             prediction = session.predict(torch.from_numpy(images(number, n)))
             assert served.confidence == prediction.confidence.tolist()
@@ -47,7 +50,7 @@ def live(engine, store, session, *, turned=None):
         for place in given:
             name, query_id = asked[place[0]][place[1]]
             answer(store, name, correct=place[2])
-            session.answer(query_id, correct=place[2] != (place == turned))
+            session.answer(query_id, correct=place[2] != (place == inverted))
         engine.resume("me").result(20)
         until(lambda n=n_windows: engine.status().n_steps == n)
         engine.pause("me", "one window at a time").result(20)
@@ -58,18 +61,18 @@ def live(engine, store, session, *, turned=None):
 
 
 def differing(one, other):
-    """Names of weights and buffers that are not the same to the bit."""
+    """Return the names of weights and buffers that differ."""
     one, other = one.state_dict(), other.state_dict()
     assert one.keys() == other.keys()
     return {name for name in one if not torch.equal(one[name], other[name])}
 
 
-@pytest.mark.parametrize("turned", [None, ANSWERS[-1][-1]], ids=["same", "turned"])
-def test_the_server_learns_what_the_library_does_bit_for_bit(tmp_path, turned):
-    """Unless one answer in the last step was the opposite."""
+@pytest.mark.parametrize("inverted", [None, ANSWERS[-1][-1]], ids=["same", "inverted"])
+def test_server_learns_same_weights_as_library(tmp_path, inverted):
+    """They differ if one answer of the last step is inverted."""
     with running(tmp_path) as (engine, store), library() as session:
-        live(engine, store, session, turned=turned)
+        run_both(engine, store, session, inverted=inverted)
         served = engine._worker.learner._session.model
         assert engine.status().model_version == f"1.{len(ANSWERS)}"
     assert {name for name, _ in served.named_parameters()} <= differing(served, toy_classifier())
-    assert bool(differing(served, session.model)) == (turned is not None)
+    assert bool(differing(served, session.model)) == (inverted is not None)

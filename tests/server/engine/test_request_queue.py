@@ -1,4 +1,4 @@
-"""How long a request waits for others to share its pass."""
+"""Waiting of requests for others to share their forward pass."""
 
 import time
 from threading import Timer
@@ -8,7 +8,7 @@ import torch
 from bitta.server.engine.request_queue import InferenceRequest, RequestQueue
 
 LONG = 30.0
-"""Seconds that nobody here should wait for."""
+"""Seconds that no request here should wait."""
 
 
 def make_queue(max_wait_seconds=LONG, max_batch=8):
@@ -24,39 +24,39 @@ def sizes(requests):
     return [len(request.inputs) for request in requests]
 
 
-def test_who_comes_alone_waits_for_nobody():
+def test_single_request_does_not_wait():
     queue = make_queue()
     for _ in range(3):
-        began = time.monotonic()
+        started = time.monotonic()
         put(queue, 1)
         assert sizes(queue.next_batch(timeout=1)) == [1]
-        assert time.monotonic() - began < LONG / 2
+        assert time.monotonic() - started < LONG / 2
 
 
-def test_as_many_as_shared_the_last_pass_are_waited_for():
+def test_queue_waits_for_as_many_samples_as_shared_last_pass():
     queue = make_queue()
     put(queue, 1, 2)
     assert sizes(queue.next_batch(timeout=1)) == [1, 2]
     put(queue, 1)
     later = Timer(0.2, lambda: put(queue, 1, 1))
     later.start()
-    began = time.monotonic()
+    started = time.monotonic()
     assert sizes(queue.next_batch(timeout=1)) == [1, 1, 1]
-    assert time.monotonic() - began < LONG / 2
+    assert time.monotonic() - started < LONG / 2
     later.join()
 
 
-def test_one_request_of_many_is_nobody_to_wait_for():
+def test_queue_does_not_wait_after_single_large_request():
     queue = make_queue()
     put(queue, 8)
     assert sizes(queue.next_batch(timeout=1)) == [8]
-    began = time.monotonic()
+    started = time.monotonic()
     put(queue, 1)
     assert sizes(queue.next_batch(timeout=1)) == [1]
-    assert time.monotonic() - began < LONG / 2
+    assert time.monotonic() - started < LONG / 2
 
 
-def test_inside_a_step_those_are_not_waited_for_either_who_are_not_expected():
+def test_due_batch_waits_only_for_expected_samples():
     queue = make_queue()
     put(queue, 1)
     assert sizes(queue.next_due_batch(max_samples=5)) == [1]
@@ -68,19 +68,19 @@ def test_inside_a_step_those_are_not_waited_for_either_who_are_not_expected():
     assert sizes(queue.next_due_batch(max_samples=5)) == [1, 1]
 
 
-def test_those_who_do_not_come_are_waited_for_no_longer_than_allowed():
+def test_queue_waits_at_most_max_wait_seconds():
     queue = make_queue(max_wait_seconds=0.05)
     put(queue, 1, 1)
     assert sizes(queue.next_batch(timeout=1)) == [1, 1]
     put(queue, 1)
     assert sizes(queue.next_batch(timeout=1)) == [1]
-    queue.max_wait_seconds, began = LONG, time.monotonic()
-    put(queue, 1)  # and now nobody is expected
+    queue.max_wait_seconds, started = LONG, time.monotonic()
+    put(queue, 1)  # no other request is expected now
     assert sizes(queue.next_batch(timeout=1)) == [1]
-    assert time.monotonic() - began < LONG / 2
+    assert time.monotonic() - started < LONG / 2
 
 
-def test_a_pass_has_no_more_than_fit_but_one_request_is_never_split():
+def test_batch_has_at_most_max_batch_unless_one_request_is_larger():
     queue = make_queue(max_batch=4)
     put(queue, 9)
     assert sizes(queue.next_batch(timeout=1)) == [9]

@@ -1,4 +1,4 @@
-"""What a restart goes on with: versions, answers, what the guard knows, a pause."""
+"""Restarts: versions, answers, the guard's state and pauses."""
 
 import pytest
 
@@ -12,7 +12,7 @@ NEVER = {"snapshot_steps": 1000, "snapshot_seconds": 1e6}
 
 
 def crash(engine):
-    """What ends now keeps nothing more."""
+    """Let the engine stop without saving anything, as in a crash."""
     engine._worker.snapshots.take_last = lambda: None
     engine._worker.state_file.write = lambda *_, **__: None
 
@@ -33,10 +33,10 @@ def memory(engine):
 
 
 def versions(store):
-    return [one.body["version"] for one in store.events(kinds=["learned"])]
+    return [event.body["version"] for event in store.events(kinds=["learned"])]
 
 
-def test_an_orderly_restart_goes_on_in_its_lineage(tmp_path):
+def test_clean_restart_continues_its_lineage(tmp_path):
     for number in range(3):
         with running(tmp_path) as (engine, store):
             assert engine.model_version == f"1.{number}"
@@ -45,7 +45,7 @@ def test_an_orderly_restart_goes_on_in_its_lineage(tmp_path):
         assert versions(store) == ["1.1", "1.2", "1.3"]
 
 
-def test_after_a_crash_no_version_names_other_weights_than_before(tmp_path):
+def test_crash_starts_new_lineage(tmp_path):
     with running(tmp_path / "data", **NEVER) as (engine, store):
         learn(engine, 0)
         assert serve(engine, 1, n=1).model_version == "1.1"
@@ -62,7 +62,7 @@ def test_after_a_crash_no_version_names_other_weights_than_before(tmp_path):
         assert (replayed.differing, replayed.n_steps) == ((), 2)
 
 
-def test_one_crash_after_the_other_leaves_no_files(tmp_path):
+def test_repeated_crashes_leave_no_files(tmp_path):
     for lineage in range(1, 6):
         with running(tmp_path, **NEVER) as (engine, store):
             assert engine.model_version == f"{lineage}.0"
@@ -72,8 +72,8 @@ def test_one_crash_after_the_other_leaves_no_files(tmp_path):
     assert len(list((tmp_path / "snapshots").iterdir())) == 1
 
 
-def test_the_guard_goes_back_past_a_crash(tmp_path):
-    """To 1.1 from 2.3, not to the source: only a crash lies between."""
+def test_rollback_target_may_be_before_a_crash(tmp_path):
+    """The target for version 2.3 is 1.1, not the source: only a crash is in between."""
     with running(tmp_path, snapshot_steps=1) as (engine, store):
         learn(engine, 0)
         until(lambda: engine._worker.snapshots.last.model_version == "1.1")
@@ -87,8 +87,8 @@ def test_the_guard_goes_back_past_a_crash(tmp_path):
         assert store.find_snapshot(target).model_version == "1.1"
 
 
-def test_an_answer_that_nobody_asked_for_outlives_a_crash(tmp_path):
-    """Its image is kept when it comes, though no question was asked about it."""
+def test_image_of_unasked_answer_survives_crash(tmp_path):
+    """The image is stored with the answer, although there was no question about it."""
     unasked = {"keep_images": "queried", "n_queries": 0, "audits": 0}
     with running(tmp_path, **unasked) as (engine, store):
         engine.pause("ada", "so that it waits").result(20)
@@ -103,20 +103,20 @@ def test_an_answer_that_nobody_asked_for_outlives_a_crash(tmp_path):
         assert memory(engine) == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["none", "all"])
-def test_no_image_is_kept_for_an_answer_where_none_or_all_are(tmp_path, how):
-    with running(tmp_path, keep_images=how) as (engine, store):
+@pytest.mark.parametrize("keep_images", ["none", "all"])
+def test_answer_stores_no_image_if_none_or_all_are_kept(tmp_path, keep_images):
+    with running(tmp_path, keep_images=keep_images) as (engine, store):
         name = serve(engine, 0, n=1).prediction_ids[0]
         until(lambda: store.find_prediction(name) is not None)
         kept = store.images.read(store.find_prediction(name).input_sha256)
-        assert (kept is not None) == (how == "all")
+        assert (kept is not None) == (keep_images == "all")
         engine.keep_answered_image(name)
         engine.keep_answered_image("no such prediction")
         store.log_event("written", {}).result(20)
         assert store.images.read(store.find_prediction(name).input_sha256) == kept
 
 
-def test_what_the_memory_holds_from_before_a_rollback_does_not_enter_it_again(tmp_path):
+def test_answer_repeated_after_rollback_enters_memory_once(tmp_path):
     with running(tmp_path) as (engine, store):
         name = serve(engine, 0, n=WINDOW - 1).prediction_ids[3]
         first = answer(store, name, key="k0")
@@ -136,7 +136,7 @@ def test_what_the_memory_holds_from_before_a_rollback_does_not_enter_it_again(tm
         assert memory(engine) == (0, 1)
 
 
-def test_what_was_learned_after_the_snapshot_gone_back_to_is_not_held(tmp_path):
+def test_rollback_removes_later_answers_from_memory(tmp_path):
     with running(tmp_path) as (engine, store):
         source = store.snapshots()[0]
         name = serve(engine, 0, n=WINDOW - 1).prediction_ids[3]
@@ -151,10 +151,8 @@ def test_what_was_learned_after_the_snapshot_gone_back_to_is_not_held(tmp_path):
         assert store.find_feedback(again.id).applied_in_version == "2.1"
 
 
-@pytest.mark.parametrize("what", ["damaged", "missing"])
-def test_an_answer_learned_after_a_rollback_is_learned_again_when_its_files_are_lost(
-    tmp_path, what
-):
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+def test_answer_is_learned_again_if_snapshots_of_its_lineage_are_lost(tmp_path, damage):
     with running(tmp_path, **NEVER) as (engine, store):
         source = store.snapshots()[0]
         learn(engine, 0)
@@ -167,7 +165,7 @@ def test_an_answer_learned_after_a_rollback_is_learned_again_when_its_files_are_
         crash(engine)
     assert lost
     for file in lost:
-        file.write_bytes(b"half") if what == "damaged" else file.unlink()
+        file.write_bytes(b"half") if damage == "damaged" else file.unlink()
     with running(tmp_path, **NEVER) as (engine, store):
         assert engine.model_version == "3.0"
         assert store.find_feedback(record.id).status == "pending"
@@ -177,24 +175,27 @@ def test_an_answer_learned_after_a_rollback_is_learned_again_when_its_files_are_
         assert memory(engine) == (1, 0)
 
 
-def test_what_the_guard_knows_outlives_the_process(tmp_path):
+def test_guard_state_survives_restart(tmp_path):
     with running(tmp_path) as (engine, _):
         for number in range(3):
             learn(engine, number)
         engine.ping().result(20)
         before, worker = engine.status(), engine._worker
-        known, same = worker.monitor.state_dict(), worker.answer_statistics.state_dict()
-        assert known["detector"]["reference"]["n_windows"] == 3
-        assert len(same["source_agreement"]) == 3
+        monitor_state, answers_state = (
+            worker.monitor.state_dict(),
+            worker.answer_statistics.state_dict(),
+        )
+        assert monitor_state["detector"]["reference"]["n_windows"] == 3
+        assert len(answers_state["source_agreement"]) == 3
     with running(tmp_path) as (engine, _):
-        assert engine._worker.monitor.state_dict() == known
-        assert engine._worker.answer_statistics.state_dict() == same
+        assert engine._worker.monitor.state_dict() == monitor_state
+        assert engine._worker.answer_statistics.state_dict() == answers_state
         after = engine.status()
         assert after.history == before.history
         assert after.confidence == before.confidence
 
 
-def test_a_crash_loses_at_most_the_last_seconds_of_it(tmp_path):
+def test_guard_state_survives_crash(tmp_path):
     with running(tmp_path) as (engine, _):
         learn(engine, 0)
         engine.ping().result(20)
@@ -204,7 +205,7 @@ def test_a_crash_loses_at_most_the_last_seconds_of_it(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"monitor": {}}'])
-def test_where_its_file_is_damaged_the_guard_begins_anew(tmp_path, caplog, content):
+def test_guard_starts_without_state_if_file_is_damaged(tmp_path, caplog, content):
     with running(tmp_path) as (engine, _):
         learn(engine, 0)
     (tmp_path / "guard.json").write_text(content)
@@ -214,8 +215,8 @@ def test_where_its_file_is_damaged_the_guard_begins_anew(tmp_path, caplog, conte
     assert "the guard starts without a state" in caplog.text
 
 
-@pytest.mark.parametrize(("by", "reason"), [("ada", "a look at it"), ("ada", "")])
-def test_what_was_paused_stays_so_until_an_operator_resumes(tmp_path, by, reason):
+@pytest.mark.parametrize(("by", "reason"), [("ada", "maintenance"), ("ada", "")])
+def test_pause_survives_restart_until_resume(tmp_path, by, reason):
     with running(tmp_path) as (engine, _):
         engine.pause(by, reason).result(20)
     with running(tmp_path) as (engine, store):
@@ -229,45 +230,45 @@ def test_what_was_paused_stays_so_until_an_operator_resumes(tmp_path, by, reason
         assert engine.status().learning == "on"
 
 
-def test_a_database_that_hands_out_no_answers_keeps_nobody_waiting(tmp_path, monkeypatch):
+def test_slow_database_delays_learning_but_not_serving(tmp_path, monkeypatch):
     with running(tmp_path) as (engine, store):
-        owed = []
+        claims = []
         take = store.claim_answers
 
         def later():
-            owed.append(type(take())())
-            return owed[-1]
+            claims.append(type(take())())
+            return claims[-1]
 
         monkeypatch.setattr(store, "claim_answers", later)
         serve(engine, 0)
-        until(lambda: owed)
+        until(lambda: claims)
         assert serve(engine, 1, n=1).model_version == "1.0"
         assert engine.status().n_steps == 0
-        owed[0].set_result([])
+        claims[0].set_result([])
         until(lambda: engine.status().n_steps == 1)
 
 
-def test_a_pause_gives_back_what_was_claimed(tmp_path, monkeypatch):
-    """So that an undo meanwhile is told the truth."""
+def test_pause_releases_claimed_answers(tmp_path, monkeypatch):
+    """An undo during the pause then reports that the answer was not learned."""
     with running(tmp_path) as (engine, store):
         record = answer(store, serve(engine, 0, n=WINDOW - 1).prediction_ids[0])
-        take, owed = store.claim_answers, []
+        take, claims = store.claim_answers, []
 
         def claimed():
             taken = take()
             taken.result(20)
-            owed.append(type(taken)())
-            return owed[-1]
+            claims.append(type(taken)())
+            return claims[-1]
 
         monkeypatch.setattr(store, "claim_answers", claimed)
         serve(engine, 1, n=1)
-        until(lambda: owed)
+        until(lambda: claims)
         engine.pause("ada", "").result(20)
         until(lambda: len(store.pending_answers()) == 1)
         assert not store.undo_answer(record.id, "ann").result(20).applied
 
 
-def test_an_image_that_is_damaged_costs_its_answer_and_no_more(tmp_path):
+def test_answer_with_damaged_image_expires(tmp_path):
     with running(tmp_path, recent_bytes=1) as (engine, store):
         name = serve(engine, 0, n=WINDOW - 1).prediction_ids[0]
         until(lambda: store.find_prediction(name) is not None)
@@ -281,7 +282,7 @@ def test_an_image_that_is_damaged_costs_its_answer_and_no_more(tmp_path):
         assert engine.status().learning == "on"
 
 
-def test_questions_expire_by_themselves(tmp_path):
+def test_open_questions_expire(tmp_path):
     with running(tmp_path, question_seconds=0.001) as (engine, store):
         serve(engine, 0)
         until(lambda: store.counts().expired == 3)

@@ -98,12 +98,8 @@ class RecentSamples:
             self._samples[sample.prediction_id] = replace(sample, input=row)
             self._id_by_position[sample.position] = sample.prediction_id
 
-    def find(self, prediction_id: str) -> RecentSample | None:
-        """Find a sample by its prediction. Its input is valid until the block overwrites it."""
-        return self._samples.get(prediction_id)
-
     def find_at(self, position: int) -> RecentSample | None:
-        """Find a sample by its index among all samples served."""
+        """Find a sample by its index. Its input is valid until the block overwrites it."""
         return self._samples.get(self._id_by_position.get(position, ""))
 
     def copy_input(self, prediction_id: str) -> Tensor | None:

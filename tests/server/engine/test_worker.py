@@ -1,4 +1,4 @@
-"""A step that torch cannot make: the model goes back, serves on, and waits for an operator."""
+"""The worker after errors in learning, and its release of freed memory."""
 
 from concurrent.futures import Future
 
@@ -8,18 +8,19 @@ import torch
 from bitta.server.engine import worker
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.replay import Replay
+from bitta.server.engine.worker import RELEASE_SECONDS, MemoryRelease
 from bitta.server.store import Store, StoreBusy, StoreUnavailable
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, images, running, serve, serve_settings, until
 
 ERRORS = [
     RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED\nand much more"),
-    torch.OutOfMemoryError("no room for 3 TiB"),
+    torch.OutOfMemoryError("not enough memory for 3 TiB"),
 ]
 
 
 def fail_once(engine, error, *, inside=lambda: None):
-    """The second step of the optimiser fails, whichever session it is of."""
+    """Let the second optimiser update fail."""
     adapter = engine._worker.learner._session.adapter
     descend, done = adapter._descend, []
 
@@ -33,14 +34,14 @@ def fail_once(engine, error, *, inside=lambda: None):
     adapter._descend = fail
 
 
-def went_back(engine):
+def wait_for_rollback(engine):
     until(lambda: engine.status().model_version.startswith("2."))
     engine.ping().result(20)
 
 
 @pytest.fixture
 def failed(tmp_path, request):
-    """An engine that has learned 1.1 from an answer, and failed to learn 1.2 from another."""
+    """An engine that has learned version 1.1 from an answer and failed to learn 1.2."""
     error = getattr(request, "param", ERRORS[0])
     with running(tmp_path / "data", snapshot_steps=1000) as (engine, store):
         learned = answer(store, serve(engine, 0, n=WINDOW - 1).prediction_ids[0])
@@ -51,7 +52,7 @@ def failed(tmp_path, request):
         waiting = answer(store, serve(engine, 1).prediction_ids[0], correct=False)
         fail_once(engine, error)
         engine.resume("ada").result(20)
-        went_back(engine)
+        wait_for_rollback(engine)
         yield engine, store, learned, waiting
 
 
@@ -63,7 +64,7 @@ def failed(tmp_path, request):
     ],
     indirect=["failed"],
 )
-def test_a_step_that_fails_is_a_rollback_with_its_reason_and_learning_is_paused(failed, words):
+def test_failed_step_rolls_back_with_reason_and_pauses_learning(failed, words):
     engine, store, _, _ = failed
     (event,) = store.events(kinds=["rollback"])
     assert (event.body["by"], event.body["from_version"]) == ("guard", "1.1")
@@ -77,7 +78,7 @@ def test_a_step_that_fails_is_a_rollback_with_its_reason_and_learning_is_paused(
     assert store.events(kinds=["paused"])[-1].body["by"] == "guard"
 
 
-def test_it_serves_by_the_weights_of_the_snapshot_it_went_back_to(failed):
+def test_failed_step_serves_with_weights_of_snapshot(failed):
     engine, store, _, _ = failed
     source, back = store.snapshots()
     assert (back.reason, back.weights_hash) == ("rollback", source.weights_hash)
@@ -85,9 +86,9 @@ def test_it_serves_by_the_weights_of_the_snapshot_it_went_back_to(failed):
     assert serve(engine, 2).model_version == "2.0"
 
 
-def test_no_answer_is_lost_and_each_is_in_the_memory_once_after_the_operator_resumes(failed):
+def test_answers_of_failed_step_are_learned_once_after_resume(failed):
     engine, store, learned, waiting = failed
-    assert [one.feedback_id for one in store.pending_answers()] == [learned.id, waiting.id]
+    assert [answer.feedback_id for answer in store.pending_answers()] == [learned.id, waiting.id]
     serve(engine, 2)
     assert engine.status().n_steps == 0  # paused
     engine.resume("ada").result(20)
@@ -99,20 +100,20 @@ def test_no_answer_is_lost_and_each_is_in_the_memory_once_after_the_operator_res
     assert store.find_feedback(waiting.id).applied_in_version == "2.1"
 
 
-def test_a_window_asks_nothing_until_the_operator_resumes(failed):
+def test_windows_after_failed_step_ask_nothing_until_resume(failed):
     engine, store, _, _ = failed
     asked = store.counts().asked
     serve(engine, 2)
     engine.ping().result(20)
-    store.expire_questions(0).result(20)  # behind what could have been asked
+    store.expire_questions(0).result(20)  # written after possible questions
     assert store.counts().asked == asked
     engine.resume("ada").result(20)
     serve(engine, 3)
     until(lambda: store.counts().asked == asked + 3)
 
 
-def test_a_log_with_a_step_that_failed_lived_again_gives_the_same_weights(tmp_path):
-    """Somebody is served inside the step that fails, between two steps of its optimiser."""
+def test_replay_of_failed_step_gives_same_weights(tmp_path):
+    """Requests are served between two updates of the failing step."""
     with running(tmp_path / "data", snapshot_steps=1000) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         answer(store, serve(engine, 0).prediction_ids[0])
@@ -124,7 +125,7 @@ def test_a_log_with_a_step_that_failed_lived_again_gives_the_same_weights(tmp_pa
         )
         before = engine.predict(images(8, 3), request_id="between")
         engine.resume("ada").result(20)
-        went_back(engine)
+        wait_for_rollback(engine)
         assert before.result(20).prediction_ids
         assert inside[0].result(20).model_version == "2.0"
         engine.resume("ada").result(20)
@@ -135,12 +136,12 @@ def test_a_log_with_a_step_that_failed_lived_again_gives_the_same_weights(tmp_pa
         (tmp_path / "again").mkdir()
         learner = Learner(toy_classifier(), serve_settings())
         replayed = Replay(learner, store, folder=tmp_path / "again").run()
-        newest = max(store.snapshots(), key=lambda one: one.seq)
+        newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         assert replayed.differing == ()
         assert (newest.model_version, replayed.weights_hash) == ("2.2", newest.weights_hash)
 
 
-def test_questions_that_fail_after_the_answer_was_given_are_such_a_failure_too(tmp_path):
+def test_failed_choice_of_questions_rolls_back(tmp_path):
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "so that nothing else fails").result(20)
 
@@ -149,12 +150,12 @@ def test_questions_that_fail_after_the_answer_was_given_are_such_a_failure_too(t
 
         engine._worker.learner._session._query_selector.select = fail
         assert serve(engine, 0).model_version == "1.0"
-        went_back(engine)
+        wait_for_rollback(engine)
         assert store.events(kinds=["rollback"])[0].body["reason"].endswith("no policy")
         assert serve(engine, 1).model_version == "2.0"
 
 
-def test_a_model_that_fails_on_some_images_refuses_them_and_nothing_else_happens(tmp_path):
+def test_failed_forward_pass_refuses_its_request_only(tmp_path):
     with running(tmp_path) as (engine, _):
         adapter = engine._worker.learner._session.adapter
 
@@ -169,52 +170,119 @@ def test_a_model_that_fails_on_some_images_refuses_them_and_nothing_else_happens
         assert engine.status().learning == "on"
 
 
-def test_while_going_back_cannot_be_logged_requests_are_refused_and_nothing_is_kept(
-    tmp_path, monkeypatch
-):
+def test_requests_are_refused_while_rollback_cannot_be_logged(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "_MIN_RETRY_SECONDS", 0.0)
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         serve(engine, 0)
         fail_once(engine, RuntimeError("on purpose"))
-        tried = []
+        attempts = []
 
-        def refused(*_, **__):
-            tried.append(Future())
-            tried[-1].set_exception(StoreBusy("another program holds the database; try again"))
-            return tried[-1]
+        def refuse(*_, **__):
+            attempts.append(Future())
+            attempts[-1].set_exception(StoreBusy("another program holds the database; try again"))
+            return attempts[-1]
 
         with monkeypatch.context() as locked:
-            locked.setattr(store, "log_rollback", refused)
+            locked.setattr(store, "log_rollback", refuse)
             engine.resume("ada").result(20)
-            until(lambda: len(tried) > 1)
-            for asked in (engine.snapshot, lambda: engine.resume("ada")):
+            until(lambda: len(attempts) > 1)
+            for request in (engine.snapshot, lambda: engine.resume("ada")):
                 with pytest.raises(StoreUnavailable, match="learning failed: on purpose"):
-                    asked().result(20)
+                    request().result(20)
             with pytest.raises(StoreUnavailable, match="learning failed: on purpose"):
                 serve(engine, 1)
-            assert [one.reason for one in store.snapshots()] == ["source"]
-        went_back(engine)
+            assert [snapshot.reason for snapshot in store.snapshots()] == ["source"]
+        wait_for_rollback(engine)
         assert serve(engine, 2).model_version == "2.0"
 
 
-def test_while_the_state_to_go_back_to_does_not_fit_no_files_pile_up(tmp_path, monkeypatch):
+def test_repeated_failed_rollbacks_leave_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "_MIN_RETRY_SECONDS", 0.0)
     with running(tmp_path) as (engine, store):
         engine.pause("ada", "to break it").result(20)
         serve(engine, 0)
-        fail_once(engine, torch.OutOfMemoryError("no room for the step"))
-        tried = []
+        fail_once(engine, torch.OutOfMemoryError("not enough memory for the step"))
+        attempts = []
 
         def too_large(_):
-            tried.append(1)
-            raise torch.OutOfMemoryError("no room for the state")
+            attempts.append(1)
+            raise torch.OutOfMemoryError("not enough memory for the state")
 
         with monkeypatch.context() as full:
             full.setattr(engine._worker.learner, "load", too_large)
             engine.resume("ada").result(20)
-            until(lambda: len(tried) > 2)
+            until(lambda: len(attempts) > 2)
         until(lambda: engine.status().model_version != "1.0")
         assert serve(engine, 1).model_version == engine.status().model_version
         until(lambda: len(store.snapshots()) == 2)
         assert len(list((tmp_path / "snapshots").iterdir())) == 2
+
+
+@pytest.fixture
+def now():
+    return [100.0]
+
+
+@pytest.fixture
+def released_at(now):
+    return []
+
+
+@pytest.fixture
+def release(now, released_at):
+    return MemoryRelease(release=lambda: released_at.append(now[0]), clock=lambda: now[0])
+
+
+def test_memory_is_released_after_interval(release, now, released_at):
+    release.record_work()
+    release.release_if_due()
+    now[0] += RELEASE_SECONDS - 1
+    release.release_if_due()
+    assert released_at == []
+    now[0] += 1
+    release.release_if_due()
+    assert released_at == [100.0 + RELEASE_SECONDS]
+
+
+def test_memory_is_not_released_without_work(release, now, released_at):
+    now[0] += RELEASE_SECONDS
+    release.release_if_due()
+    assert released_at == []
+    release.record_work()
+    release.release_if_due()
+    now[0] += 5 * RELEASE_SECONDS
+    release.release_if_due()
+    assert released_at == [100.0 + RELEASE_SECONDS]
+
+
+def test_interval_restarts_with_each_release(release, now, released_at):
+    for _ in range(int(3 * RELEASE_SECONDS)):
+        now[0] += 1
+        release.record_work()
+        release.release_if_due()
+    assert released_at == [
+        100 + RELEASE_SECONDS,
+        100 + 2 * RELEASE_SECONDS,
+        100 + 3 * RELEASE_SECONDS,
+    ]
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_worker_releases_memory_after_serving_or_learning(tmp_path, learns):
+    with running(tmp_path) as (engine, _):
+        now, released_at = [0.0], []
+        worker = engine._worker
+        worker.memory_release = MemoryRelease(
+            release=lambda: released_at.append(worker.learner.step), clock=lambda: now[0]
+        )
+        if not learns:
+            engine.pause("me", "").result(10)
+        serve(engine, 0)
+        until(lambda: engine.status().n_steps == learns)
+        assert released_at == []
+        now[0] = RELEASE_SECONDS
+        until(lambda: released_at)
+        assert released_at == [int(learns)]
+        engine.ping().result(10)
+        assert len(released_at) == 1, "there was no work since"
