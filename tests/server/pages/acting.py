@@ -27,9 +27,9 @@ def open_page(browser: Any, url: str, key: str) -> tuple[Any, list[str]]:
 
 def ready(page: Any) -> str:
     """Wait for a question that can be answered, and give its prediction id."""
-    page.wait_for_selector("#stage:not([hidden]) #correct[aria-disabled=false]")
+    page.wait_for_selector("#question-view:not([hidden]) #correct[aria-disabled=false]")
     page.wait_for_timeout(230)  # A press sooner than anybody sees is ignored.
-    return str(page.get_attribute("#stage", "data-prediction"))
+    return str(page.get_attribute("#question-view", "data-prediction"))
 
 
 def press(page: Any, key: str) -> str:

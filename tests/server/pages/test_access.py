@@ -59,7 +59,7 @@ def test_the_operators_page_has_no_serious_violation(visit, site):
 def test_a_phone_shows_everything_without_scrolling_sideways(visit, site, address, key):
     site.state.labels[0] = "a-very-long-label-without-any-space-in-it-" * 3
     page = visit(address, key=key, **PHONE)
-    page.wait_for_selector("#stage #correct[aria-disabled=false], #accuracy-plot .band")
+    page.wait_for_selector("#question-view #correct[aria-disabled=false], #accuracy-plot .band")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

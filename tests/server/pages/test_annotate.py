@@ -91,7 +91,7 @@ def test_a_change_of_mind_replaces_the_answer_and_keeps_the_old_one_in_the_log(v
     first = press(page, "c")
     saved(page)
     page.click("#history-open")
-    page.click("text=Make it incorrect")
+    page.click("text=Change to incorrect")
     until(lambda: verdicts(site.state) == {first: "incorrect"})
     assert [one["verdict"] for one in site.state.feedback] == ["correct", "incorrect"]
     assert site.state.feedback[1]["supersedes_id"] == site.state.feedback[0]["id"]

@@ -7,7 +7,7 @@ from server.pages.serving import until
 def test_an_annotators_key_does_not_open_it(visit):
     page = visit("/operate")
     says(page, "#sign-in-note", "this page needs a key for an operator")
-    assert page.locator("#board").is_hidden()
+    assert page.locator("#dashboard").is_hidden()
 
 
 def test_it_plots_what_is_measured_with_the_interval_of_the_accuracy(visit):

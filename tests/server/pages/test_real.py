@@ -35,7 +35,7 @@ def test_answer_skip_undo_and_change_of_mind_reach_the_store(browser, real):
     assert press(page, "x") == given[-1]
     saved(page)
     page.click("#history-open")
-    page.click("text=Make it correct >> nth=0")
+    page.click("text=Change to correct >> nth=0")
     says(page, "#history-list", "changed to correct")
     saved(page)
     records = engine.store.list_feedback(limit=50)

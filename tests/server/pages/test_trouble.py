@@ -116,7 +116,7 @@ def test_a_question_whose_answer_waits_is_not_asked_again(visit, site):
     waiting = [press(page, "c"), press(page, "x")]
     says(page, "#state", "Waiting for the server · 2 answers kept")
     page.wait_for_timeout(300)
-    assert page.locator("#stage").is_hidden()
+    assert page.locator("#question-view").is_hidden()
     site.state.down = False
     ready(page)
     saved(page)

@@ -1,4 +1,4 @@
-"""The annotator's and the operator's page, as files of the package: no build, no other host."""
+"""Files of the annotator's and the operator's page. They need no build step and no other host."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ HEADERS = MappingProxyType(
         "Cache-Control": "no-cache",
     }
 )
-"""What every page and file is sent with; images and calls stay on the same host."""
+"""Headers of every page and file. The policy allows images and calls on the same host alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One file as it is sent."""
+class PageFile:
+    """Content of one file, with its type and its ETag."""
 
     body: bytes
     content_type: str
     etag: str
 
 
-class Pages(Mapping[str, Page]):
-    """Addresses and what lies there; only these, whatever path is asked for.
+class PageFiles(Mapping[str, PageFile]):
+    """Mapping from each address to its file. There are no other addresses.
 
     >>> PAGES["/annotate"].content_type
     'text/html; charset=utf-8'
@@ -45,22 +45,22 @@ class Pages(Mapping[str, Page]):
     False
     """
 
-    def __getitem__(self, address: str) -> Page:
-        return _read(_names()[address])
+    def __getitem__(self, address: str) -> PageFile:
+        return _read(_file_names()[address])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_names())
+        return iter(_file_names())
 
     def __len__(self) -> int:
-        return len(_names())
+        return len(_file_names())
 
 
-PAGES: Mapping[str, Page] = Pages()
+PAGES: Mapping[str, PageFile] = PageFiles()
 
 
 @cache
-def _names() -> Mapping[str, str]:
-    """Address to file name: pages stand at the root, what they load under /static."""
+def _file_names() -> Mapping[str, str]:
+    """Return the file name of each address: pages at the root, other files under /static."""
     names = sorted(entry.name for entry in (files(__name__) / "static").iterdir())
     return {
         f"/{name.removesuffix('.html')}" if name.endswith(".html") else f"/static/{name}": name
@@ -70,7 +70,7 @@ def _names() -> Mapping[str, str]:
 
 
 @cache
-def _read(name: str) -> Page:
+def _read(name: str) -> PageFile:
     body = (files(__name__) / "static" / name).read_bytes()
     etag = f'"{sha256(body).hexdigest()[:32]}"'
-    return Page(body, CONTENT_TYPES[name.rpartition(".")[2]], etag)
+    return PageFile(body, CONTENT_TYPES[name.rpartition(".")[2]], etag)

@@ -1,249 +1,269 @@
-// The annotator's page: one question at a time, each answer bound to its prediction.
+// The annotator's page: shows one question at a time and collects the answers.
 
-import { microseconds, now } from "./clock.js";
-import { announce, byId, notice, show, write } from "./dom.js";
-import { History, mine, questionOf } from "./history.js";
-import { Keys } from "./keys.js";
-import { keysDialog } from "./keysdialog.js";
-import { Live } from "./live.js";
-import { Outbox } from "./offline.js";
-import { Supply } from "./queue.js";
-import { Recent } from "./recent.js";
-import { signOut, whoAmI } from "./signin.js";
-import { Stage } from "./stage.js";
-import { lasting } from "./storage.js";
-import { Turn } from "./tabs.js";
-import { number, percent, plural } from "./words.js";
+import { AnswerHistory, RecentAnswers, fetchOwnAnswers, questionOf } from "./answers.js";
+import { EventStream, serverTime, toMicroseconds } from "./api.js";
+import { announce, byId, setText, setVisible, showNotice } from "./dom.js";
+import { number, percent, plural } from "./format.js";
+import { Outbox } from "./outbox.js";
+import { QuestionQueue } from "./question_queue.js";
+import { QuestionView } from "./question_view.js";
+import { Shortcuts, setUpShortcutsDialog } from "./shortcuts.js";
+import { signIn, signOut } from "./sign_in.js";
+import { ActiveTab, isPersistent } from "./storage.js";
 
-class Work {
-  #me; #keys = new Keys(); #stage = new Stage(this.#keys); #outbox; #supply; #turn = new Turn();
-  #live = new Live("v1/events", ["asked", "expired"]);
-  #done = [];  // Own answers that can be taken back, oldest first.
-  #lapses = 0; #today = 0; #total = 0; #seen = -Infinity; #warned = false;
+class AnnotatorPage {
+  #me; #outbox; #queue; #shortcuts = new Shortcuts(); #view = new QuestionView(this.#shortcuts);
+  #tab = new ActiveTab(); #eventStream = new EventStream("v1/events", ["asked", "expired"]);
+  #undoable = [];  // own answers, oldest first
+  #nEndedLeases = 0;  // since the person last did something
+  #answeredToday = 0; #answered = 0; #countedAt = -Infinity; #hasWarnedOfUnsaved = false;
 
   constructor(me) {
     this.#me = me;
     this.#outbox = new Outbox(me.id);
-    this.#supply = new Supply(me.id, this.#outbox);
-    new Recent(this.#outbox);
-    new History((record, verdict) => this.#changeMind(record, verdict));
-    keysDialog(this.#keys);
+    this.#queue = new QuestionQueue(me.id, this.#outbox);
+    new RecentAnswers(this.#outbox);
+    new AnswerHistory((record, verdict) => this.#changeAnswer(record, verdict));
+    setUpShortcutsDialog(this.#shortcuts);
   }
 
   start() {
-    write("me", this.#me.name ?? this.#me.id);
-    show("tools", true);
-    show("work", true);
-    this.#keys.listen((action) => this.act(action));
+    setText("me", this.#me.name ?? this.#me.id);
+    setVisible("tools", true);
+    setVisible("answering", true);
+    this.#shortcuts.listen((action) => this.#act(action));
     for (const action of ["correct", "incorrect", "skip", "undo"]) {
-      byId(action).addEventListener("click", () => this.act(action));
+      byId(action).addEventListener("click", () => this.#act(action));
     }
-    byId("idle-undo").addEventListener("click", () => this.act("undo"));
-    byId("comment-open").addEventListener("click", () => this.#comment(byId("comment-place").hidden));
-    byId("comment").addEventListener("keydown", (event) => { if (event.key === "Escape") byId("work").focus(); });
-    byId("sign-out").addEventListener("click", () => this.#leave());
-    for (const kind of ["keydown", "pointerdown"]) addEventListener(kind, () => { this.#lapses = 0; }, { passive: true });
-    this.#follow();
-    this.#remember();
-    this.#turn.take();
-    if (!lasting) notice("This browser keeps nothing: answers that wait for the network are lost when the page closes.", { kind: "problem", seconds: 20 });
+    byId("idle-undo").addEventListener("click", () => this.#act("undo"));
+    byId("comment-open").addEventListener("click", () => this.#showComment(byId("comment-box").hidden));
+    byId("comment").addEventListener("keydown", (event) => { if (event.key === "Escape") byId("answering").focus(); });
+    byId("sign-out").addEventListener("click", () => this.#signOut());
+    for (const kind of ["keydown", "pointerdown"]) addEventListener(kind, () => { this.#nEndedLeases = 0; }, { passive: true });
+    this.#listenToTabAndQueue();
+    this.#listenToOutbox();
+    this.#listenToServer();
+    this.#loadUndoable();
+    this.#tab.activate();
+    if (!isPersistent) showNotice("This browser stores nothing. Answers that wait for the network are lost when you close the page.", { kind: "problem", seconds: 20 });
   }
 
-  act(action) {
-    if (!this.#turn.mine) return;
-    if (action === "undo") { this.#undo(); return; }
-    const question = this.#supply.current;
-    if (!question || byId("stage").hidden) return;
-    const time = this.#stage.lookedAt({ picture: action !== "skip" });
-    if (time === null) return;
-    const { picture: _, ...plain } = question;
-    const entry = this.#outbox.answer(plain, action, {
-      comment: byId("comment").value.trim(), shownAt: microseconds(now() - time), leadTime: time,
+  #listenToTabAndQueue() {
+    this.#tab.addEventListener("activated", () => this.#resume());
+    this.#tab.addEventListener("deactivated", () => this.#pause("You are answering in another tab", "Only one tab can be used at a time.", "Answer here"));
+    listen(this.#queue, {
+      question: ({ question }) => this.#showQuestion(question),
+      empty: () => this.#showIdle(),
+      left: ({ left }) => setText("left", number(left)),
+      "lease-ended": ({ question }) => this.#onLeaseEnd(question),
+      error: ({ error }) => this.#onQueueError(error),
     });
-    this.#done.push(entry);
-    this.#comment(false);
-    this.#supply.next();
+  }
+
+  #listenToOutbox() {
+    listen(this.#outbox, {
+      changed: ({ entry }) => this.#onEntryChange(entry),
+      empty: () => { if (!this.#queue.current) this.#showIdle(); },
+      saved: ({ entry }) => this.#count(entry, 1),
+      undone: ({ entry, applied, note }) => this.#onUndone(entry, applied, note),
+      refused: ({ entry }) => showNotice(`Your answer about “${entry.question.label}” was refused: ${entry.reason}`, { kind: "problem", seconds: 12 }),
+      expired: ({ entry }) => showNotice(`This question expired: “${entry.question.label}”. Your answer came too late and was not counted.`, { kind: "problem", seconds: 10 }),
+      "storage-full": () => showNotice("This browser's storage is full. Do not close the page before everything is saved.", { kind: "problem", seconds: 20 }),
+      "signed-out": () => this.#onSignedOut(),
+    });
+  }
+
+  #listenToServer() {
+    listen(this.#eventStream, {
+      status: (status) => this.#onStatus(status),
+      asked: () => this.#queue.fetch(),
+      state: () => { if (this.#eventStream.state === "live") this.#outbox.flush(); },
+    });
+  }
+
+  #act(action) {
+    if (!this.#tab.isActive) return;
+    if (action === "undo") { this.#undo(); return; }
+    const question = this.#queue.current;
+    if (!question || byId("question-view").hidden) return;
+    const time = this.#view.viewTime({ needsPicture: action !== "skip" });
+    if (time === null) return;
+    const { picture: _, ...fields } = question;
+    const entry = this.#outbox.answer(fields, action, {
+      comment: byId("comment").value.trim(), shownAt: toMicroseconds(serverTime() - time), leadTime: time,
+    });
+    this.#undoable.push(entry);
+    this.#showComment(false);
+    this.#queue.next();
   }
 
   #undo() {
-    const entry = this.#done.pop();
-    if (!entry) { notice("There is nothing to undo."); return; }
+    const entry = this.#undoable.pop();
+    if (!entry) { showNotice("There is nothing to undo."); return; }
     this.#outbox.undo(entry);
-    this.#supply.again(entry.question);
+    this.#queue.putBack(entry.question);
   }
 
-  #changeMind(record, verdict) {
-    const entry = { key: record.id, feedback: record.id, question: questionOf(record), verdict: record.verdict };
-    this.#done = this.#done.filter((other) => other.feedback !== record.id);
-    // A new answer takes the place of the standing one in one step, so neither is lost between the two.
-    if (verdict) this.#done.push(this.#outbox.answer(entry.question, verdict, { replaces: record.id }));
+  #changeAnswer(record, verdict) {
+    const entry = { key: record.id, feedbackId: record.id, question: questionOf(record), verdict: record.verdict };
+    this.#undoable = this.#undoable.filter((other) => other.feedbackId !== record.id);
+    // A new answer replaces the old one in one step. An undo before it could lose both.
+    if (verdict) this.#undoable.push(this.#outbox.answer(entry.question, verdict, { replaces: record.id }));
     else this.#outbox.undo(entry);
   }
 
-  #follow() {
-    const on = (source, kind, heard) => source.addEventListener(kind, (event) => heard(event.detail ?? {}));
-    on(this.#turn, "taken", () => this.#resume());
-    on(this.#turn, "given", () => this.#pause("You are answering in another tab", "This one waits, so that no question is held twice.", "Answer here"));
-    on(this.#supply, "question", ({ question }) => this.#question(question));
-    on(this.#supply, "empty", () => this.#idle());
-    on(this.#supply, "left", ({ left }) => write("left", number(left)));
-    on(this.#supply, "lapsed", ({ question }) => this.#lapsed(question));
-    on(this.#supply, "trouble", ({ problem }) => this.#trouble(problem));
-    on(this.#outbox, "changed", ({ entry }) => this.#learnId(entry));
-    on(this.#outbox, "drained", () => { if (!this.#supply.current) this.#idle(); });
-    on(this.#outbox, "saved", ({ entry }) => this.#count(entry, 1));
-    on(this.#outbox, "undone", ({ entry, applied, note }) => this.#undone(entry, applied, note));
-    on(this.#outbox, "refused", ({ entry }) => notice(`Your answer about “${entry.question.label}” was refused: ${entry.why}`, { kind: "problem", seconds: 12 }));
-    on(this.#outbox, "expired", ({ entry }) => notice(`This question expired: “${entry.question.label}”. Your answer came too late and was not counted.`, { kind: "problem", seconds: 10 }));
-    on(this.#outbox, "unkept", () => notice("This browser's storage is full. Do not close the page before everything is saved.", { kind: "problem", seconds: 20 }));
-    on(this.#outbox, "signed-out", () => this.#signedOut());
-    on(this.#live, "status", (status) => this.#status(status));
-    on(this.#live, "asked", () => this.#supply.wake());
-    on(this.#live, "state", () => { if (this.#live.state === "live") this.#outbox.flush(); });
-  }
-
   #resume() {
-    this.#outbox.active = true;
-    this.#live.start();
-    this.#supply.start();
+    this.#outbox.isActive = true;
+    this.#eventStream.start();
+    this.#queue.start();
     this.#outbox.flush();
   }
 
+  #stop() {
+    this.#outbox.isActive = false;
+    this.#queue.stop();
+    this.#eventStream.stop();
+  }
+
   #pause(title, text, button) {
-    this.#outbox.active = false;
-    this.#supply.stop();
-    this.#live.stop();
-    this.#message(title, text, button, () => this.#turn.take());
+    this.#stop();
+    this.#showMessage(title, text, button, () => this.#tab.activate());
   }
 
-  #question(question) {
-    this.#stage.show(question);
-    if (question) show("idle", false);
-    else this.#idle();
+  #showQuestion(question) {
+    this.#view.show(question);
+    if (question) setVisible("idle", false);
+    else this.#showIdle();
   }
 
-  #idle() {
-    if (this.#supply.current || !this.#turn.mine || !this.#supply.active) return;
+  #showIdle() {
+    if (this.#queue.current || !this.#tab.isActive || !this.#queue.isActive) return;
     if (this.#outbox.pending().some((entry) => entry.state === "waiting")) {
-      this.#message("Waiting for the network", "Your answers are kept here and are sent when it comes back. The next question comes then.");
+      this.#showMessage("Waiting for the network", "Your answers are kept here and sent when the network is back. Then the next question comes.");
     } else {
-      this.#message("No questions right now", "The next one comes by itself.");
+      this.#showMessage("No questions right now", "The next question comes automatically.");
     }
   }
 
-  #trouble(problem) {
-    if (problem.signedOut) { this.#signedOut(); return; }
-    if (this.#supply.current) return;
-    if (problem.network) this.#message("Waiting for the network", "Your answers are kept. The next question comes when the server can be reached.");
-    else this.#message("No question could be fetched", problem.message);
+  #onQueueError(error) {
+    if (error.isSignedOut) { this.#onSignedOut(); return; }
+    if (this.#queue.current) return;
+    if (error.isNetworkError) this.#showMessage("Waiting for the network", "Your answers are kept. The next question comes when the server can be reached.");
+    else this.#showMessage("No question could be loaded", error.message);
   }
 
-  #lapsed(question) {
-    this.#lapses += 1;
-    if (this.#lapses < 2 && !document.hidden) {
-      notice(`This question expired: “${question.label}”. It was not answered in time and went back.`, { kind: "problem" });
+  #onLeaseEnd(question) {
+    this.#nEndedLeases += 1;
+    if (this.#nEndedLeases < 2 && !document.hidden) {
+      showNotice(`This question expired: “${question.label}”. It was not answered in time.`, { kind: "problem" });
       return;
     }
-    // Nobody is there: holding one question after another would keep them from others.
-    this.#pause("This question expired", "It was not answered in time and went back. Go on when you are ready.", "Next question");
+    // Nobody is there. Holding more questions would keep them from other annotators.
+    this.#pause("This question expired", "It was not answered in time. Continue when you are ready.", "Next question");
   }
 
-  #signedOut() {
-    this.#outbox.active = false;
-    this.#supply.stop();
-    this.#live.stop();
-    this.#message("You are signed out", `Sign in again to go on. ${this.#outbox.pending().length ? "Your unsent answers are kept." : ""}`, "Sign in", () => location.reload());
+  #onSignedOut() {
+    this.#stop();
+    this.#showMessage("You are signed out", `Sign in again to continue. ${this.#outbox.pending().length ? "Your unsent answers are kept." : ""}`, "Sign in", () => location.reload());
   }
 
-  #message(title, text, button = null, act = null) {
-    this.#stage.show(null);
-    const changed = byId("idle-title").textContent !== title || byId("idle").hidden;
-    write("idle-title", title);
-    write("idle-text", text);
-    const place = byId("idle-button");
-    place.hidden = button === null;
-    place.textContent = button ?? "";
-    place.onclick = act;
-    show("idle-undo", button === null && this.#done.length > 0);
-    show("idle", true);
-    if (changed) announce(`${title}. ${text}`);
-    if (button && changed) place.focus();
+  /** Show a message in place of the question. */
+  #showMessage(title, text, buttonText = null, onClick = null) {
+    this.#view.show(null);
+    const isNew = byId("idle-title").textContent !== title || byId("idle").hidden;
+    setText("idle-title", title);
+    setText("idle-text", text);
+    const button = byId("idle-button");
+    button.hidden = buttonText === null;
+    button.textContent = buttonText ?? "";
+    button.onclick = onClick;
+    setVisible("idle-undo", buttonText === null && this.#undoable.length > 0);
+    setVisible("idle", true);
+    if (isNew) announce(`${title}. ${text}`);
+    if (buttonText && isNew) button.focus();
   }
 
-  #learnId(entry) {
-    const kept = this.#done.find((other) => other.key === entry.key);
-    if (!kept) return;
-    kept.feedback = entry.feedback;
+  #onEntryChange(entry) {
+    const undoable = this.#undoable.find((other) => other.key === entry.key);
+    if (!undoable) return;
+    undoable.feedbackId = entry.feedbackId;
     if (entry.state === "refused" || entry.state === "expired") {
-      this.#done = this.#done.filter((other) => other !== kept);
+      this.#undoable = this.#undoable.filter((other) => other !== undoable);
     }
-    if (entry.state === "waiting") this.#idle();
+    if (entry.state === "waiting") this.#showIdle();
   }
 
-  #undone(entry, applied, note) {
+  #onUndone(entry, applied, note) {
     if (entry.kind === "undo") this.#count(entry, -1);
-    notice(applied ? (note || "Taken back. The model had already learned from it.") : `Taken back: “${entry.question.label}”.`);
+    showNotice(applied ? (note || "Undone. The model had already learned from it.") : `Undone: “${entry.question.label}”.`);
   }
 
   #count(entry, change) {
     if (entry.verdict === "skip" || entry.replaces) return;
-    this.#today = Math.max(0, this.#today + change);
-    this.#total = Math.max(0, this.#total + change);
-    this.#seen = performance.now();
-    this.#progress();
+    this.#answeredToday = Math.max(0, this.#answeredToday + change);
+    this.#answered = Math.max(0, this.#answered + change);
+    this.#countedAt = performance.now();
+    this.#showProgress();
   }
 
-  #status({ me, questions, annotators }) {
-    write("left", number(questions.open));
-    // A status made before the last answer would count backwards for a moment.
-    if (performance.now() - this.#seen > 2000) {
-      this.#today = me.answered_today;
-      this.#total = me.answered;
-      this.#progress();
+  #onStatus({ me, questions, annotators }) {
+    setText("left", number(questions.open));
+    // A status from before the last answer would lower the counts for a moment.
+    if (performance.now() - this.#countedAt > 2000) {
+      this.#answeredToday = me.answered_today;
+      this.#answered = me.answered;
+      this.#showProgress();
     }
     const agreement = annotators?.find((other) => other.id === me.id)?.agreement ?? null;
-    write("agreement", agreement === null ? "" : ` · ${percent(agreement, 0)} agreement`);
+    setText("agreement", agreement === null ? "" : ` · ${percent(agreement, 0)} agreement`);
   }
 
-  #progress() {
-    write("today", number(this.#today));
-    write("total", number(this.#total));
+  #showProgress() {
+    setText("today", number(this.#answeredToday));
+    setText("total", number(this.#answered));
   }
 
-  /** Undo reaches back over a reload. */
-  async #remember() {
+  /** Load earlier answers, so that undo also works after a reload. */
+  async #loadUndoable() {
     try {
-      const { feedback } = await mine(20);
+      const { feedback } = await fetchOwnAnswers(20);
       const earlier = feedback.filter((record) => record.standing).reverse()
-        .map((record) => ({ key: record.idempotency_key, feedback: record.id, question: questionOf(record), verdict: record.verdict }));
-      const known = new Set(this.#done.map((entry) => entry.key));
+        .map((record) => ({ key: record.idempotency_key, feedbackId: record.id, question: questionOf(record), verdict: record.verdict }));
+      const known = new Set(this.#undoable.map((entry) => entry.key));
       const unsent = this.#outbox.pending().filter((entry) => entry.kind === "answer" && !known.has(entry.key));
-      this.#done = [...earlier.filter((entry) => !known.has(entry.key)), ...unsent, ...this.#done];
+      this.#undoable = [...earlier.filter((entry) => !known.has(entry.key)), ...unsent, ...this.#undoable];
     } catch {
-      // Without it, undo reaches back to the beginning of this visit.
+      // Undo then works for the answers since the page was loaded.
     }
   }
 
-  #comment(open) {
-    show("comment-place", open);
-    byId("comment-open").setAttribute("aria-expanded", String(open));
-    if (open) { byId("comment").focus(); return; }
-    const typed = document.activeElement === byId("comment");
+  #showComment(isOpen) {
+    setVisible("comment-box", isOpen);
+    byId("comment-open").setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) { byId("comment").focus(); return; }
+    const hadFocus = document.activeElement === byId("comment");
     byId("comment").value = "";
-    if (typed) byId("work").focus();
+    if (hadFocus) byId("answering").focus();
   }
 
-  #leave() {
-    const unsent = this.#outbox.pending().length;
-    if (unsent && !this.#warned) {
-      this.#warned = true;
-      notice(`${plural(unsent, "answer")} not saved yet. They are kept for your next visit with this browser; press Sign out again to leave.`, { kind: "problem", seconds: 12 });
+  #signOut() {
+    const nUnsaved = this.#outbox.pending().length;
+    if (nUnsaved && !this.#hasWarnedOfUnsaved) {
+      this.#hasWarnedOfUnsaved = true;
+      showNotice(`${plural(nUnsaved, "answer")} not saved yet. This browser keeps them for your next visit. Press Sign out again to leave.`, { kind: "problem", seconds: 12 });
       return;
     }
-    this.#supply.stop();
-    this.#supply.forget();
+    this.#queue.stop();
+    this.#queue.clear();
     signOut();
   }
 }
 
-new Work(await whoAmI(["annotator", "operator"])).start();
+/** Call `handlers[kind]` with the detail of each event. */
+function listen(source, handlers) {
+  for (const [kind, handler] of Object.entries(handlers)) {
+    source.addEventListener(kind, (event) => handler(event.detail ?? {}));
+  }
+}
+
+new AnnotatorPage(await signIn(["annotator", "operator"])).start();

@@ -1,13 +1,13 @@
-// Text goes into the page as text alone: nothing here parses HTML.
+// Helpers for the page. All text is set as text; nothing here parses HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-/** element("td", {class: "number"}, "12", otherElement) */
+/** Example: element("td", {class: "number"}, "12", otherElement) */
 export function element(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-export function drawing(tag, attributes = {}, ...children) {
+export function svgElement(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
@@ -21,37 +21,37 @@ function fill(node, attributes, children) {
   return node;
 }
 
-export function show(id, visible) {
-  byId(id).hidden = !visible;
+export function setVisible(id, isVisible) {
+  byId(id).hidden = !isVisible;
 }
 
-export function write(id, text) {
+export function setText(id, text) {
   const node = byId(id);
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** New lines in a list; a button that had the focus and is still there keeps it. */
-export function refill(list, lines) {
-  const held = list.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-  list.replaceChildren(...lines);
-  if (held) [...list.querySelectorAll("button")].find((one) => one.getAttribute("aria-label") === held)?.focus();
+/** Replace the items of a list. A focused button keeps the focus if it is still there. */
+export function replaceItems(list, items) {
+  const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  list.replaceChildren(...items);
+  if (focused) [...list.querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === focused)?.focus();
 }
 
-/** Say a sentence to screen readers; the space makes a repeated sentence a new one. */
+/** Announce a sentence to screen readers. A space makes a repeated sentence a new one. */
 export function announce(sentence) {
   const region = byId("announcer");
   region.textContent = region.textContent === sentence ? `${sentence}\u00a0` : sentence;
 }
 
-let quiet = null;
+let noticeTimer = null;
 
-/** A sentence at the foot of the page that goes away by itself. */
-export function notice(sentence, { kind = "plain", seconds = 6 } = {}) {
-  const place = byId("notice");
-  place.textContent = sentence;
-  place.dataset.kind = kind;
-  place.hidden = false;
+/** Show a sentence at the bottom of the page for some seconds. */
+export function showNotice(sentence, { kind = "plain", seconds = 6 } = {}) {
+  const notice = byId("notice");
+  notice.textContent = sentence;
+  notice.dataset.kind = kind;
+  notice.hidden = false;
   announce(sentence);
-  clearTimeout(quiet);
-  quiet = setTimeout(() => { place.hidden = true; }, seconds * 1000);
+  clearTimeout(noticeTimer);
+  noticeTimer = setTimeout(() => { notice.hidden = true; }, seconds * 1000);
 }

@@ -1,78 +1,76 @@
-// The operator's page: how the model is doing, and the means to stop it or go back.
+// The operator's page: shows the state of the model, pauses learning, rolls back.
 
-import { call } from "./api.js";
-import { Board } from "./board.js";
-import { confirm } from "./confirm.js";
-import { byId, notice, show, write } from "./dom.js";
-import { Log, Questions, drawVersions, markServing } from "./lists.js";
-import { Live } from "./live.js";
-import { signOut, whoAmI } from "./signin.js";
+import { EventStream, call } from "./api.js";
+import { EventLog, QuestionList, StatusView, drawVersions, markServed } from "./dashboard.js";
+import { byId, setText, setVisible, showNotice } from "./dom.js";
+import { signIn, signOut } from "./sign_in.js";
 
-const KINDS = ["started", "recovered", "asked", "answered", "undone", "learned", "snapshot", "rollback",
+const EVENT_KINDS = ["started", "recovered", "asked", "answered", "undone", "learned", "snapshot", "rollback",
   "paused", "resumed", "image_deleted", "expired"];
-const TO_QUESTIONS = new Set(["asked", "answered", "undone", "expired", "rollback", "image_deleted"]);
-const TO_VERSIONS = new Set(["snapshot", "rollback", "started", "recovered"]);
+const QUESTION_EVENTS = new Set(["asked", "answered", "undone", "expired", "rollback", "image_deleted"]);
+const VERSION_EVENTS = new Set(["snapshot", "rollback", "started", "recovered"]);
 
-class Operation {
-  #board = new Board(); #log = new Log(); #live = new Live("v1/events", KINDS);
-  #list = new Questions(); #status = null; #due = new Map();
+class OperatorPage {
+  #statusView = new StatusView(); #questionList = new QuestionList(); #eventLog = new EventLog();
+  #eventStream = new EventStream("v1/events", EVENT_KINDS);
+  #status = null; #scheduled = new Map();
 
   start(me) {
-    write("me", me.name ?? me.id);
-    show("tools", true);
-    show("board", true);
+    setText("me", me.name ?? me.id);
+    setVisible("tools", true);
+    setVisible("dashboard", true);
     byId("sign-out").addEventListener("click", () => signOut());
     byId("pause").addEventListener("click", () => this.#pause());
-    byId("resume").addEventListener("click", () => this.#do("v1/adaptation/resume", {}, "Learning goes on."));
-    byId("snapshot").addEventListener("click", () => this.#do("v1/snapshots", {}, "This version is kept."));
-    this.#live.addEventListener("status", ({ detail }) => this.#draw(detail));
-    this.#live.addEventListener("any", ({ detail }) => this.#happened(detail));
-    this.#live.addEventListener("state", ({ detail }) => this.#connection(detail));
-    this.#live.start();
+    byId("resume").addEventListener("click", () => this.#post("v1/adaptation/resume", {}, "Learning is on again."));
+    byId("snapshot").addEventListener("click", () => this.#post("v1/snapshots", {}, "This version is kept."));
+    this.#eventStream.addEventListener("status", ({ detail }) => this.#drawStatus(detail));
+    this.#eventStream.addEventListener("any", ({ detail }) => this.#onEvent(detail));
+    this.#eventStream.addEventListener("state", ({ detail }) => this.#onConnectionChange(detail));
+    this.#eventStream.start();
     this.#refresh();
   }
 
-  #draw(status) {
+  #drawStatus(status) {
     this.#status = status;
-    this.#board.draw(status);
-    markServing(status.model.version);
+    this.#statusView.draw(status);
+    markServed(status.model.version);
   }
 
-  #connection(state) {
-    show("connection", true);
+  #onConnectionChange(state) {
+    setVisible("connection", true);
     byId("connection").dataset.state = state === "live" ? "saved" : "waiting";
-    write("connection", state === "live" ? "Live" : "Reconnecting");
-    // A stream that does not open may mean that the session ended, which only a call can tell.
+    setText("connection", state === "live" ? "Live" : "Reconnecting");
+    // The session may have ended. An event stream does not tell the reason of an error, but a call does.
     if (state === "live") this.#refresh();
-    else this.#get("v1/status", (status) => this.#draw(status));
+    else this.#get("v1/status", (status) => this.#drawStatus(status));
   }
 
-  #happened({ kind, body }) {
-    this.#log.add(kind, body);
-    if (TO_QUESTIONS.has(kind)) this.#soon("questions", () => this.#questions());
-    if (TO_VERSIONS.has(kind)) this.#soon("versions", () => this.#versions());
+  #onEvent({ kind, body }) {
+    this.#eventLog.add(kind, body);
+    if (QUESTION_EVENTS.has(kind)) this.#schedule("questions", () => this.#loadQuestions());
+    if (VERSION_EVENTS.has(kind)) this.#schedule("versions", () => this.#loadVersions());
     if (kind === "rollback" && body.by === "guard") {
-      notice(`The server rolled back by itself: ${body.reason}`, { kind: "problem", seconds: 20 });
+      showNotice(`The server rolled back automatically: ${body.reason}`, { kind: "problem", seconds: 20 });
     }
   }
 
-  /** Many events in a row make one call. */
-  #soon(name, act) {
-    if (this.#due.has(name)) return;
-    this.#due.set(name, setTimeout(() => { this.#due.delete(name); act(); }, 700));
+  /** Call `load` once for all events of the next moment. */
+  #schedule(name, load) {
+    if (this.#scheduled.has(name)) return;
+    this.#scheduled.set(name, setTimeout(() => { this.#scheduled.delete(name); load(); }, 700));
   }
 
   async #refresh() {
-    await this.#get("v1/status", (status) => this.#draw(status));
-    await Promise.all([this.#questions(), this.#versions()]);
+    await this.#get("v1/status", (status) => this.#drawStatus(status));
+    await Promise.all([this.#loadQuestions(), this.#loadVersions()]);
   }
 
-  #questions() {
-    return this.#get("v1/questions?status=open&limit=50", ({ questions }) => this.#list.draw(
+  #loadQuestions() {
+    return this.#get("v1/questions?status=open&limit=50", ({ questions }) => this.#questionList.draw(
       questions, this.#status?.questions.open ?? questions.length));
   }
 
-  #versions() {
+  #loadVersions() {
     return this.#get("v1/snapshots", ({ snapshots }) => drawVersions(
       snapshots, this.#status?.model.version, (snapshot) => this.#rollBack(snapshot)));
   }
@@ -80,39 +78,57 @@ class Operation {
   async #get(path, draw) {
     try {
       draw(await call("GET", path));
-    } catch (problem) {
-      if (problem.signedOut) location.reload();
-      else if (!problem.network) notice(problem.message, { kind: "problem" });
+    } catch (error) {
+      if (error.isSignedOut) location.reload();
+      else if (!error.isNetworkError) showNotice(error.message, { kind: "problem" });
     }
   }
 
   async #pause() {
-    const reason = await confirm({
-      title: "Pause learning?", go: "Pause learning",
-      text: "The model goes on serving as it is now. Answers are kept and learned from later.",
+    const reason = await confirmWithReason({
+      title: "Pause learning?", button: "Pause learning",
+      text: "The model continues to serve as it is now. Answers are kept, and learned from later.",
     });
-    if (reason !== null) await this.#do("v1/adaptation/pause", reason ? { reason } : {}, "Learning is paused.");
+    if (reason !== null) await this.#post("v1/adaptation/pause", reason ? { reason } : {}, "Learning is paused.");
   }
 
   async #rollBack(snapshot) {
-    const reason = await confirm({
-      title: `Roll back to version ${snapshot.model_version}?`, go: "Roll back", dangerous: true,
-      text: `The model served now, version ${this.#status?.model.version ?? "unknown"}, is replaced at once. Answers are kept, and the rollback is written to the log.`,
+    const reason = await confirmWithReason({
+      title: `Roll back to version ${snapshot.model_version}?`, button: "Roll back", isDangerous: true,
+      text: `The version served now, ${this.#status?.model.version ?? "unknown"}, is replaced at once. Answers are kept, and the log records the rollback.`,
     });
     if (reason === null) return;
     const body = reason ? { snapshot_id: snapshot.id, reason } : { snapshot_id: snapshot.id };
-    await this.#do("v1/rollback", body, `Rolled back to version ${snapshot.model_version}.`);
+    await this.#post("v1/rollback", body, `Rolled back to version ${snapshot.model_version}.`);
   }
 
-  async #do(path, body, done) {
+  async #post(path, body, doneMessage) {
     try {
       await call("POST", path, { body, seconds: 60 });
-      notice(done);
+      showNotice(doneMessage);
       await this.#refresh();
-    } catch (problem) {
-      notice(`Not done: ${problem.message}`, { kind: "problem", seconds: 12 });
+    } catch (error) {
+      showNotice(`Not done: ${error.message}`, { kind: "problem", seconds: 12 });
     }
   }
 }
 
-new Operation().start(await whoAmI(["operator"]));
+/** Ask for confirmation. Return the reason, which may be empty, or null if the person cancels. */
+function confirmWithReason({ title, text, button, isDangerous = false }) {
+  const dialog = byId("confirm");
+  setText("confirm-title", title);
+  setText("confirm-text", text);
+  setText("confirm-go", button);
+  byId("confirm-go").classList.toggle("danger", isDangerous);
+  byId("confirm-reason").value = "";
+  dialog.returnValue = "cancel";
+  dialog.showModal();
+  byId("confirm-reason").focus();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      resolve(dialog.returnValue === "go" ? byId("confirm-reason").value.trim() : null);
+    }, { once: true });
+  });
+}
+
+new OperatorPage().start(await signIn(["operator"]));
