@@ -17,7 +17,7 @@ import torch
 from bitta.bench.device import device_named
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.grids import cases_of
-from bitta.metrics import SpeedCase, Stopwatch, peak_memory, reset_peak_memory
+from bitta.metrics import DeviceTimer, SpeedCase, peak_memory, reset_peak_memory
 from bitta.results import environment
 from bitta.session import Session
 
@@ -51,7 +51,7 @@ def timed(case: SpeedCase, device: torch.device, settings: dict, change: Callabl
     with filled_session(case, device, **settings) as session:
         change(session)
         inputs = random_batches(case, device)
-        watch, ms = Stopwatch(device), []
+        watch, ms = DeviceTimer(device), []
         for place in range(N_WARM_UP + N_TIMED):
             watch.start()
             session.step(inputs[place % 2])

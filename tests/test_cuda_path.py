@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from bitta import FallbackWarning, Session, Simulated
-from bitta.methods import METHODS, method_named
+from bitta.methods import METHODS, get_method
 from bitta.models import load_model, weights_at
 from bitta.nn.fast import fused
-from bitta.nn.passes import _drop, _drop_by_kernel, _Words
+from bitta.nn.passes import _apply_dropout, _apply_dropout_by_kernel, _RandomWords
 from bitta.seeding import RandomKey, generator
 from bitta.streams import embedded_pack
 from bitta.testing import NORMS, needed_settings, toy_classifier
@@ -86,7 +86,7 @@ def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if method_named(name).trains != "nothing"]
+    "method", [name for name in METHODS if get_method(name).trains != "nothing"]
 )
 def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
     settings = needed_settings(method, "batch", tmp_path) | OWN.get(method, {})
@@ -273,15 +273,18 @@ def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, s
         assert (one - two).abs().max().item() < scale * (1e-5 if dtype == torch.float32 else 0.01)
 
 
-@pytest.mark.parametrize("part", [{}, {"n_rows": 9, "start": 2}], ids=str)
+@pytest.mark.parametrize("part", [{}, {"n_rows": 9, "first_row": 2}], ids=str)
 @pytest.mark.parametrize("fanned", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
-    words = _Words(RandomKey((1,)), (0, 0), range(3), **part)
+    words = _RandomWords(RandomKey((1,)), (0, 0), range(3), **part)
     rows = 15 if fanned else 5
     x = torch.randn(rows, 6, 4, 4, generator=generator(2)).cuda()
     x = x.contiguous(memory_format=layout).requires_grad_()
-    plain, ours = _drop(x, 0.3, words, fanned), _drop_by_kernel(x, 0.3, words, fanned)
+    plain, ours = (
+        _apply_dropout(x, 0.3, words, fanned),
+        _apply_dropout_by_kernel(x, 0.3, words, fanned),
+    )
     assert torch.equal(plain, ours)
     slope = torch.randn_like(plain)
     wanted, given = (torch.autograd.grad(out, x, slope)[0] for out in (plain, ours))

@@ -5,12 +5,12 @@ import torch
 
 from bitta.metrics import (
     Agreement,
+    DeviceTimer,
     Forgetting,
     LabelHistograms,
     Reliability,
     SpeedCase,
     SpeedMeasurement,
-    Stopwatch,
     brier_sum,
     find_low_accuracy_domains,
     find_low_entropy_domains,
@@ -120,7 +120,7 @@ def test_confidences_zero_and_one_fall_into_the_outer_bins():
 
 
 def test_stopwatch_and_peak_memory_are_positive():
-    watch = Stopwatch(torch.device("cpu"))
+    watch = DeviceTimer(torch.device("cpu"))
     watch.start()
     assert watch.stop() >= 0
     assert peak_memory(torch.device("cpu")) > 1e6

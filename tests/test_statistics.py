@@ -47,7 +47,7 @@ def test_moments_and_prototypes_are_those_of_all_batches_together():
     Mean (2,1); covariance/3 of deviations (0,-1), (2,-1), (-2,2): [[8,-6],[-6,6]]/3.
     """
     batches = [torch.tensor([[2.0, 0.0]]), torch.tensor([[4.0, 0.0], [0.0, 3.0]])]
-    found = SourceStatistics.of(WrappedModel(Plain()), batches)
+    found = SourceStatistics.compute(WrappedModel(Plain()), batches)
     assert torch.allclose(found.prototypes, torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
     assert torch.allclose(found.mean, torch.tensor([2.0, 1.0]))
     assert torch.allclose(found.covariance, torch.tensor([[8.0, -6.0], [-6.0, 6.0]]) / 3)
@@ -56,7 +56,7 @@ def test_moments_and_prototypes_are_those_of_all_batches_together():
 
 
 def test_a_class_that_is_never_predicted_has_the_prototype_zero():
-    found = SourceStatistics.of(WrappedModel(Plain()), [torch.tensor([[2.0, 0.0]])])
+    found = SourceStatistics.compute(WrappedModel(Plain()), [torch.tensor([[2.0, 0.0]])])
     assert found.prototypes.tolist() == [[2.0, 0.0], [0.0, 0.0]]
 
 
@@ -68,19 +68,19 @@ def test_the_fisher_information_is_the_mean_over_batches_of_the_squared_batch_gr
     Running statistics would have given other logits.
     """
     rows = torch.tensor([[5.0, -7.0], [1.0, 1.0]])
-    found = SourceStatistics.of(WrappedModel(Scaled()), [rows, rows], fisher_samples=4)
+    found = SourceStatistics.compute(WrappedModel(Scaled()), [rows, rows], fisher_samples=4)
     expected = (1 - torch.sigmoid(torch.tensor(2.0))) ** 2
     assert torch.allclose(found.fisher["norm.weight"], expected.expand(2))
     assert torch.allclose(found.fisher["norm.bias"], torch.zeros(2), atol=1e-7)
 
 
 def test_the_fisher_information_sees_no_more_samples_than_asked_for():
-    few = SourceStatistics.of(
+    few = SourceStatistics.compute(
         WrappedModel(toy_classifier()), [images(0), images(1)], fisher_samples=8
     )
-    same = SourceStatistics.of(WrappedModel(toy_classifier()), [images(0)])
-    part = SourceStatistics.of(WrappedModel(toy_classifier()), [images(0)], fisher_samples=5)
-    cut = SourceStatistics.of(WrappedModel(toy_classifier()), [images(0)[:5]])
+    same = SourceStatistics.compute(WrappedModel(toy_classifier()), [images(0)])
+    part = SourceStatistics.compute(WrappedModel(toy_classifier()), [images(0)], fisher_samples=5)
+    cut = SourceStatistics.compute(WrappedModel(toy_classifier()), [images(0)[:5]])
     for one, other in ((few, same), (part, cut)):
         assert one.fisher.keys() == other.fisher.keys() != set()
         assert all(torch.equal(one.fisher[name], other.fisher[name]) for name in one.fisher)
@@ -89,7 +89,7 @@ def test_the_fisher_information_sees_no_more_samples_than_asked_for():
 def test_taking_statistics_leaves_the_model_as_it_was():
     model = toy_classifier().requires_grad_(False)
     before = SavedWeights.copy_of(model).tensors
-    SourceStatistics.of(WrappedModel(model), [images()])
+    SourceStatistics.compute(WrappedModel(model), [images()])
     assert all(
         torch.equal(before[name], t) for name, t in SavedWeights.copy_of(model).tensors.items()
     )
@@ -98,9 +98,9 @@ def test_taking_statistics_leaves_the_model_as_it_was():
 
 def test_saved_statistics_come_back_and_know_their_model(tmp_path):
     path = tmp_path / "statistics.safetensors"
-    made = SourceStatistics.of(WrappedModel(toy_classifier()), [images()])
+    made = SourceStatistics.compute(WrappedModel(toy_classifier()), [images()])
     made.save(path)
-    found = SourceStatistics.needed(str(path), toy_classifier(), by="eata")
+    found = SourceStatistics.load_for(str(path), toy_classifier(), method="eata")
     assert torch.equal(found.prototypes, made.prototypes)
     assert torch.equal(found.covariance, made.covariance)
     assert torch.equal(found.fisher["norm.weight"], made.fisher["norm.weight"])
@@ -111,17 +111,17 @@ def test_saved_statistics_come_back_and_know_their_model(tmp_path):
 
 def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     path = str(tmp_path / "statistics.safetensors")
-    SourceStatistics.of(WrappedModel(toy_classifier()), [images()]).save(path)
+    SourceStatistics.compute(WrappedModel(toy_classifier()), [images()]).save(path)
     with pytest.raises(ModelError, match="8 features of 5 classes, and _Toy has no such"):
-        SourceStatistics.needed(path, toy_classifier(width=16), by="eata")
-    with pytest.raises(ModelError, match="this one's are"):
+        SourceStatistics.load_for(path, toy_classifier(width=16), method="eata")
+    with pytest.raises(ModelError, match="statistics of a model with weights"):
         SourceStatistics.load(path).require_source(toy_classifier(seed=1), path=path)
-    with pytest.raises(SettingError, match="eata needs statistics of the source"):
-        SourceStatistics.needed("", toy_classifier(), by="eata")
+    with pytest.raises(SettingError, match="eata needs source statistics"):
+        SourceStatistics.load_for("", toy_classifier(), method="eata")
     with pytest.raises(InputError, match="there is no file"):
         SourceStatistics.load(tmp_path / "none")
     save_state(tmp_path / "other", {"kind": "something"})
     with pytest.raises(InputError, match="holds no source statistics"):
         SourceStatistics.load(tmp_path / "other")
     with pytest.raises(InputError, match="no images"):
-        SourceStatistics.of(WrappedModel(toy_classifier()), [])
+        SourceStatistics.compute(WrappedModel(toy_classifier()), [])

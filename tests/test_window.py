@@ -5,8 +5,7 @@ import torch
 
 from bitta import Session, Simulated
 from bitta.memory import SampleWindow
-from bitta.nn import batch_norms
-from bitta.nn.weights import named_tensors
+from bitta.nn import batch_norms, named_tensors
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 from bitta.types import Prediction

@@ -17,6 +17,9 @@ class Config:
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
+    def __post_init__(self) -> None:
+        """Check the values. Subclasses call this first."""
+
 
 C = TypeVar("C", bound=Config)
 

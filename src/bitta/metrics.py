@@ -194,7 +194,7 @@ def find_low_accuracy_domains(
     ]
 
 
-class Stopwatch:
+class DeviceTimer:
     """Measure seconds between `start` and `stop`. Both wait for the device to finish."""
 
     def __init__(self, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from bitta.config import check_integer, require
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import CompleteWindow, SampleWindow
-from bitta.methods import METHODS, method_named
+from bitta.methods import METHODS, get_method
 from bitta.methods.base import Adapter, do_nothing
 from bitta.nn import (
     Execution,
@@ -411,7 +411,7 @@ class Session:
 
 
 def _resolve_method(method: object) -> type[Adapter[Any]]:
-    adapter_class = method_named(method) if isinstance(method, str) else method
+    adapter_class = get_method(method) if isinstance(method, str) else method
     if not (isinstance(adapter_class, type) and issubclass(adapter_class, Adapter)):
         raise SettingError(f"method is {method!r}; a name or a subclass of Adapter is needed.")
     return adapter_class

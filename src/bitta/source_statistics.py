@@ -1,4 +1,4 @@
-"""What a method may know of the source: features and Fisher information of training images."""
+"""Statistics of the source that methods may use: features and Fisher information."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,39 +16,39 @@ from bitta.statefile import load_state, save_state
 from bitta.types import State
 
 _KIND = "source statistics"
-_MINI_BATCH = 64  # of whose gradient the square is taken: EATA's authors' size
-_MAKE = 'make them with "bitta statistics"'
+_MINI_BATCH = 64  # Rows per squared gradient, as in the code of EATA's authors.
+_HOW_TO_MAKE = 'make them with "bitta statistics"'
 
 
 @dataclass(frozen=True, eq=False)
 class SourceStatistics:
-    """Sums over training images of a model, made once and carried beside its weights."""
+    """Statistics over training images of a model, stored in a file beside its weights."""
 
     prototypes: Tensor  # (classes, features)
-    """Mean feature by predicted class; zero where a class was never predicted."""
+    """Mean feature by predicted class; zero for a class that was never predicted."""
     mean: Tensor  # (features,)
     covariance: Tensor  # (features, features)
-    """Of all features, divided by their number."""
+    """Covariance of all features, divided by their number."""
     fisher: Mapping[str, Tensor]
     """Diagonal Fisher information of scale and shift of normalisation layers, by name."""
     n: int
-    """How many images were looked at."""
+    """Number of images."""
     weights: str
-    """Hash of the model they were made with."""
+    """Hash of the model's weights."""
 
     @classmethod
-    def of(
+    def compute(
         cls, wrapped: WrappedModel, batches: Iterable[Tensor], *, fisher_samples: int = 2000
     ) -> Self:
-        """Look at images of the source; the Fisher information sees the first of them only."""
-        moments, fisher = _Moments(), Fisher(wrapped, fisher_samples)
+        """Compute the statistics of source images. Only the first ones add Fisher information."""
+        moments, fisher = _FeatureSums(), FisherInformation(wrapped, fisher_samples)
         for batch in batches:
             inputs = wrapped.prepare_inputs(batch)
             with torch.no_grad():
                 moments.add(*wrapped.features(inputs, statistics="running"))
             fisher.add(inputs)
         if not moments.n:
-            raise InputError("there are no images to take statistics of; give some.")
+            raise InputError("no images were given; source statistics need at least one.")
         mean = moments.sum / moments.n
         covariance = moments.outer / moments.n - torch.outer(mean, mean)
         counts = moments.counts.clamp_min(1).unsqueeze(1)
@@ -67,48 +67,49 @@ class SourceStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         state = load_state(path)
         if state.pop("kind", None) != _KIND:
-            raise InputError(f"{str(path)!r} holds no source statistics; {_MAKE}.")
+            raise InputError(f"{str(path)!r} holds no source statistics; {_HOW_TO_MAKE}.")
         return cls(**state)
 
     @classmethod
-    def needed(cls, path: str, model: nn.Module, *, by: str) -> Self:
-        """Those in the file a setting names, as far as can be seen of this kind of model."""
+    def load_for(cls, path: str, model: nn.Module, *, method: str) -> Self:
+        """Read the file of the setting `source_statistics`. Check that the shapes fit the model."""
         if not path:
             raise SettingError(
-                f"{by} needs statistics of the source and source_statistics names no file; {_MAKE}."
+                f"{method} needs source statistics, and source_statistics names no file; "
+                f"{_HOW_TO_MAKE}."
             )
-        found = cls.load(path)
+        statistics = cls.load(path)
         shapes = [m.weight.shape for m in model.modules() if isinstance(m, nn.Linear)]
-        if found.prototypes.shape not in shapes:
-            classes, features = found.prototypes.shape
+        if statistics.prototypes.shape not in shapes:
+            classes, features = statistics.prototypes.shape
             raise ModelError(
                 f"{path!r} holds statistics of {features} features of {classes} classes, and "
-                f"{type(model).__name__} has no such last layer; {_MAKE} from this model."
+                f"{type(model).__name__} has no such last layer; {_HOW_TO_MAKE} from this model."
             )
-        return found
+        return statistics
 
     def require_source(self, source: nn.Module | SavedWeights, *, path: str) -> None:
-        """Refuse statistics of other weights: their features mean something else."""
-        here = weight_hash(source)
-        if here != self.weights:
+        """Raise an error if the statistics belong to other weights."""
+        given = weight_hash(source)
+        if given != self.weights:
             raise ModelError(
-                f"{path!r} holds statistics of a model with weights {self.weights[:12]}, and this "
-                f"one's are {here[:12]}; {_MAKE} from this model."
+                f"{path!r} holds statistics of a model with weights {self.weights[:12]}, and the "
+                f"weights of this model are {given[:12]}; {_HOW_TO_MAKE} from this model."
             )
 
 
-class _Moments:
-    """Sums of features, in double precision."""
+class _FeatureSums:
+    """Sums of features in double precision."""
 
     def __init__(self) -> None:
         self.n = 0
         self.sum = self.outer = self.by_class = self.counts = torch.zeros(0)
 
     def add(self, features: Tensor, logits: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         features, chosen = features.double(), F.one_hot(logits.argmax(-1), logits.shape[-1])
         if not self.n:
             n_features, n_classes = features.shape[1], logits.shape[1]
@@ -123,15 +124,16 @@ class _Moments:
         self.counts += chosen.sum(0)
 
 
-class Fisher:
-    """Mean over mini-batches of the squared gradient of CE(f, argmax f), by their own statistics.
+class FisherInformation:
+    """Diagonal Fisher information of scale and shift of the normalisation layers, as in EATA.
 
-    Of scale and shift of normalisation layers, as EATA has it; over so many samples at most.
+    It is the mean over mini-batches of the squared gradient of CE(f, argmax f), with the statistics
+    of the mini-batch, over at most `n_samples` samples.
     """
 
     def __init__(self, wrapped: WrappedModel, n_samples: int) -> None:
         self.wrapped = wrapped
-        self._wanted = n_samples
+        self._max_samples = n_samples
         self._n_samples = self._n_batches = 0
         chosen = {id(parameter) for parameter in norm_parameters(wrapped.model)}
         named = wrapped.model.named_parameters()
@@ -139,37 +141,37 @@ class Fisher:
         self._sums = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
 
     @property
-    def complete(self) -> bool:
-        """Whether it has seen all the samples it wants."""
-        return self._n_samples >= self._wanted
+    def is_complete(self) -> bool:
+        """True if the maximum number of samples was added."""
+        return self._n_samples >= self._max_samples
 
     def add(self, inputs: Tensor) -> None:
-        """Take in a batch, or what of it is still wanted."""
-        if self._parameters and not self.complete:
-            for batch in inputs[: self._wanted - self._n_samples].split(_MINI_BATCH):
-                self._add(batch)
+        """Add a batch, up to the maximum number of samples."""
+        if self._parameters and not self.is_complete:
+            for batch in inputs[: self._max_samples - self._n_samples].split(_MINI_BATCH):
+                self._add_mini_batch(batch)
 
     def mean(self) -> dict[str, Tensor]:
-        """By name; nothing where no batch was looked at."""
+        """Return the information by parameter name; empty before the first batch."""
         if not self._n_batches:
             return {}
         return {name: total / self._n_batches for name, total in self._sums.items()}
 
     def state_dict(self) -> State:
-        """The sums, and of how many."""
+        """Return the sums and the numbers of samples and batches."""
         return {
             "sums": dict(self._sums), "n_samples": self._n_samples, "n_batches": self._n_batches
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         for name, total in state["sums"].items():
             self._sums[name].copy_(total)
         self._n_samples, self._n_batches = state["n_samples"], state["n_batches"]
 
-    def _add(self, batch: Tensor) -> None:
+    def _add_mini_batch(self, batch: Tensor) -> None:
         parameters = list(self._parameters.values())
-        with torch.enable_grad(), _with_gradient(parameters):
+        with torch.enable_grad(), _requiring_gradients(parameters):
             logits = self.wrapped(batch, statistics="batch")
             loss = F.cross_entropy(logits, logits.detach().argmax(-1))
             with self.wrapped.execution.arithmetic():
@@ -182,7 +184,7 @@ class Fisher:
 
 
 @contextmanager
-def _with_gradient(parameters: list[nn.Parameter]) -> Iterator[None]:
+def _requiring_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
     before = [parameter.requires_grad for parameter in parameters]
     for parameter in parameters:
         parameter.requires_grad_(True)

@@ -10,8 +10,7 @@ from bitta import Session
 from bitta.errors import InputError, SettingError
 from bitta.losses import entropy
 from bitta.methods import cotta
-from bitta.nn import restore_stochastically, update_teacher
-from bitta.nn.weights import named_tensors
+from bitta.nn import named_tensors, restore_stochastically, update_teacher
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -165,7 +164,7 @@ def test_both_losses_by_hand(monkeypatch):
     for symmetric, expected in ((False, 0.693147), (True, (0.693147 + back) / 2)):
         session = Session(Brightness(), "cotta", symmetric=symmetric)
         student = torch.zeros(1, 2, requires_grad=True)
-        monkeypatch.setattr(session.adapter, "target", lambda x, random_key: there)
+        monkeypatch.setattr(session.adapter, "teacher_logits", lambda x, random_key: there)
         monkeypatch.setattr(session.adapter, "trained_model", lambda x, statistics, z=student: z)
         loss = session.adapter.unsupervised_terms(images(), None)["consistency"]
         assert loss.item() == pytest.approx(float(expected), abs=1e-5)

@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import InputError, SettingError
-from bitta.methods.deyo import destroyed_by
+from bitta.methods.deyo import destroy_object
 from bitta.seeding import generator
 from bitta.testing import check_method
 
@@ -93,7 +93,7 @@ def test_nothing_selected_takes_no_step_and_answers_are_still_learned_from():
 
 
 def shuffled(way, images, seed=0, **options):
-    return destroyed_by(way, images, generator(seed), **options)
+    return destroy_object(images, way, generator(seed), **options)
 
 
 @pytest.mark.parametrize("way", ["patch", "pixel"])
@@ -134,7 +134,7 @@ def test_occlusion_covers_the_central_half_with_the_mean_of_each_channel():
 
 
 def test_inputs_that_are_no_images_are_refused_in_one_sentence():
-    with pytest.raises(InputError, match=r"needs inputs \(batch, .*; these are \(3, 2\)"):
+    with pytest.raises(InputError, match=r"DeYO needs images \(batch, .*\(3, 2\)"):
         Session(Affine(2), "deyo").step(torch.zeros(3, 2))
 
 

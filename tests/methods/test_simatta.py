@@ -12,8 +12,8 @@ from bitta.errors import SettingError
 from bitta.feedback import Judge, SimulatedLabels
 from bitta.losses import complementary_loss
 from bitta.memory import MixedBatch
-from bitta.methods.balance import Patience, anchor_share, row_weights
-from bitta.methods.simatta import Anchors, Clusters, first_centres
+from bitta.methods.clustering import Clusters, draw_first_centres
+from bitta.methods.simatta import AnchorMemory, LossPlateau, anchor_share, row_weights
 from bitta.seeding import RandomKey, generator
 from bitta.testing import Subject, toy_classifier
 from bitta.testing.contract import CHECKS, batch_sizes_vary
@@ -43,7 +43,7 @@ def images(number=0, n=8):
 
 def clusters_of(n_clusters=3, weight=4.0):
     weights = torch.tensor([weight])
-    return Clusters.of(POINTS, weights, n_clusters=n_clusters, starts=10, seed=1)
+    return Clusters.find(POINTS, weights, n_clusters=n_clusters, starts=10, seed=1)
 
 
 def answers(correct, incorrect, *, label=0):
@@ -55,7 +55,7 @@ def answers(correct, incorrect, *, label=0):
 
 def test_clusters_without_an_anchor_give_their_most_central_sample_the_largest_first():
     """New samples are counted from the first after the anchor: (5, 5.1) is 3, (9, 0) is 4."""
-    assert clusters_of().unanchored() == [(3, 3), (4, 1)]
+    assert clusters_of().find_unanchored() == [(3, 3), (4, 1)]
 
 
 def test_anchors_share_the_new_samples_of_their_cluster():
@@ -64,9 +64,9 @@ def test_anchors_share_the_new_samples_of_their_cluster():
     Were (0, .1) answered as well, each of the two would stand for 1.
     """
     standing = torch.tensor([True, False, False, False, True, False, False])
-    assert clusters_of().shares(standing).tolist() == [2, 0, 0, 0, 3, 0, 0]
+    assert clusters_of().share_new_samples(standing).tolist() == [2, 0, 0, 0, 3, 0, 0]
     standing[6] = True
-    assert clusters_of().shares(standing).tolist() == [1, 0, 0, 0, 3, 0, 1]
+    assert clusters_of().share_new_samples(standing).tolist() == [1, 0, 0, 0, 3, 0, 1]
 
 
 def test_a_heavy_anchor_pulls_the_centre_to_itself():
@@ -80,7 +80,7 @@ def test_a_heavy_anchor_pulls_the_centre_to_itself():
 def test_centres_begin_at_a_heavy_point_and_then_where_most_is_far_away():
     """The anchor has nearly all the weight; of what is left, three are at (5, 5) and one alone."""
     masses = torch.tensor([1e6, 1, 1, 1, 1, 1, 1]).double()
-    rows = first_centres(POINTS.double(), masses, n_clusters=3, starts=20, seed=1)
+    rows = draw_first_centres(POINTS.double(), masses, n_clusters=3, starts=20, seed=1)
     assert rows[:, 0].tolist() == [0] * 20
     later = [set(row) for row in rows[:, 1:].tolist()]
     assert all(5 in row and row & {2, 3, 4} for row in later)
@@ -96,7 +96,7 @@ def test_clusters_are_those_that_scikit_learn_finds_by_itself(n_points, n_featur
         masses = torch.cat([weights, torch.ones(n_points - len(weights))])
         plain = k_means(25, n_init=starts, random_state=seed)
         plain.fit(points.double().numpy(), sample_weight=masses.double().numpy())
-        ours = Clusters.of(points, weights, n_clusters=25, starts=starts, seed=seed)
+        ours = Clusters.find(points, weights, n_clusters=25, starts=starts, seed=seed)
         assert ours.labels.tolist() == plain.labels_.tolist()
         centres = torch.from_numpy(plain.cluster_centers_)[ours.labels]
         torch.testing.assert_close(ours.distances, (points - centres).norm(dim=1))
@@ -108,13 +108,13 @@ def test_copies_of_a_sample_are_in_one_cluster(n_different):
     different = torch.randn(n_different, 200, generator=generator(0, "points"))
     points = different.repeat(8, 1)
     for seed in range(10):
-        labels = Clusters.of(points, torch.ones(2), n_clusters=10, starts=1, seed=seed).labels
+        labels = Clusters.find(points, torch.ones(2), n_clusters=10, starts=1, seed=seed).labels
         assert len(set(labels.tolist())) == n_different
         assert torch.equal(labels, labels[:n_different].repeat(8))
 
 
 def test_with_as_many_clusters_as_points_each_is_alone():
-    assert clusters_of(7).unanchored() == [(row, 1) for row in range(6)]
+    assert clusters_of(7).find_unanchored() == [(row, 1) for row in range(6)]
 
 
 def test_it_asks_about_the_centres_of_clusters_that_no_anchor_stands_for():
@@ -146,13 +146,13 @@ def test_a_late_answer_stands_for_its_cluster_when_it_arrives():
 
 
 def test_a_batch_is_parted_once_whether_asked_about_or_answered(monkeypatch):
-    seen, of = [], Clusters.of
+    seen, of = [], Clusters.find
 
     def counted(*given, **how):
         seen.append(how["seed"])
         return of(*given, **how)
 
-    monkeypatch.setattr(Clusters, "of", counted)
+    monkeypatch.setattr(Clusters, "find", counted)
     session = Session(
         toy_classifier(), "simatta", n_queries=2, clusters=2, cluster_growth=1, steps=2, lr=1e-3,
         feedback=Judge(lambda image, label: label % 2 == 0),
@@ -337,16 +337,16 @@ def test_the_source_model_stays_as_it_was_and_is_that_of_a_loaded_session(tmp_pa
 def test_training_ends_when_six_windows_in_a_row_bring_no_gain():
     """The first window of six steps sets the mark; the sixth failure is the last step of the
     seventh: step 42. What is lost in the step between windows counts for nothing."""
-    patience, steps = Patience(), 0
-    while not patience.ends(torch.tensor(0.0 if steps % 6 == 5 else 1.0)):
+    patience, steps = LossPlateau(), 0
+    while not patience.is_reached(torch.tensor(0.0 if steps % 6 == 5 else 1.0)):
         steps += 1
     assert steps + 1 == 42
-    falling = Patience()
-    assert not any(falling.ends(torch.tensor(1.0 / (1 + n))) for n in range(300))
+    falling = LossPlateau()
+    assert not any(falling.is_reached(torch.tensor(1.0 / (1 + n))) for n in range(300))
 
 
 def test_the_oldest_anchors_go():
-    anchors = Anchors(3)
+    anchors = AnchorMemory(3)
     rows = torch.arange(4.0).unsqueeze(1)
     anchors.add(answers(rows[:2], rows[2:3]), torch.tensor([1.0, 2.0, 3.0]))
     anchors.add(answers(rows[:0], rows[3:]), torch.tensor([4.0]))

@@ -8,7 +8,7 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import SettingError
-from bitta.methods.tast import Support, centroids_of, neighbours_of
+from bitta.methods.tast import SupportSet, compute_centroids, find_neighbours
 from bitta.nn import norm_parameters
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
@@ -34,27 +34,27 @@ def images(number=0, n=8):
 
 def test_the_surest_of_each_class_stay_in_the_order_they_came():
     """Class 0 has entropies .3, .1, .2 at rows 0, 2, 3; class 1 has .9 at row 1."""
-    support = Support(
+    support = SupportSet(
         torch.arange(4.0).unsqueeze(1),
         torch.tensor([0, 1, 0, 0]),
         torch.tensor([0.3, 0.9, 0.1, 0.2]),
     )
-    assert support.surest(2).inputs.flatten().tolist() == [1, 2, 3]
-    assert support.surest(1).labels.tolist() == [1, 0]
+    assert support.most_certain(2).inputs.flatten().tolist() == [1, 2, 3]
+    assert support.most_certain(1).labels.tolist() == [1, 0]
 
 
 def test_centroids_are_directions_of_mean_features():
     """Class 0: (2,0) and (4,8), mean (3,4), so (.6,.8); class 1: (0,5), so (0,1); class 2: none."""
     features = torch.tensor([[2.0, 0.0], [4.0, 8.0], [0.0, 5.0]])
-    found = centroids_of(features, torch.tensor([0, 0, 1]), 3)
+    found = compute_centroids(features, torch.tensor([0, 0, 1]), 3)
     assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.0, 1.0], [0.0, 0.0]]))
 
 
 def test_neighbours_are_nearest_by_angle_and_no_more_than_there_are():
     support = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]])
-    found = neighbours_of(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), support, 2)
+    found = find_neighbours(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), support, 2)
     assert found.tolist() == [[0, 2], [2, 1]]
-    assert neighbours_of(support, support, 9).shape == (3, 3)
+    assert find_neighbours(support, support, 9).shape == (3, 3)
 
 
 def test_served_probabilities_are_the_mean_of_what_the_neighbours_get():

@@ -6,7 +6,7 @@ from torch import nn
 
 from bitta.nn import SamplingSettings, WrappedModel
 from bitta.nn.batchnorm import RowLayout
-from bitta.nn.passes import _kept, _Words, dropout_at
+from bitta.nn.passes import _make_mask, _RandomWords, dropout_at
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
@@ -19,7 +19,9 @@ def images(n=6):
 
 
 def kept(shape, rate, key, **part):
-    return _kept(torch.ones(shape), rate, _Words(RandomKey(key), (0, 0), (0,), **part))[0]
+    return _make_mask(torch.ones(shape), rate, _RandomWords(RandomKey(key), (0, 0), (0,), **part))[
+        0
+    ]
 
 
 def sample(wrapped, x, statistics, *, can_fan_out, passes=PASSES):
@@ -103,16 +105,16 @@ def test_masks_drop_at_the_rate(rate):
 
 def test_a_part_of_a_batch_gets_its_part_of_the_mask():
     whole = kept((6, 3, 4, 4), 0.3, (1,))
-    part = kept((2, 3, 4, 4), 0.3, (1,), start=3, n_rows=6)
+    part = kept((2, 3, 4, 4), 0.3, (1,), first_row=3, n_rows=6)
     assert torch.equal(part, whole[3:5])
 
 
 def test_a_mask_lies_in_memory_as_what_it_masks():
     x = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    words = _Words(RandomKey(KEY), (0, 0), (0,))
-    assert _kept(x, 0.3, words)[0].stride() == x.stride()
+    words = _RandomWords(RandomKey(KEY), (0, 0), (0,))
+    assert _make_mask(x, 0.3, words)[0].stride() == x.stride()
     odd = torch.ones(3, 2).T
-    assert _kept(odd, 0.3, words)[0].is_contiguous()
+    assert _make_mask(odd, 0.3, words)[0].is_contiguous()
 
 
 def test_kept_elements_are_scaled_up():
@@ -147,7 +149,7 @@ def test_a_single_row_is_dropped_as_it_is_among_others():
     """Its first stride may be anything."""
     whole = torch.ones(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     one = torch.ones(1, 3, 5, 5).as_strided((1, 3, 5, 5), (3, 1, 15, 3))
-    words = {"n_rows": 4, "start": 2}
-    among = _kept(whole, 0.3, _Words(RandomKey(KEY), (0, 0), (0,)))[0]
-    alone = _kept(one, 0.3, _Words(RandomKey(KEY), (0, 0), (0,), **words))[0]
+    words = {"n_rows": 4, "first_row": 2}
+    among = _make_mask(whole, 0.3, _RandomWords(RandomKey(KEY), (0, 0), (0,)))[0]
+    alone = _make_mask(one, 0.3, _RandomWords(RandomKey(KEY), (0, 0), (0,), **words))[0]
     assert torch.equal(alone[0], among[2])

@@ -51,7 +51,7 @@ def place(tmp_path_factory):
         model = build_model(architecture, **arguments, **of_set).eval()
         save_model(folder / name, model, card)
         if name.startswith("owttt"):
-            seen = SourceStatistics.of(WrappedModel(model), [torch.rand(64, 3, 32, 32)])
+            seen = SourceStatistics.compute(WrappedModel(model), [torch.rand(64, 3, 32, 32)])
             seen.save(folder / name.replace(".", ".statistics."))
     for kind in {experiment.stream.kind for experiment in JOBS.values()}:
         name, make = MAKERS[kind]

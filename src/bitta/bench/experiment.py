@@ -12,7 +12,7 @@ from bitta.bench.streams import StreamConfig
 from bitta.bench.toml import read_toml, section
 from bitta.config import Config, build_config, check_integer
 from bitta.errors import SettingError, unknown_name_error
-from bitta.methods import method_named
+from bitta.methods import get_method
 from bitta.methods.base import AdapterConfig
 from bitta.selection import get_score_function
 
@@ -56,7 +56,7 @@ class Experiment:
                 "[enhanced] asks before the stream begins, which a log does not hold; leave out "
                 "[enhanced], or feedback.record and feedback.replay."
             )
-        if self.enhanced.n_samples and "source statistics" in method_named(self.method).needs:
+        if self.enhanced.n_samples and "source statistics" in get_method(self.method).needs:
             raise SettingError(
                 f"[enhanced] changes the weights before the stream begins, and {self.method} needs "
                 "statistics of the very weights it starts from; leave out [enhanced], or use "
@@ -85,7 +85,7 @@ class Experiment:
         stream = section(table, "stream")
         if "kind" not in stream:
             raise SettingError('stream.kind is missing; "bitta streams" lists what there is.')
-        settings = method_named(method).configure(given, preset, name=method)
+        settings = get_method(method).configure(given, preset, name=method)
         get_score_function(settings.selection)
         name = table.get("name", name)
         if not isinstance(name, str) or not name or set(name) & set("/\\"):

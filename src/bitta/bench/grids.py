@@ -6,7 +6,7 @@ from typing import Any
 
 from bitta.config import check_integer, require
 from bitta.errors import SettingError, unknown_name_error
-from bitta.methods import method_named
+from bitta.methods import get_method
 from bitta.methods.base import GradientConfig
 from bitta.metrics import SpeedCase
 from bitta.models import ARCHITECTURES
@@ -91,7 +91,7 @@ def _cases(grid: Grid, method: str, changes: Mapping[str, Any]) -> Iterator[Spee
 
 def _case(method: str, values: Mapping[str, Any]) -> SpeedCase:
     """Fill in what follows from the method and the model, and check the rest."""
-    kind = method_named(method)
+    kind = get_method(method)
     model = values["model"]
     if model not in ARCHITECTURES:
         raise unknown_name_error("architecture", model, ARCHITECTURES)

@@ -2,7 +2,7 @@
 
 import torch
 
-from bitta.metrics import Stopwatch
+from bitta.metrics import DeviceTimer
 from bitta.nn import Execution
 
 _SIDES = {"cuda": 8192, "cpu": 1024}
@@ -19,7 +19,7 @@ def matmul_rate(device: torch.device, execution: Execution) -> float:
     left, right = (
         torch.rand((side, side), generator=chance, device=device).to(dtype) for _ in range(2)
     )
-    watch = Stopwatch(device)
+    watch = DeviceTimer(device)
     seconds = []
     with execution.arithmetic(), torch.no_grad():
         for _ in range(_WARM_UP + _TIMES):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bitta.bench.filled import Alternating, fill_memories
 from bitta.corruptions import corrupt
-from bitta.methods import method_named
+from bitta.methods import get_method
 from bitta.models import load_model, weights_at
 from bitta.nn import WrappedModel
 from bitta.session import Session
@@ -67,11 +67,11 @@ def _images() -> Tensor:
 
 def _statistics(method: str, model: torch.nn.Module, folder: Path) -> dict[str, Any]:
     """Source statistics, for a method that needs some: of clean images."""
-    if "source statistics" not in method_named(method).needs:
+    if "source statistics" not in get_method(method).needs:
         return {}
     path = folder / "statistics.safetensors"
     wrapped = WrappedModel(model)
     clean = embedded_pack("cifar10").images[-512:].float() / 255
-    SourceStatistics.of(wrapped, clean.split(_BATCH)).save(path)
+    SourceStatistics.compute(wrapped, clean.split(_BATCH)).save(path)
     wrapped.close()
     return {"source_statistics": str(path)}

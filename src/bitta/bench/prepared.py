@@ -18,7 +18,7 @@ from bitta.bench.streams import build_stream
 from bitta.bench.tunings import Tunings
 from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
-from bitta.methods import METHODS, method_named
+from bitta.methods import METHODS, get_method
 from bitta.nn import Precision, WrappedModel
 from bitta.results import environment
 from bitta.seeding import derive_seed
@@ -126,7 +126,7 @@ class Prepared:
     def _questions(self) -> int:
         """How many a run would ask; where this one asks none, as many per batch as BiTTA does."""
         feedback, stream = self.experiment.feedback, self.experiment.stream
-        own = method_named(self.experiment.method).n_queries
+        own = get_method(self.experiment.method).n_queries
         each = feedback.n_queries if feedback.n_queries > 0 else own or METHODS["bitta"].n_queries
         budget = Budget(
             n_queries=each,

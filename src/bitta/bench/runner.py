@@ -26,9 +26,9 @@ from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.metrics import (
     Agreement,
+    DeviceTimer,
     Forgetting,
     Reliability,
-    Stopwatch,
     brier_sum,
     confidence_sum,
     reset_peak_memory,
@@ -126,7 +126,7 @@ def run(
     with session, closing(prefetch.batches()) as batches:
         on_start(str(session.execution))
         due = monotonic() + checkpoint_seconds
-        watch = Stopwatch(place)
+        watch = DeviceTimer(place)
         clock.start()
         for batch in batches:
             _step(session, batch, progress, watch)
@@ -193,7 +193,7 @@ def _protocol(experiment: Experiment, stream: Stream) -> str:
     return stream.protocol + (f", window {window}" if window else "")
 
 
-def _step(session: Session, batch: Batch, progress: Progress, watch: Stopwatch) -> None:
+def _step(session: Session, batch: Batch, progress: Progress, watch: DeviceTimer) -> None:
     if batch.reset:
         session.reset()
     watch.start()

@@ -78,7 +78,7 @@ def make_statistics(
     # In full precision: they are made once, and compared with for as long as the model serves.
     wrapped = WrappedModel(network_model.to(place), logits=logits, precision="float32")
     with closing(wrapped):
-        found = SourceStatistics.of(
+        found = SourceStatistics.compute(
             wrapped, _batches(domain, images.n, on_batch), fisher_samples=images.fisher_samples
         )
     found.save(out)

@@ -15,9 +15,9 @@ from bitta.config import check_integer, require
 from bitta.errors import BittaError, DeviceMemoryError, SettingError
 from bitta.metrics import (
     DOES_NOT_FIT,
+    DeviceTimer,
     SpeedCase,
     SpeedMeasurement,
-    Stopwatch,
     peak_memory,
     reset_peak_memory,
 )
@@ -111,7 +111,7 @@ def _batches(
         counts = session.adapter.wrapped.counts
         forwards, backwards = counts.forwards, counts.backwards
         reset_peak_memory(device)
-        watch, ms = Stopwatch(device), []
+        watch, ms = DeviceTimer(device), []
         for place in range(conditions.batches):
             watch.start()
             session.step(inputs[place % 2])
@@ -143,7 +143,7 @@ def _serving_ms(case: SpeedCase, conditions: Conditions, inputs: Sequence[Tensor
     window = _WINDOW if case.batch < _WINDOW else 0
     # A window's worth of requests first, so that each is served amid a full one.
     warm_up = conditions.warm_up + -(-window // case.batch)
-    watch, served = Stopwatch(conditions.device), 0
+    watch, served = DeviceTimer(conditions.device), 0
     ms: list[float] = []
     with conditions.session(case, n_queries=0, window=window) as session:
         while len(ms) < conditions.batches:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from textwrap import fill
 
 from bitta.config import describe_settings
-from bitta.methods import METHODS, method_named
+from bitta.methods import METHODS, get_method
 from bitta.report import text_table
 
 _HEADER = ["name", "paper", "needs", "trains", "forwards", "backwards"]
@@ -47,7 +47,7 @@ def _list_methods() -> None:
 
 
 def _show_method(name: str) -> None:
-    kind = method_named(name)
+    kind = get_method(name)
     print(f"{name}: {(kind.__doc__ or '').splitlines()[0].rstrip('.')}")
     for setting in describe_settings(kind.Config):
         start = f"  {setting.name:<17} {setting.default!s:<15} "

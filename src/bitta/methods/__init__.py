@@ -1,4 +1,4 @@
-"""Every method, by the name it is asked for."""
+"""Table of all methods by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,8 +36,8 @@ METHODS: Mapping[str, type[Adapter[Any]]] = {
 }
 
 
-def method_named(name: str) -> type[Adapter[Any]]:
-    """Look a method up; an unknown name gets the nearest known one."""
+def get_method(name: str) -> type[Adapter[Any]]:
+    """Return the method of that name. An error suggests the nearest known name."""
     if name not in METHODS:
         raise unknown_name_error("method", name, METHODS, hint='Run "bitta methods" for the list.')
     return METHODS[name]

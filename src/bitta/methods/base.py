@@ -1,7 +1,12 @@
-"""Contract of a method, the gradient step, and the unsupervised step."""
+"""Base classes of all methods: the contract, the gradient step and the unsupervised step.
+
+`Adapter` is the contract. `GradientAdapter` adds memories of answered samples, an optimiser and the
+updates on an objective. `UnsupervisedAdapter` adds a loss on answers to a method's own loss.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -14,45 +19,48 @@ from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, MixedBatch
 from bitta.nn import (
+    Normaliser,
     SamplingSettings,
     SavedWeights,
     Sites,
     Statistics,
     WrappedModel,
     explain_out_of_memory,
+    named_tensors,
 )
-from bitta.nn.weights import named_tensors
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, Prediction, State, softmax
 
 ObserveTime: TypeAlias = Literal["before_serving", "before_asking", "after_asking"]
-"""When a batch's statistics are taken in."""
+"""Time at which the statistics of a batch are observed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(Config):
-    """Settings of every method: how its uncertainty is sampled, and what it asks about."""
+    """Settings of every method: MC-dropout and the selection of questions."""
 
     selection: str = "mc_confidence"
-    """Which predictions are asked about: mc_confidence, entropy, confidence, energy, random or
-    last (of the batch)."""
+    """Score that selects the questions: mc_confidence, entropy, confidence, energy, random or last
+    (the last rows of the batch)."""
     passes: int = 4
-    """Number N of MC-dropout passes that make up the policy."""
+    """Number N of MC-dropout passes that the policy is the mean of."""
     dropout: float = 0.3
-    """Rate of the MC-dropout; 0 makes the policy the plain softmax."""
+    """Rate of MC-dropout. With 0 the policy is the plain softmax."""
     sites: Sites = None
-    """Where dropout goes: module names, or a function of (name, module); found if None."""
+    """Modules after which dropout is applied: their names, or a function of (name, module). None
+    finds them by the structure of the model."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.passes >= 1, "passes", self.passes, "1 or more")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "at least 0 and below 1")
         names = self.sites if isinstance(self.sites, list | tuple) else [self.sites]
-        named = bool(names) and all(isinstance(name, str) for name in names)
+        are_names = bool(names) and all(isinstance(name, str) for name in names)
         require(
-            self.sites is None or callable(self.sites) or named,
+            self.sites is None or callable(self.sites) or are_names,
             "sites",
             self.sites,
-            "names of modules, or a predicate over name and module",
+            "names of modules, or a function of name and module",
         )
 
 
@@ -60,93 +68,104 @@ A = TypeVar("A", bound=AdapterConfig)
 
 
 def do_nothing() -> None:
-    """What happens between two steps unless somebody says otherwise."""
+    """Do nothing between two updates."""
 
 
 class Adapter(ABC, Generic[A]):
-    """A classifier and one way for it to follow a shifting stream.
+    """A classifier, and a method that adapts it to a shifting stream.
 
-    A method says how it serves (`statistics`), what it takes in (`observe`) and how it learns
-    (`adapt`); parameters change nowhere else. Ground truth never reaches it.
+    A method defines how it serves (`statistics`), what it observes (`observe`) and how it learns
+    (`adapt`). Parameters change in `adapt` only. A method never sees ground truth.
     """
 
     Config: ClassVar[type[AdapterConfig]]
+    """Class of the settings."""
     paper: ClassVar[str] = ""
-    """Where the method comes from."""
+    """Paper that describes the method."""
     trains: ClassVar[str] = "nothing"
-    """Which parameters change."""
+    """Parameters that change, in words."""
     needs: ClassVar[str] = ""
-    """What must be given beyond a model and a stream, such as "source statistics"; else empty."""
+    """Requirements beyond a model and a stream, such as "source statistics"."""
     n_queries: ClassVar[int] = 0
-    """Questions per batch unless the user says otherwise."""
+    """Default number of questions per batch."""
     learns_from_feedback: bool = True
-    """Whether answers change anything."""
+    """True if answers change the model."""
     statistics: Statistics = "running"
-    """What normalises when serving."""
+    """Statistics that normalise when the model serves."""
     policy_statistics: Statistics = "running"
-    """What normalises in the stochastic passes that questions are chosen by."""
+    """Statistics that normalise in the stochastic passes of the policy."""
     observes: ObserveTime = "before_serving"
+    """Time at which the session calls `observe`."""
 
     def __init__(self, wrapped: WrappedModel, config: A, *, seed: int = 0) -> None:
         self.seed = seed
         self.between_updates: Callable[[], None] = do_nothing
-        """Called between two steps of one `adapt`; it may predict and observe."""
+        """Called between two updates of one `adapt`. It may call `predict` and `observe`."""
         self.version = 0
-        """How often this model has learned: its version."""
+        """Version of the model: the number of times it has learned."""
         self.wrapped = wrapped
+        """The model that serves."""
         if config.sites is not None:
-            # A predicate becomes names, which can be saved.
+            # Replace a function by names, which can be saved.
             config = replace(config, sites=wrapped.sites)
         self.config = config
         self.source_weights = SavedWeights.copy_of(wrapped.model)
+        """Weights of the source model."""
 
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
-        """Settings from keywords, checked."""
+        """Build the settings from keywords and check them."""
         return build_config(cls.Config, settings, preset=preset, of=f"method {name!r}")
 
     @property
     def model(self) -> nn.Module:
-        """The model being adapted, in place."""
+        """The model that is adapted in place."""
         return self.wrapped.model
 
     def observe(self, inputs: Tensor) -> None:
-        """Take in the statistics of what is served; nothing, unless a method says so."""
+        """Update statistics by a batch of the stream. By default this does nothing."""
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
-        """What would be served now; changes nothing."""
+        """Return the predictions to serve. This changes nothing."""
         return Prediction.from_logits(self.logits(inputs))
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """What is served before it is made into probabilities, (batch, classes)."""
+        """Return the logits of the predictions, (batch, classes)."""
         return self.wrapped(inputs, statistics=self.statistics)
 
     @torch.no_grad()
     def policy(self, inputs: Tensor) -> Tensor:
-        """Mean softmax of the stochastic passes, (batch, classes); changes nothing."""
-        how = self.sampling(self.policy_statistics)
-        return self.sampled_probs(inputs, how, RandomKey((self.seed, "policy", self.version)))
+        """Return π, the mean softmax of the stochastic passes, (batch, classes)."""
+        sampling = self.sampling_settings(self.policy_statistics)
+        random_key = RandomKey((self.seed, "policy", self.version))
+        return self.sampled_probs(inputs, sampling, random_key)
 
-    def sampling(self, statistics: Statistics) -> SamplingSettings:
-        """How uncertainty is sampled where these normalise."""
+    def sampling_settings(self, statistics: Statistics) -> SamplingSettings:
+        """Return the settings of stochastic passes with these statistics."""
         return SamplingSettings(statistics, self.config.dropout, self.config.passes)
 
-    def sampled_probs(self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey) -> Tensor:
-        """Eq. 4: π, the mean of N stochastic softmaxes."""
-        return softmax(self.wrapped.sample(inputs, how, random_key)).mean(0)
+    def sampled_probs(
+        self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey
+    ) -> Tensor:
+        """Eq. 4: return π, the mean of N stochastic softmaxes, (batch, classes)."""
+        return softmax(self.wrapped.sample(inputs, sampling, random_key)).mean(0)
 
     def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
-        """How much a method with a way of its own wants each row judged, (batch,).
+        """Return a score of each row, (batch,), if the method selects questions by itself.
 
-        Rows at -inf are never asked about. None leaves the choice to `selection`. Changes nothing.
+        The rows with the highest scores are asked about, rows at -inf never. None leaves the
+        selection to the setting `selection`. This changes nothing.
         """
         return None
 
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Learn from a batch nobody was asked about and from answers; either may be empty."""
+        """Learn from the samples of a batch without a question and from answers.
+
+        Either may be empty.
+        """
 
     def forget(self, sample_ids: Iterable[int]) -> None:
         """Remove answered samples from the memories. The weights stay as they are.
@@ -155,12 +174,12 @@ class Adapter(ABC, Generic[A]):
         """
 
     def reset(self) -> None:
-        """Exactly the source model, as if nothing had been seen."""
+        """Restore the source model exactly."""
         self.source_weights.restore(self.model)
         self.version = 0
 
     def state_dict(self) -> State:
-        """All that the following steps depend on."""
+        """Return everything that later steps depend on."""
         return {
             "version": self.version,
             "forwards": self.wrapped.counts.forwards,
@@ -171,7 +190,7 @@ class Adapter(ABC, Generic[A]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         SavedWeights(state["weights"]).restore(self.model)
         self.source_weights = SavedWeights(state["source"])
         self.version = state["version"]
@@ -180,7 +199,7 @@ class Adapter(ABC, Generic[A]):
         self.wrapped.can_fan_out = state["can_fan_out"]
 
     def close(self) -> None:
-        """Give the model back."""
+        """Return the model to its owner."""
         self.wrapped.close()
 
 
@@ -189,19 +208,19 @@ class GradientConfig(AdapterConfig):
     """Settings of every method that trains."""
 
     lr: float = 1e-3
-    """Step size."""
+    """Learning rate."""
     epochs: int = 1
-    """Number E of steps on each batch."""
+    """Number E of updates on each batch."""
     correct_memory: int = 64
-    """How many samples judged correct are remembered."""
+    """Capacity of the memory of samples judged correct."""
     incorrect_memory: int = 64
-    """How many samples judged incorrect are remembered."""
+    """Capacity of the memory of samples judged incorrect."""
     memory: Literal["full", "low"] = "full"
-    """low keeps one stochastic pass's activations at a time, by running each twice; the same
-    gradient."""
+    """Memory use: "low" stores the activations of one stochastic pass at a time and runs each pass
+    twice. The gradient is the same."""
     micro_batch: int = 0
-    """Rows whose activations are kept at once; 0 for all. The same gradient only where nothing
-    normalises by the batch: each part is normalised by itself."""
+    """Number of rows whose activations are stored at once; 0 stores those of all rows. The gradient
+    is the same unless batch statistics normalise: each part is normalised by itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,41 +240,50 @@ _LESS_MEMORY = (
 
 
 class GradientAdapter(Adapter[G]):
-    """Descend on `objective`, `epochs` times a batch."""
+    """Method that makes `epochs` updates on `objective` per batch."""
 
     trains: ClassVar[str] = "all"
     is_capturable: bool = True
-    """Whether a step can be captured as a CUDA graph: it decides nothing by a value it computed."""
+    """True if an update can be captured as a CUDA graph: no decision depends on a tensor value."""
 
     def __init__(self, wrapped: WrappedModel, config: G, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.memory = FeedbackMemory(
             correct=config.correct_memory, incorrect=config.incorrect_memory
         )
+        normaliser = self.make_normaliser()
+        if normaliser is not None:
+            wrapped.normaliser = normaliser
+            self.statistics = "running"  # A normaliser moves the running statistics.
+            self.is_capturable = False  # It remembers values between calls.
         self.trained_model = self.make_trained_model()
-        """The network that is trained; a method may serve another."""
-        self.parameters = self._trainable(self.trained_model.model)
+        """The model that is trained. It differs from `wrapped` if a teacher serves."""
+        self.parameters = self._find_trainable(self.trained_model.model)
         self.trained_model.train_only(self.parameters)
         self.trained_model.low_memory = config.memory == "low"
         self.trained_model.micro_batch = config.micro_batch
         self.optimiser = self.make_optimiser()
 
+    def make_normaliser(self) -> Normaliser | None:
+        """Return a replacement for batch statistics in BatchNorm layers, or None."""
+        return None
+
     def make_trained_model(self) -> WrappedModel:
-        """The network that serves, unless a method trains a student apart from it."""
+        """Return the model to train. By default it is the model that serves."""
         return self.wrapped
 
     @abstractmethod
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters that change, as far as the user has not frozen them."""
+        """Return the parameters to train. Parameters that the user froze stay frozen."""
 
     @abstractmethod
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """A fresh optimiser over `self.parameters`."""
+        """Return a new optimiser of `self.parameters`."""
 
     def make_sgd(
         self, *, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
     ) -> torch.optim.Optimizer:
-        """Stochastic gradient descent, on the path of the learner."""
+        """Return stochastic gradient descent, fused if the execution path has it."""
         return torch.optim.SGD(
             self.parameters,
             lr=self.config.lr,
@@ -266,7 +294,7 @@ class GradientAdapter(Adapter[G]):
         )
 
     def make_adam(self, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-        """Adam with the usual moments, on the path of the learner."""
+        """Return Adam with the default moments, fused if the execution path has it."""
         fused = self.trained_model.execution.fused
         return torch.optim.Adam(
             self.parameters,
@@ -278,126 +306,142 @@ class GradientAdapter(Adapter[G]):
 
     @abstractmethod
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """The terms of the loss, weighted; a term without rows is left out.
+        """Return the weighted terms of the loss by name. Terms without rows are left out.
 
-        A function of its arguments and of the weights alone, without a look at any value: once the
-        shapes have settled a GPU repeats it without coming back here.
+        It depends on its arguments and the weights only, and no decision depends on a tensor
+        value: a GPU replays the captured computation without running this function again.
         """
+
+    def observe(self, inputs: Tensor) -> None:
+        """Let the running statistics follow the batch if the normaliser follows the stream."""
+        normaliser = self.wrapped.normaliser
+        if normaliser is not None and normaliser.follows_stream:
+            with normaliser.observing():
+                self.wrapped.observe(inputs, momentum=1.0)  # The normaliser has its own rate.
 
     @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Remember the answers, then take `epochs` steps; nothing to learn from, no step."""
+        """Add the answers to the memories, then make `epochs` updates on the mixed batch."""
         self.memory.add(feedback)
         mixed = self.memory.mix_with(unlabelled)
-        self._align_optimiser()
-        samples = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
-        with explain_out_of_memory(samples, _LESS_MEMORY):
-            epochs = [self._descend(mixed, 0)]
+        self._match_optimiser_layout()
+        work = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
+        with explain_out_of_memory(work, _LESS_MEMORY):
+            epochs = [self.update(mixed, 0)]
             for epoch in range(1, self.config.epochs):
                 self.between_updates()
-                epochs.append(self._descend(mixed, epoch))
+                epochs.append(self.update(mixed, epoch))
         self.version += 1
-        names = dict.fromkeys(name for terms in epochs for name in terms)
-        absent = unlabelled.new_full((), torch.nan, dtype=torch.float32)
-        return Losses(
-            {name: torch.stack([terms.get(name, absent) for terms in epochs]) for name in names}
+        return stack_losses(epochs, like=unlabelled)
+
+    def update(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
+        """Make one update of the optimiser. Return the terms of the loss."""
+        if not len(mixed.inputs):
+            return {}
+        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
+        if not self.is_capturable:
+            return self._update_eagerly(*mixed, random_key=random_key)
+        return self.trained_model.run_or_replay(
+            "update", self._update_eagerly, mixed, random_key, step=self.version
         )
+
+    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
+        """Store the gradient of the objective in the parameters. Return the terms of the loss.
+
+        Without terms no update is made.
+        """
+        normaliser = self.wrapped.normaliser
+        with nullcontext() if normaliser is None else normaliser.updating(random_key):
+            return self.backward(lambda: self.objective(mixed, random_key))
+
+    def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Compute the terms of an objective and store the gradient of their sum."""
+        counts, normaliser = self.wrapped.counts, self.wrapped.normaliser
+        n_before = counts.forwards_with_gradient
+        self.optimiser.zero_grad(set_to_none=True)
+        with nullcontext() if normaliser is None else normaliser.recording():
+            terms = objective()
+        n_forwards = counts.forwards_with_gradient - n_before
+        if terms:
+            with self.trained_model.execution.arithmetic():
+                torch.stack(list(terms.values())).sum().backward()
+            counts.backwards += n_forwards
+        return terms
 
     def forget(self, sample_ids: Iterable[int]) -> None:
         """Remove answered samples from both memories."""
         self.memory.remove(sample_ids)
 
     def reset(self) -> None:
-        """Source weights, empty memories, a fresh optimiser."""
+        """Restore the source weights, empty the memories and renew the optimiser."""
         super().reset()
         if self.trained_model is not self.wrapped:
             self.source_weights.restore(self.trained_model.model)
         self.memory.clear()
-        self._start_optimiser()
+        self._renew_optimiser()
 
     def state_dict(self) -> State:
-        """Memories and optimiser beside the weights."""
-        slots = self.optimiser.state_dict()["state"]
-        apart = self.trained_model is not self.wrapped
+        """Add memories, optimiser and trained model."""
+        optimiser_state = self.optimiser.state_dict()["state"]
+        is_separate = self.trained_model is not self.wrapped
         return super().state_dict() | {
             "memory": self.memory.state_dict(),
-            "optimiser": {str(place): slot for place, slot in slots.items()},
-            "trained_model": named_tensors(self.trained_model.model) if apart else {},
+            "optimiser": {str(number): values for number, values in optimiser_state.items()},
+            "trained_model": named_tensors(self.trained_model.model) if is_separate else {},
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         if self.trained_model is not self.wrapped:
             SavedWeights(state["trained_model"]).restore(self.trained_model.model)
         self.memory.load_state_dict(state["memory"], device=self.wrapped.device)
-        self._start_optimiser()
-        self.optimiser.load_state_dict(
-            self.optimiser.state_dict()
-            | {"state": {int(place): slot for place, slot in state["optimiser"].items()}}
-        )
+        self._renew_optimiser()
+        saved = {int(number): values for number, values in state["optimiser"].items()}
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": saved})
 
     def close(self) -> None:
-        """Give the model back, and let a student go."""
+        """Return the model to its owner and release the trained model."""
         self.trained_model.close()
         super().close()
 
-    def _trainable(self, model: nn.Module) -> list[nn.Parameter]:
-        """What the user froze stays frozen, unless all of the model is: it was loaded to serve."""
-        frozen = not any(parameter.requires_grad for parameter in model.parameters())
-        chosen = [p for p in self.select_parameters(model) if p.requires_grad or frozen]
+    def _find_trainable(self, model: nn.Module) -> list[nn.Parameter]:
+        # A model that is frozen as a whole was loaded to serve; then all parameters may be trained.
+        all_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+        chosen = [p for p in self.select_parameters(model) if p.requires_grad or all_frozen]
         if not chosen:
             raise ModelError(
-                f"{type(self).__name__} finds nothing to train in {type(model).__name__}; "
-                f"it trains {self.trains}, as far as not frozen."
+                f"{type(self).__name__} finds nothing to train in {type(model).__name__}; it "
+                f"trains {self.trains}, and all of these parameters are frozen or missing."
             )
         return chosen
 
-    def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
-        if not len(mixed.inputs):
-            return {}
-        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
-        if not self.is_capturable:
-            return self._step(*mixed, random_key=random_key)
-        return self.trained_model.run_or_replay(
-            "descend", self._step, mixed, random_key, turn=self.version
-        )
-
-    def _step(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+    def _update_eagerly(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
         terms = self.compute_gradients(MixedBatch(*mixed), random_key)
         if terms:
             self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
 
-    def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Leave the gradient of the objective in the parameters; no terms, no step."""
-        return self.backward(lambda: self.objective(mixed, random_key))
-
-    def backward(self, objective: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Compute the terms of an objective and, alone in the parameters, their sum's gradient."""
-        counts = self.wrapped.counts
-        before = counts.tracked
-        self.optimiser.zero_grad(set_to_none=True)
-        terms = objective()
-        tracked = counts.tracked - before
-        if terms:
-            with self.trained_model.execution.arithmetic():
-                torch.stack(list(terms.values())).sum().backward()
-            counts.backwards += tracked
-        return terms
-
-    def _start_optimiser(self) -> None:
-        """A fresh one; what was captured has the state of the last one in it."""
+    def _renew_optimiser(self) -> None:
         self.optimiser = self.make_optimiser()
-        self.trained_model.graphs.clear()
+        self.trained_model.graphs.clear()  # Captured graphs hold the state of the old optimiser.
 
-    def _align_optimiser(self) -> None:
-        """Saved momenta may lie in memory in another order than the parameters do here."""
-        for parameter, slot in self.optimiser.state.items():
-            for name, value in slot.items():
-                same = torch.is_tensor(value) and value.shape == parameter.shape
-                if same and value.stride() != parameter.stride():
-                    slot[name] = torch.empty_like(parameter).copy_(value)
+    def _match_optimiser_layout(self) -> None:
+        """Give loaded optimiser state the memory layout of the parameters."""
+        for parameter, values in self.optimiser.state.items():
+            for name, value in values.items():
+                has_shape = torch.is_tensor(value) and value.shape == parameter.shape
+                if has_shape and value.stride() != parameter.stride():
+                    values[name] = torch.empty_like(parameter).copy_(value)
+
+
+def stack_losses(updates: list[dict[str, Tensor]], *, like: Tensor) -> Losses:
+    """Return the terms of all updates, (updates,) each. A term that an update lacks is NaN."""
+    names = dict.fromkeys(name for terms in updates for name in terms)
+    absent = like.new_full((), torch.nan, dtype=torch.float32)
+    return Losses(
+        {name: torch.stack([terms.get(name, absent) for terms in updates]) for name in names}
+    )
 
 
 PUBLISHED_BASELINE: Mapping[str, Any] = {
@@ -407,21 +451,21 @@ PUBLISHED_BASELINE: Mapping[str, Any] = {
     "judged_among": "alike",
     "feedback_softmax": "double",
 }
-"""How the code published with BiTTA lets its baselines learn from answers."""
+"""Settings by which the code published with BiTTA lets its baselines learn from answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnsupervisedConfig(GradientConfig):
-    """Settings of every unsupervised method that can learn from answers, too."""
+    """Settings of every unsupervised method that can also learn from answers."""
 
     feedback_weight: float = 1.0
     """Weight of the loss on answered samples."""
     feedback_softmax: Literal["single", "double"] = "single"
-    """double applies softmax again to the probabilities of answered samples, as the code published
-    with BiTTA does."""
+    """Number of softmaxes in the loss on answered samples. The code published with BiTTA has a
+    double one."""
     judged_among: Literal["all", "judged", "alike"] = "all"
-    """Whose statistics normalise answered samples: those of all samples of the step, of the
-    answered ones, or of the ones with the same verdict."""
+    """Samples that go through the model together with an answered sample, and so share its batch
+    statistics: all samples of the step, the answered ones, or those with the same verdict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -432,14 +476,14 @@ U = TypeVar("U", bound=UnsupervisedConfig)
 
 
 class UnsupervisedAdapter(GradientAdapter[U]):
-    """`unsupervised` on what nobody was asked about, and the usual loss on answers.
+    """Method with its own loss on unlabelled samples, to which answers add a loss.
 
-    The unlabelled samples go through the model by themselves: their loss is the method's own,
-    whether or not somebody answers.
+    The unlabelled samples go through the model by themselves, so that the method's own loss does
+    not depend on the answers.
     """
 
     training_statistics: Statistics = "batch"
-    """What normalises while learning."""
+    """Statistics that normalise answered samples in an update."""
 
     def __init__(self, wrapped: WrappedModel, config: U, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
@@ -447,16 +491,16 @@ class UnsupervisedAdapter(GradientAdapter[U]):
 
     @abstractmethod
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        """The terms of the method's own loss."""
+        """Return the terms of the method's own loss on unlabelled samples."""
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Both losses, as far as there are samples for them."""
+        """Return the terms of the method's own loss and of the loss on answers."""
         *_, unlabelled = mixed.split(mixed.inputs)
-        own = self.unsupervised_terms(unlabelled, random_key) if len(unlabelled) else {}
-        return own | self.feedback_terms(mixed)
+        own_terms = self.unsupervised_terms(unlabelled, random_key) if len(unlabelled) else {}
+        return own_terms | self.feedback_terms(mixed)
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
-        """Cross-entropy on correct and complementary loss on incorrect samples."""
+        """Return cross-entropy on correct and complementary loss on incorrect samples."""
         if not (mixed.n_judged and self.config.feedback_weight):
             return {}
         correct, incorrect = self.feedback_logits(mixed)
@@ -470,16 +514,16 @@ class UnsupervisedAdapter(GradientAdapter[U]):
         return {name: self.config.feedback_weight * term for name, term in terms.items()}
 
     def feedback_logits(self, mixed: MixedBatch) -> tuple[Tensor, Tensor]:
-        """Of the samples judged correct and incorrect, by the network that is trained."""
+        """Return the logits of the samples judged correct and of those judged incorrect."""
         if self.config.judged_among == "alike":
             correct, incorrect, _ = mixed.split(mixed.inputs)
             return self.training_logits(correct), self.training_logits(incorrect)
-        among = len(mixed.inputs) if self.config.judged_among == "all" else mixed.n_judged
-        correct, incorrect, _ = mixed.split(self.training_logits(mixed.inputs[:among]))
+        n_rows = len(mixed.inputs) if self.config.judged_among == "all" else mixed.n_judged
+        correct, incorrect, _ = mixed.split(self.training_logits(mixed.inputs[:n_rows]))
         return correct, incorrect
 
     def training_logits(self, inputs: Tensor) -> Tensor:
-        """Of some rows, which may be none; running statistics stay where they are."""
+        """Return the logits of any number of rows. Running statistics do not change."""
         if not len(inputs):
             return inputs.new_zeros((0, 2))
         return self.trained_model(inputs, statistics=self.training_statistics)

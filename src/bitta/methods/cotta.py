@@ -1,9 +1,9 @@
-"""CoTTA: a student follows an averaged teacher, and a few of its weights go home at each step.
+"""CoTTA: a student learns from an averaged teacher, and some of its weights are restored.
 
 Wang et al., CVPR 2022, "Continual Test-Time Domain Adaptation".
-Departures from the authors' code: each image of a batch is augmented by parameters of its own; the
-augmented copies are run only where they are used; what is served and what is learned from draw
-their own augmentations; samples asked about stay out of the consistency loss of their batch.
+Departures from the authors' code: each image of a batch has its own augmentation parameters. The
+augmented copies are computed only if they are used. Serving and learning draw different
+augmentations. Samples with a question stay out of the consistency loss of their batch.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from bitta.nn import Statistics, WrappedModel, restore_stochastically, update_te
 from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, softmax
 
-_TOGETHER = 8  # copies that are made at once
+_VIEWS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,30 +30,32 @@ class CottaConfig(UnsupervisedConfig):
     """Settings of CoTTA."""
 
     lr: float = 1e-3
-    """Step size; the authors' for CIFAR (batches of 200), .01 with SGD for ImageNet."""
+    """Learning rate. The default is the authors' value for CIFAR with batches of 200. They have .01
+    with SGD for ImageNet."""
     optimiser: Literal["adam", "sgd"] = "adam"
-    """adam as the authors on CIFAR, or sgd as they on ImageNet and the code published with BiTTA
-    everywhere."""
+    """Optimiser. The authors use adam on CIFAR and sgd on ImageNet, the code published with BiTTA
+    always sgd."""
     momentum: float = 0.9
-    """Nesterov momentum of SGD; the authors' .9."""
+    """Nesterov momentum of SGD. The default is the authors' value."""
     weight_decay: float = 0.0
-    """Weight decay; the authors' 0, the code published with BiTTA 5e-4 on CIFAR."""
+    """Weight decay. The authors have 0, the code published with BiTTA 5e-4 on CIFAR."""
     teacher_rate: float = 1e-3
-    """Share of the student that the teacher takes over after a batch; the authors keep .999."""
+    """Share by which the teacher moves towards the student after a batch. The default is the
+    authors' value."""
     restore: float = 0.01
-    """Probability with which each weight of the student goes back to its source value after a
-    batch; the authors' .01 for CIFAR, .001 for ImageNet."""
+    """Probability with which each weight of the student returns to its source value after a batch.
+    The authors have .01 for CIFAR and .001 for ImageNet."""
     augment_below: float = 0.92
-    """Mean confidence of the source model below which the teacher averages over augmented copies;
-    the authors' .92 for CIFAR-10, .72 for CIFAR-100, .1 for ImageNet; 0 never augments."""
+    """Limit of the source model's mean confidence below which the teacher averages over augmented
+    views. The authors have .92 for CIFAR-10, .72 for CIFAR-100 and .1 for ImageNet; 0 for never."""
     n_augmentations: int = 32
-    """How many augmented copies are averaged over; the authors' 32."""
+    """Number of augmented views to average over. The default is the authors' value."""
     symmetric: bool = False
-    """Average the loss with the one that has teacher and student exchanged, as the authors on
-    ImageNet."""
+    """Average the loss with the one in which teacher and student are exchanged, as the authors do
+    on ImageNet."""
     feedback_on: Literal["student", "teacher"] = "student"
-    """Whose loss on answered samples counts; teacher as in the code published with BiTTA, where
-    nothing follows from it since only the student is trained."""
+    """Model whose loss on answered samples counts. The code published with BiTTA has the teacher.
+    Answers then have no effect, because only the student is trained."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {
@@ -77,7 +79,7 @@ class CottaConfig(UnsupervisedConfig):
 
 
 class Cotta(UnsupervisedAdapter[CottaConfig]):
-    """Serve the teacher, train the student on it, and let the source model say when to augment."""
+    """Serves the teacher and trains the student. The source model decides when to augment."""
 
     Config = CottaConfig
     paper: ClassVar[str] = "Wang et al., CVPR 2022"
@@ -88,19 +90,19 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
     def __init__(self, wrapped: WrappedModel, config: CottaConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.anchor = wrapped.clone_model()
-        """The source model, which nothing changes."""
+        """The source model. It never changes."""
         self.learns_from_feedback &= config.feedback_on == "student"
 
     def make_trained_model(self) -> WrappedModel:
-        """A student; the user's model is the teacher."""
+        """Return a copy as the student. The user's model is the teacher."""
         return self.wrapped.clone_model()
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """All of them."""
+        """Return all parameters."""
         return list(model.parameters())
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """Adam, or SGD with Nesterov momentum."""
+        """Return Adam, or SGD with Nesterov momentum."""
         config = self.config
         if config.optimiser == "adam":
             return self.make_adam(weight_decay=config.weight_decay)
@@ -109,25 +111,26 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         )
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The teacher's, averaged over augmented copies where the source model is unsure."""
-        return self.target(inputs, RandomKey((self.seed, "cotta", self.version)))
+        """Return the teacher's logits, averaged over views if the source model is uncertain."""
+        return self.teacher_logits(inputs, RandomKey((self.seed, "cotta", self.version)))
 
     @torch.no_grad()
-    def target(self, inputs: Tensor, random_key: RandomKey) -> Tensor:
-        """The teacher's logits, or their mean over augmented copies."""
-        if not self._unsure(inputs):
+    def teacher_logits(self, inputs: Tensor, random_key: RandomKey) -> Tensor:
+        """Return the teacher's logits, or their mean over augmented views."""
+        if not self._needs_augmentation(inputs):
             return self.wrapped(inputs, statistics="batch")
         total = torch.zeros((), device=inputs.device)
         n = self.config.n_augmentations
-        for start in range(0, n, _TOGETHER):
-            few = min(_TOGETHER, n - start)
-            for view in augmented(inputs, random_key, "augment", start, views=few).chunk(few):
+        for start in range(0, n, _VIEWS_AT_ONCE):
+            n_views = min(_VIEWS_AT_ONCE, n - start)
+            views = augmented(inputs, random_key, "augment", start, views=n_views)
+            for view in views.chunk(n_views):
                 total = total + self.wrapped(view, statistics="batch")
         return total / n
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        """Cross-entropy of the student with the teacher's probabilities."""
-        teacher = self.target(inputs, random_key)
+        """Return the cross-entropy of the student with the teacher's probabilities."""
+        teacher = self.teacher_logits(inputs, random_key)
         student = self.trained_model(inputs, statistics="batch")
         loss = F.cross_entropy(student, teacher.softmax(-1))
         if self.config.symmetric:
@@ -135,34 +138,34 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         return {"consistency": loss}
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
-        """The usual loss on the student; none on the teacher, which has no gradient."""
+        """Return the loss on answers of the student. The teacher has no gradient."""
         return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """A step of the student; the teacher follows; some of the student goes home."""
+        """Update the student, move the teacher, restore some weights of the student."""
         losses = super().adapt(unlabelled, feedback)
         if losses.terms:
             update_teacher(self.model, self.trained_model.model, rate=self.config.teacher_rate)
             restore_stochastically(
                 self.trained_model.model,
-                self.source_weights.near(self.trained_model.device),
+                self.source_weights.on_device(self.trained_model.device),
                 rate=self.config.restore,
                 key=(self.seed, "restore", self.version),
             )
         return losses
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state, whose source the anchor becomes."""
+        """Continue from a saved state. The anchor gets the saved source weights."""
         super().load_state_dict(state)
         self.source_weights.restore(self.anchor.model)
 
     def close(self) -> None:
-        """Give the model back, and let the student and the anchor go."""
+        """Return the model to its owner and release student and anchor."""
         self.anchor.close()
         super().close()
 
-    def _unsure(self, inputs: Tensor) -> bool:
-        """Whether the source model's mean confidence in its labels is below the threshold."""
+    def _needs_augmentation(self, inputs: Tensor) -> bool:
+        """Return True if the mean confidence of the source model is below the limit."""
         if not self.config.augment_below:
             return False
         confidence = softmax(self.anchor(inputs, statistics="batch")).amax(-1).mean()

@@ -1,16 +1,15 @@
 """ETA and EATA: entropy minimisation on reliable, non-redundant samples.
 
-ETA (EATA without its penalty). Niu et al., ICML 2022,
-https://proceedings.mlr.press/v162/niu22a.html.
-Departures from the authors' code: the label served comes from a forward of its own, before the
-update (the same label); where nothing is selected the answers are still learned from, which the
-code published with BiTTA drops then.
+Niu et al., ICML 2022, https://proceedings.mlr.press/v162/niu22a.html
 
-EATA. Niu et al., ICML 2022, https://proceedings.mlr.press/v162/niu22a.html
-Departures from the authors' code: those of ETA; the penalty acts in every step that is taken. The
-authors take the Fisher information from source images (`source_statistics`), the code published
-with BiTTA from the first images of the stream, before it adapts. Without a file we do that as they
-arrive, at the source weights: there is no penalty until there are enough.
+ETA is EATA without its penalty. Departures from the authors' code: the served label comes from a
+separate forward pass before the update (the same label). If no sample is selected, the method still
+learns from answers; the code published with BiTTA drops them.
+
+Further departures of EATA: the penalty acts in every update that is made. The authors compute the
+Fisher information from source images (`source_statistics`), the code published with BiTTA from the
+first images of the stream before it adapts. Without a file we compute it from the stream as its
+images arrive, at the source weights. There is no penalty until enough images have arrived.
 """
 
 from collections.abc import Mapping
@@ -27,10 +26,10 @@ from bitta.errors import InputError
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Statistics, WrappedModel, norm_parameters
+from bitta.methods.mecta import MectaConfig, make_mecta_norm
+from bitta.nn import Normaliser, Statistics, WrappedModel, norm_parameters
 from bitta.seeding import RandomKey
-from bitta.source_statistics import Fisher, SourceStatistics
+from bitta.source_statistics import FisherInformation, SourceStatistics
 from bitta.types import Feedback, Losses, State, softmax
 
 
@@ -39,17 +38,17 @@ class EtaConfig(MectaConfig, UnsupervisedConfig):
     """Settings of ETA."""
 
     lr: float = 5e-3
-    """Step size of SGD, as the code published with BiTTA has it on CIFAR; the BiTTA paper has 1e-3,
-    the authors 2.5e-4 on ImageNet."""
+    """Learning rate of SGD. The default is the value of the code published with BiTTA on CIFAR. The
+    BiTTA paper has 1e-3, the authors 2.5e-4 on ImageNet."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov."""
     weight_decay: float = 0.0
-    """Weight decay of SGD; the code published with BiTTA has 5e-4 on CIFAR."""
+    """Weight decay of SGD. The code published with BiTTA has 5e-4 on CIFAR."""
     entropy_margin: float = 0.4
-    """E₀ in units of ln C: samples whose entropy is below it are reliable."""
+    """Limit E₀ of the entropy of reliable samples, in units of ln C."""
     similarity: float = 0.4
-    """ε: samples whose cosine with the moving mean of probabilities is not below it are redundant;
-    .4 on CIFAR, .05 on ImageNet, .5 in the BiTTA paper."""
+    """Limit ε of the cosine with the moving mean of probabilities. Samples above it are redundant.
+    The authors have .4 on CIFAR and .05 on ImageNet, the BiTTA paper .5."""
     moving_average: float = 0.1
     """Weight of a batch in that moving mean."""
 
@@ -68,8 +67,8 @@ class EtaConfig(MectaConfig, UnsupervisedConfig):
         require(0 <= average <= 1, "moving_average", average, "0 to 1")
 
 
-class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
-    """Entropy of selected samples, the surer the heavier."""
+class Eta(UnsupervisedAdapter[EtaConfig]):
+    """Minimises the entropy of selected samples, with a higher weight for lower entropy."""
 
     Config = EtaConfig
     paper: ClassVar[str] = "Niu et al., ICML 2022"
@@ -83,52 +82,57 @@ class Eta(MectaAdapter[EtaConfig], UnsupervisedAdapter[EtaConfig]):
         self.mean_probs: Tensor | None = None  # (classes,)
         """m, the moving mean of the probabilities of selected samples."""
 
+    def make_normaliser(self) -> Normaliser | None:
+        """Return MECTA's normaliser if the settings ask for it."""
+        return make_mecta_norm(self.model, self.config)
+
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Scale and shift only."""
+        """Return scale and shift of the normalisation layers."""
         return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return self.make_sgd(momentum=self.config.momentum, weight_decay=self.config.weight_decay)
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Mean of exp(E₀ - H) H over the samples selected; nothing where there are none."""
+        """Return the mean of exp(E₀ - H) H over the selected samples; no term without any."""
         logits = self.trained_model(inputs, statistics="batch")
         margin = self.config.entropy_margin * log(logits.shape[-1])
-        each = entropy(logits)
-        selected = self._selected(softmax(logits.detach()), each.detach() < margin)
-        if not selected.any():
+        entropies = entropy(logits)
+        is_reliable = entropies.detach() < margin
+        is_selected = self._select_unlike_mean(softmax(logits.detach()), is_reliable)
+        if not is_selected.any():
             return {}
-        weights = (margin - each.detach()).exp()
-        return {"entropy": (weights * each)[selected].mean()}
+        weights = (margin - entropies.detach()).exp()
+        return {"entropy": (weights * entropies)[is_selected].mean()}
 
     def reset(self) -> None:
-        """Forget the mean of probabilities, too."""
+        """Also drop the moving mean of probabilities."""
         super().reset()
         self.mean_probs = None
 
     def state_dict(self) -> State:
-        """The mean of probabilities beside the rest."""
+        """Add the moving mean of probabilities."""
         return super().state_dict() | {"mean_probs": self.mean_probs}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         mean = state["mean_probs"]
         self.mean_probs = None if mean is None else mean.to(self.wrapped.device)
 
-    def _selected(self, probs: Tensor, reliable: Tensor) -> Tensor:
-        """Reliable rows unlike the moving mean, which then follows them, (batch,)."""
+    def _select_unlike_mean(self, probs: Tensor, is_reliable: Tensor) -> Tensor:
+        """Select reliable rows that differ from the moving mean, (batch,), then move the mean."""
         if self.mean_probs is None:
-            if reliable.any():
-                self.mean_probs = probs[reliable].mean(0)
-            return reliable
+            if is_reliable.any():
+                self.mean_probs = probs[is_reliable].mean(0)
+            return is_reliable
         cosine = F.cosine_similarity(self.mean_probs.unsqueeze(0), probs)
-        selected = reliable & (cosine.abs() < self.config.similarity)
-        if selected.any():
-            new = probs[selected].mean(0)
-            self.mean_probs = self.mean_probs.lerp(new, self.config.moving_average)
-        return selected
+        is_selected = is_reliable & (cosine.abs() < self.config.similarity)
+        if is_selected.any():
+            new_mean = probs[is_selected].mean(0)
+            self.mean_probs = self.mean_probs.lerp(new_mean, self.config.moving_average)
+        return is_selected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +140,13 @@ class EataConfig(EtaConfig):
     """Settings of EATA."""
 
     fisher_weight: float = 1.0
-    """Weight α of the penalty; 1 on CIFAR, 2000 on ImageNet and in the BiTTA paper."""
+    """Weight α of the penalty. The authors have 1 on CIFAR and 2000 on ImageNet, the BiTTA paper
+    2000."""
     fisher_samples: int = 2000
-    """Images the Fisher information is taken from, where it comes from the stream."""
+    """Number of images for the Fisher information, if it is computed from the stream."""
     source_statistics: str = ""
-    """File written by "bitta statistics" that holds the Fisher information of source images; empty
-    takes it from the first images of the stream."""
+    """File written by "bitta statistics" with the Fisher information of source images. If empty, it
+    is computed from the first images of the stream."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": EtaConfig.presets["reference"],
@@ -162,50 +167,49 @@ class Eata(Eta):
 
     def __init__(self, wrapped: WrappedModel, config: EataConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
-        ours = {id(parameter) for parameter in self.parameters}
-        self._named = {
-            n: p for n, p in self.trained_model.model.named_parameters() if id(p) in ours
-        }
+        trained = {id(parameter) for parameter in self.parameters}
+        named = self.trained_model.model.named_parameters()
+        self._named_parameters = {name: p for name, p in named if id(p) in trained}
         self.fisher: dict[str, Tensor] = {}
-        """F by parameter, once it is known."""
-        self._collected: Fisher | None = None
-        """What will become of it, from the source model, until enough images were seen."""
-        self._read_from: SourceStatistics | None = None
-        """A file it was read from, until that was seen to be of this source."""
-        self._begin()
+        """F by name of the parameter; empty until it is known."""
+        self._collected: FisherInformation | None = None
+        """Fisher information that is still being computed from the stream."""
+        self._unchecked: SourceStatistics | None = None
+        """Statistics from a file, until they have been compared with the source model."""
+        self._start_fisher()
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Let images of the stream stand for the source's until there are enough; then as ETA."""
-        if self._read_from is not None:
-            # Now, not before: the weights of a loaded session come after it is made.
-            self._read_from.require_source(self.source_weights, path=self.config.source_statistics)
-            self._read_from = None
+        """Use the images for the Fisher information until there are enough; then adapt as ETA."""
+        if self._unchecked is not None:
+            # Check now: a loaded session gets its weights after it has been made.
+            self._unchecked.require_source(self.source_weights, path=self.config.source_statistics)
+            self._unchecked = None
         if self._collected is not None and len(unlabelled):
             self._collected.add(unlabelled)
-            if self._collected.complete:
+            if self._collected.is_complete:
                 self.fisher = self._collected.mean()
                 self._stop_collecting()
         return super().adapt(unlabelled, feedback)
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """The penalty beside any other term; by itself it is no reason for a step."""
+        """Add the penalty if there is any other term. The penalty alone causes no update."""
         terms = super().objective(mixed, random_key)
         if not terms or not self.fisher or not self.config.fisher_weight:
             return terms
-        source = self.source_weights.near(self.wrapped.device)
-        each = [
+        source = self.source_weights.on_device(self.wrapped.device)
+        penalties = [
             (self.fisher[name] * (parameter - source[name]).square()).sum()
-            for name, parameter in self._named.items()
+            for name, parameter in self._named_parameters.items()
         ]
-        return terms | {"fisher": self.config.fisher_weight * torch.stack(each).sum()}
+        return terms | {"fisher": self.config.fisher_weight * torch.stack(penalties).sum()}
 
     def reset(self) -> None:
-        """Forget what was taken from the stream, too."""
+        """Also drop the Fisher information computed from the stream."""
         super().reset()
-        self._begin()
+        self._start_fisher()
 
     def state_dict(self) -> State:
-        """The Fisher information, complete or not, beside the rest."""
+        """Add the Fisher information, complete or not."""
         collected = self._collected
         return super().state_dict() | {
             "fisher": dict(self.fisher),
@@ -213,9 +217,9 @@ class Eata(Eta):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
-        self._begin()
+        self._start_fisher()
         self.fisher = {n: value.to(self.wrapped.device) for n, value in state["fisher"].items()}
         if state["collected"] is None:
             self._stop_collecting()
@@ -223,34 +227,36 @@ class Eata(Eta):
             self._collected.load_state_dict(state["collected"])
 
     def close(self) -> None:
-        """Give the model back, and let the source's copy go."""
+        """Return the model to its owner and release the copy of the source model."""
         self._stop_collecting()
         super().close()
 
-    def _begin(self) -> None:
-        """Read the Fisher information, or get ready to take it from the stream."""
+    def _start_fisher(self) -> None:
+        """Read the Fisher information from a file, or start to compute it from the stream."""
         self._stop_collecting()
-        self._read_from = None
+        self._unchecked = None
         self.fisher = {}
         if not self.config.fisher_weight:
             return
         if self.config.source_statistics:
-            self.fisher = self._read(self.config.source_statistics)
+            self.fisher = self._read_fisher(self.config.source_statistics)
             return
         source = self.wrapped.clone_model()
         self.source_weights.restore(source.model)
-        self._collected = Fisher(source, self.config.fisher_samples)
+        self._collected = FisherInformation(source, self.config.fisher_samples)
 
-    def _read(self, path: str) -> dict[str, Tensor]:
-        self._read_from = SourceStatistics.load(path)
-        fisher = self._read_from.fisher
-        for name, parameter in self._named.items():
+    def _read_fisher(self, path: str) -> dict[str, Tensor]:
+        self._unchecked = SourceStatistics.load(path)
+        fisher = self._unchecked.fisher
+        for name, parameter in self._named_parameters.items():
             if name not in fisher or fisher[name].shape != parameter.shape:
                 raise InputError(
                     f"{path!r} holds no Fisher information for {name!r} of shape "
-                    f"{tuple(parameter.shape)}; write it with this model, by bitta statistics."
+                    f'{tuple(parameter.shape)}; write it for this model with "bitta statistics".'
                 )
-        return {name: fisher[name].to(parameter) for name, parameter in self._named.items()}
+        return {
+            name: fisher[name].to(parameter) for name, parameter in self._named_parameters.items()
+        }
 
     def _stop_collecting(self) -> None:
         if self._collected is not None:

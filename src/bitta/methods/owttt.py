@@ -1,11 +1,11 @@
-"""OWTTT: keep features where the source had them, near the prototypes of their classes.
+"""OWTTT: align features with those of the source, near the prototypes of their classes.
 
 Li et al., ICCV 2023, "On the Robustness of Open-World Test-Time Training".
-Departures from the authors' code, which expects classes that the source does not know: there are
-none here, so the pool of such samples and its classes are left out, the cross-entropy on known
-classes keeps its half weight and is always there, and Otsu's threshold only says which samples are
-too far from every prototype to learn from. A batch is served before it is learned from. Both terms
-make one step. The default step size is a tenth of theirs, which is for batches of 256.
+Departures from the authors' code, which expects classes that the source does not know: there are no
+such classes here, so their pool of samples is left out. The cross-entropy on known classes keeps
+its half weight and is always used. Otsu's threshold only excludes samples that are too far from
+every prototype. A batch is served before it is learned from. Both terms make one update. The
+default learning rate is a tenth of theirs, which is for batches of 256.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from bitta.seeding import RandomKey
 from bitta.source_statistics import SourceStatistics
 from bitta.types import Feedback, Losses, State
 
-_THRESHOLDS = 100
+_N_THRESHOLDS = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,74 +33,76 @@ class Gaussian:
     mean: Tensor  # (features,)
     covariance: Tensor  # (features, features)
     n: int = 0
-    """How many features they are of."""
+    """Number of features that they were computed from."""
 
     def to(self, device: torch.device) -> "Gaussian":
-        """On a device."""
+        """Return a copy on a device."""
         mean, covariance = self.mean.to(device).double(), self.covariance.to(device).double()
         return Gaussian(mean, covariance, self.n)
 
-    def none(self) -> "Gaussian":
-        """Of nothing yet, in as many dimensions."""
+    def emptied(self) -> "Gaussian":
+        """Return a Gaussian of no features, with the same dimensions."""
         return Gaussian(torch.zeros_like(self.mean), torch.zeros_like(self.covariance))
 
     def detach(self) -> "Gaussian":
-        """Free of autograd."""
+        """Return a copy without gradient."""
         return Gaussian(self.mean.detach(), self.covariance.detach(), self.n)
 
     def moved(self, features: Tensor, *, horizon: int) -> "Gaussian":
-        """With new features, (batch, features); exact for the first `horizon`, then moving."""
+        """Add features, (batch, features). Beyond `horizon` features the mean is a moving one."""
         n_new, total = len(features), self.n + len(features)
-        # Not below the batch: a larger rate would make the covariance negative.
+        # At least the batch size: a higher rate would make the covariance negative.
         rate = 1 / max(n_new, min(total, horizon))
-        away = features - self.mean
-        step = rate * away.sum(0)
-        grown = rate * (away.T @ away - n_new * self.covariance)
-        covariance = self.covariance + grown - torch.outer(step, step)
-        return Gaussian(self.mean + step, covariance, total)
+        centred = features - self.mean
+        shift = rate * centred.sum(0)
+        growth = rate * (centred.T @ centred - n_new * self.covariance)
+        covariance = self.covariance + growth - torch.outer(shift, shift)
+        return Gaussian(self.mean + shift, covariance, total)
 
     def state_dict(self) -> State:
-        """All of it."""
+        """Return all fields."""
         return {"mean": self.mean, "covariance": self.covariance, "n": self.n}
 
 
 def symmetric_divergence(one: Gaussian, other: Gaussian) -> Tensor:
-    """KL(1 || 2) + KL(2 || 1), each covariance widened by a thirtieth of the first's maximum.
+    """Return KL(1 || 2) + KL(2 || 1). The diagonals grow by a 30th of the first one's maximum.
 
-    The logarithms of both determinants cancel in the sum:
+    The log-determinants cancel in the sum:
     ½ [tr(Σ2⁻¹ Σ1) + tr(Σ1⁻¹ Σ2) + (μ1 - μ2)ᵀ (Σ1⁻¹ + Σ2⁻¹) (μ1 - μ2)] - d.
     """
     n_features = len(one.mean)
     ridge = (one.covariance.amax() / 30).clamp_min(1e-12)
-    widening = ridge * torch.eye(n_features, dtype=ridge.dtype, device=ridge.device)
-    first, second = one.covariance + widening, other.covariance + widening
+    added = ridge * torch.eye(n_features, dtype=ridge.dtype, device=ridge.device)
+    first, second = one.covariance + added, other.covariance + added
     inverses = [torch.cholesky_inverse(torch.linalg.cholesky(c)) for c in (first, second)]
-    apart = one.mean - other.mean
+    gap = one.mean - other.mean
     traces = (inverses[1] * first).sum() + (inverses[0] * second).sum()
-    return (traces + apart @ (inverses[0] + inverses[1]) @ apart) / 2 - n_features
+    return (traces + gap @ (inverses[0] + inverses[1]) @ gap) / 2 - n_features
 
 
 def otsu_threshold(scores: Tensor) -> Tensor:
-    """Of 0, .01 ... .99 the first that parts the scores into the two tightest groups.
+    """Return the threshold of 0, .01 ... .99 that splits the scores into the two tightest groups.
 
-    Infinite where none parts them: then all are alike.
+    It is infinite if no threshold splits them.
     """
     values = scores.double()
-    candidates = torch.arange(_THRESHOLDS, dtype=values.dtype, device=values.device) / _THRESHOLDS
+    candidates = (
+        torch.arange(_N_THRESHOLDS, dtype=values.dtype, device=values.device) / _N_THRESHOLDS
+    )
     above = (values > candidates.unsqueeze(1)).double()  # (thresholds, scores)
-    within = _spread(values, above) + _spread(values, 1 - above)
-    parts = (above.sum(1) > 0) & (above.sum(1) < len(values))
-    best = within.masked_fill(~parts, torch.inf).argmin()
-    return torch.where(parts.any(), candidates[best], torch.inf)
+    spread = _group_spread(values, above) + _group_spread(values, 1 - above)
+    splits = (above.sum(1) > 0) & (above.sum(1) < len(values))
+    best = spread.masked_fill(~splits, torch.inf).argmin()
+    return torch.where(splits.any(), candidates[best], torch.inf)
 
 
-def _spread(values: Tensor, member: Tensor) -> Tensor:
-    """Weighted variance of each group: its sum of squares around its mean, over all values."""
+def _group_spread(values: Tensor, member: Tensor) -> Tensor:
+    """Return the sum of squares of each group around its mean, divided by all values."""
     means = (member @ values) / member.sum(1).clamp_min(1)
     return (member * (values - means.unsqueeze(1)).square()).mean(1)
 
 
-_KL_SCALE = 0.05  # before both divergences in the authors' code
+_KL_SCALE = 0.05  # Factor of both divergences in the authors' code.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,26 +110,27 @@ class OwtttConfig(UnsupervisedConfig):
     """Settings of OWTTT."""
 
     source_statistics: str = ""
-    """File written by "bitta statistics" with this very model; OWTTT does not work without."""
+    """File written by "bitta statistics" for this model. It is required."""
     lr: float = 1e-3
-    """Step size of SGD; the authors: .01 on CIFAR-10, .001 on CIFAR-100 and ImageNet."""
+    """Learning rate of SGD. The authors have .01 on CIFAR-10, .001 on CIFAR-100 and ImageNet."""
     momentum: float = 0.9
-    """Momentum of SGD; the authors' value."""
+    """Momentum of SGD. The default is the authors' value."""
     delta: float = 0.1
-    """Temperature: what cosines are divided by; the authors' value."""
+    """Temperature that divides the cosines. The default is the authors' value."""
     queue: int = 512
-    """How many of the last scores the threshold is found from; the authors' value."""
+    """Number of latest scores from which the threshold is found. The default is the authors'."""
     ce_scale: float = 0.2
-    """Twice the weight of cross-entropy; the authors: .2 on CIFAR, .05 on ImageNet."""
+    """Twice the weight of the cross-entropy. The authors have .2 on CIFAR, .05 on ImageNet."""
     da_scale: float = 1.0
-    """Weight of distribution alignment; the authors: 1 on CIFAR, .1 on ImageNet."""
+    """Weight of distribution alignment. The authors have 1 on CIFAR, .1 on ImageNet."""
     horizon: int = 1280
-    """Samples that mean and covariance of the stream reach back to; the authors' value."""
+    """Number of latest samples that determine mean and covariance of the stream. The default is the
+    authors' value."""
     bn_momentum: float = 0.1
-    """How fast the running statistics follow each step; the authors' value."""
+    """Rate at which the running statistics follow an update. The default is the authors' value."""
     judged_among: Literal["all", "judged", "alike"] = "judged"
-    """Which samples go through the model along with answered ones; of no effect here, since running
-    statistics normalise them."""
+    """Samples that go through the model together with an answered sample. It has no effect here,
+    because running statistics normalise them."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "authors": {"lr": 0.01},
@@ -146,7 +149,7 @@ class OwtttConfig(UnsupervisedConfig):
 
 
 class Owttt(UnsupervisedAdapter[OwtttConfig]):
-    """Classify by source prototypes; align the stream's features with the source's."""
+    """Classifies by source prototypes and aligns the features of the stream with the source."""
 
     Config = OwtttConfig
     paper: ClassVar[str] = "Li et al., ICCV 2023"
@@ -157,103 +160,104 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
 
     def __init__(self, wrapped: WrappedModel, config: OwtttConfig, *, seed: int = 0) -> None:
         self._path = config.source_statistics
-        self._source = SourceStatistics.needed(self._path, wrapped.model, by="OWTTT")
+        self._source = SourceStatistics.load_for(self._path, wrapped.model, method="OWTTT")
         self._prototypes = F.normalize(self._source.prototypes).to(wrapped.device)
         self._reference = Gaussian(self._source.mean, self._source.covariance).to(wrapped.device)
-        self._fits = False
+        self._is_checked = False
         self._queue: Tensor
-        """The last scores: how far samples were from every prototype."""
+        """Latest scores: the distances of samples from their nearest prototype."""
         self._stream: Gaussian
-        """Of the features seen so far; `_next` with those of the batch at hand."""
-        self._next: Gaussian
-        self._forget()
+        """Mean and covariance of the features so far."""
+        self._next_stream: Gaussian
+        """The same with the batch of the current update."""
+        self._clear_stream()
         super().__init__(wrapped, config, seed=seed)
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Everything but the last linear layer, which is not asked for its opinion."""
+        """Return all parameters but those of the last linear layer, which is not used."""
         shape = self._source.prototypes.shape
         layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
         head = [layer for layer in layers if layer.weight.shape == shape][-1]
-        left_out = {id(parameter) for parameter in head.parameters()}
-        return [parameter for parameter in model.parameters() if id(parameter) not in left_out]
+        excluded = {id(parameter) for parameter in head.parameters()}
+        return [parameter for parameter in model.parameters() if id(parameter) not in excluded]
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return self.make_sgd(momentum=self.config.momentum)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """Cosines to the prototypes, over δ."""
-        self._require_fit()
+        """Return the cosines to the prototypes, divided by δ."""
+        self._check_source()
         return self.training_logits(inputs)
 
     def training_logits(self, inputs: Tensor) -> Tensor:
-        """The same of any rows; answers are learned from through what is served."""
+        """Return the same logits of any number of rows, also for the loss on answers."""
         if not len(inputs):
             return inputs.new_zeros((0, len(self._prototypes)))
         features, _ = self.trained_model.features(inputs, statistics="running")
         return F.normalize(features.float()) @ self._prototypes.T / self.config.delta
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Leave out what is far from every prototype, learn from the rest."""
-        self._require_fit()
+        """Learn from the samples that are near a prototype."""
+        self._check_source()
         if len(unlabelled):
             scores = self._scores(self.logits(unlabelled))
             self._queue = torch.cat([self._queue, scores])[-self.config.queue :]
             unlabelled = unlabelled[scores <= otsu_threshold(self._queue)]
-        self._next = self._stream
+        self._next_stream = self._stream
         losses = super().adapt(unlabelled, feedback)
-        self._stream = self._next
+        self._stream = self._next_stream
         return losses
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Distribution alignment, and cross-entropy on the surer half."""
+        """Return distribution alignment, and cross-entropy on the more certain half."""
         terms = {}
         if self.config.da_scale:
             features, _ = self.trained_model.features(
                 inputs, statistics="batch", momentum=self.config.bn_momentum
             )
             moving = self._stream.moved(features.double(), horizon=self.config.horizon)
-            self._next = moving.detach()
+            self._next_stream = moving.detach()
             loss = symmetric_divergence(self._reference, moving)
             terms["alignment"] = _KL_SCALE * self.config.da_scale * loss.float()
         if self.config.ce_scale:
             logits = self.training_logits(inputs)
-            surest = self._scores(logits).argsort(stable=True)[: (len(logits) + 1) // 2]
-            loss = F.cross_entropy(logits[surest], logits[surest].argmax(-1))
+            half = self._scores(logits).argsort(stable=True)[: (len(logits) + 1) // 2]
+            loss = F.cross_entropy(logits[half], logits[half].argmax(-1))
             terms["prototypes"] = self.config.ce_scale / 2 * loss
         return terms
 
     def reset(self) -> None:
-        """Forget the stream's scores and features, too."""
+        """Also drop scores and features of the stream."""
         super().reset()
-        self._forget()
+        self._clear_stream()
 
     def state_dict(self) -> State:
-        """Scores and features of the stream beside the rest."""
+        """Add scores and features of the stream."""
         return super().state_dict() | {
             "queue": self._queue,
             "stream": self._stream.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state; its source is what the statistics must be of."""
+        """Continue from a saved state. The statistics must belong to its source model."""
         super().load_state_dict(state)
         device = self.wrapped.device
         self._queue = state["queue"].to(device)
         self._stream = Gaussian(**state["stream"]).to(device)
-        self._fits = False
+        self._is_checked = False
 
     def _scores(self, logits: Tensor) -> Tensor:
-        """1 - the largest cosine: how far from every prototype."""
+        """Return 1 - the highest cosine of each row."""
         return 1 - self.config.delta * logits.detach().amax(-1)
 
-    def _require_fit(self) -> None:
-        """At first use: the weights of a loaded session are not there before."""
-        if not self._fits:
+    def _check_source(self) -> None:
+        """Check at the first use: a loaded session gets its weights after it has been made."""
+        if not self._is_checked:
             self._source.require_source(self.source_weights, path=self._path)
-            self._fits = True
+            self._is_checked = True
 
-    def _forget(self) -> None:
+    def _clear_stream(self) -> None:
         self._queue = self._prototypes.new_zeros(0)
-        self._stream = self._next = self._reference.none()
+        self._stream = self._next_stream = self._reference.emptied()

@@ -1,10 +1,11 @@
-"""RoTTA: a student learns from its teacher on a balanced memory, with statistics that move slowly.
+"""RoTTA: a student learns from its teacher on a balanced memory, with slowly moving statistics.
 
 Yuan et al., CVPR 2023, "Robust Test-Time Adaptation in Dynamic Scenarios".
-Departures from the authors' code: each image of a batch is augmented by parameters of its own;
-the memory is learned from once per batch (or window), which is every 64 samples for batches of 64;
-samples asked about are not offered to it; one value per channel moves no statistics; models
-without BatchNorm are adapted by scale and shift of the normalisation they have.
+Departures from the authors' code: each image of a batch has its own augmentation parameters. The
+method learns from the memory once per batch (or window); with batches of 64 that is every 64
+samples, as there. Samples with a question are not offered to the memory. One value per channel
+moves no statistics. In models without BatchNorm, scale and shift of the other normalisation layers
+are trained.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from bitta.losses import entropy
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import (
+    Normaliser,
     RobustNorm,
     Statistics,
     WrappedModel,
@@ -33,23 +35,24 @@ from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, move_to_device
 
 Insertion: TypeAlias = Literal["quota", "until_full"]
-"""Whether a class has its share of the room from the start, or only once the memory is full."""
+"""Time from which a class is limited to its share: from the start, or once the memory is full."""
 
 
 @dataclass(slots=True)
-class _Item:
+class _StoredSample:
     slot: int
     label: int
-    doubt: float
-    """Entropy as a share of the most there can be."""
+    uncertainty: float
+    """H / ln C, the entropy divided by its maximum."""
     age: int = 0
-    """Samples offered since it came, itself included."""
+    """Number of samples offered since it was stored, including itself."""
 
 
 class TimelyMemory:
-    """CSTU: keep `capacity` samples, giving up the oldest and least certain of a large class.
+    """Class-balanced memory of the newest and most certain samples (CSTU).
 
-    The worth of keeping a sample falls with λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C.
+    A full memory replaces the sample of a largest class with the highest removal score
+    λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C.
     """
 
     def __init__(
@@ -63,99 +66,105 @@ class TimelyMemory:
         self.capacity = capacity
         self.lambda_t, self.lambda_u = lambda_t, lambda_u
         self.insertion = insertion
-        self._items: list[_Item] = []
-        self._room: Tensor | None = None
+        self._samples: list[_StoredSample] = []
+        self._storage: Tensor | None = None  # (capacity, ...)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._samples)
 
     @property
     def inputs(self) -> Tensor:
-        """(samples, ...), in the order they came; the shape is known from the first offer on."""
-        assert self._room is not None, "a memory is read only after its first offer"
-        return self._room[self._index([item.slot for item in self._items])]
+        """Inputs in the order of arrival, (samples, ...). Available after the first `offer`."""
+        assert self._storage is not None, "a memory is read only after its first offer"
+        return self._storage[self._index([sample.slot for sample in self._samples])]
 
     @property
     def labels(self) -> list[int]:
-        """The class each was taken for when it came."""
-        return [item.label for item in self._items]
+        """Class of each sample, as predicted when it was stored."""
+        return [sample.label for sample in self._samples]
 
     @property
     def ages(self) -> list[int]:
-        """How many samples have been offered since each came, itself included."""
-        return [item.age for item in self._items]
+        """Number of samples offered since each sample was stored, including itself."""
+        return [sample.age for sample in self._samples]
 
     def offer(self, inputs: Tensor, logits: Tensor) -> None:
-        """One sample after another, each as its logits describe it; some are turned away."""
-        if self._room is None:
-            self._room = inputs.new_empty((self.capacity, *inputs.shape[1:]))
+        """Offer samples one after another. Their logits decide if they are stored."""
+        if self._storage is None:
+            self._storage = inputs.new_empty((self.capacity, *inputs.shape[1:]))
         n_classes = logits.shape[1]
-        # One transfer for all that the rule needs to know.
-        known = torch.stack([logits.argmax(-1).double(), entropy(logits).double()]).T.tolist()
-        taken: dict[int, int] = {}  # slot: row
-        for row, (label, doubt) in enumerate(known):
-            slot = self._slot_for(int(label), doubt / log(n_classes), n_classes)
+        # One transfer from the device for everything that the rule needs.
+        table = torch.stack([logits.argmax(-1).double(), entropy(logits).double()]).T.tolist()
+        row_by_slot: dict[int, int] = {}
+        for row, (label, nats) in enumerate(table):
+            slot = self._find_slot(int(label), nats / log(n_classes), n_classes)
             if slot is not None:
-                taken[slot] = row
-            for item in self._items:
-                item.age += 1
-        self._room[self._index(list(taken))] = inputs[self._index(list(taken.values()))].detach()
+                row_by_slot[slot] = row
+            for sample in self._samples:
+                sample.age += 1
+        slots, rows = self._index(list(row_by_slot)), self._index(list(row_by_slot.values()))
+        self._storage[slots] = inputs[rows].detach()
 
-    def score(self, age: int, doubt: float) -> float:
-        """How much there is against keeping a sample; `doubt` is its H / ln C."""
-        return self.lambda_t / (1 + exp(-age / self.capacity)) + self.lambda_u * doubt
+    def removal_score(self, age: int, uncertainty: float) -> float:
+        """Return the score of a sample. The highest is removed first."""
+        return self.lambda_t / (1 + exp(-age / self.capacity)) + self.lambda_u * uncertainty
 
     def clear(self) -> None:
-        """Forget everything but the shape."""
-        self._items.clear()
+        """Drop all samples. The sample shape stays known."""
+        self._samples.clear()
 
     def state_dict(self) -> State:
-        """The samples, if there ever were any, and what is known of them."""
-        if self._room is None:
+        """Return the samples and their properties; empty before the first `offer`."""
+        if self._storage is None:
             return {}
-        doubts = [item.doubt for item in self._items]
-        return {"inputs": self.inputs, "labels": self.labels, "ages": self.ages, "doubts": doubts}
+        return {
+            "inputs": self.inputs,
+            "labels": self.labels,
+            "ages": self.ages,
+            "uncertainties": [sample.uncertainty for sample in self._samples],
+        }
 
     def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Take over saved samples."""
-        self._room = None
+        """Replace the samples by saved ones."""
+        self._storage = None
         self.clear()
         if not state:
             return
         inputs = state["inputs"].to(device)
-        self._room = inputs.new_empty((self.capacity, *inputs.shape[1:]))
-        self._room[: len(inputs)] = inputs
-        known = zip(state["labels"], state["doubts"], state["ages"], strict=True)
-        self._items.extend(_Item(slot, *of_sample) for slot, of_sample in enumerate(known))
+        self._storage = inputs.new_empty((self.capacity, *inputs.shape[1:]))
+        self._storage[: len(inputs)] = inputs
+        columns = zip(state["labels"], state["uncertainties"], state["ages"], strict=True)
+        self._samples.extend(_StoredSample(slot, *values) for slot, values in enumerate(columns))
 
-    def _index(self, places: list[int]) -> Tensor:
-        assert self._room is not None
-        return move_to_device(torch.tensor(places, dtype=torch.long), self._room.device)
+    def _index(self, numbers: list[int]) -> Tensor:
+        assert self._storage is not None
+        return move_to_device(torch.tensor(numbers, dtype=torch.long), self._storage.device)
 
-    def _slot_for(self, label: int, doubt: float, n_classes: int) -> int | None:
-        """Where a new sample goes, if anywhere; it is remembered as being there."""
-        slot = self._free_slot(label, self.score(0, doubt), n_classes)
+    def _find_slot(self, label: int, uncertainty: float, n_classes: int) -> int | None:
+        """Return the slot for a new sample and register it; None if it is not stored."""
+        slot = self._free_slot(label, self.removal_score(0, uncertainty), n_classes)
         if slot is not None:
-            self._items.append(_Item(slot, label, doubt))
+            self._samples.append(_StoredSample(slot, label, uncertainty))
         return slot
 
     def _free_slot(self, label: int, score: float, n_classes: int) -> int | None:
-        """A free one, or that of the item with the highest score if the new one's is lower."""
+        """Return an unused slot, or free the one with the highest score if `score` is lower."""
         counts: dict[int, int] = dict.fromkeys([label], 0)
-        for item in self._items:
-            counts[item.label] = counts.get(item.label, 0) + 1
-        full = len(self._items) >= self.capacity
-        within = counts[label] < self.capacity / n_classes
-        if not full and (within or self.insertion == "until_full"):
-            used = {item.slot for item in self._items}
+        for sample in self._samples:
+            counts[sample.label] = counts.get(sample.label, 0) + 1
+        is_full = len(self._samples) >= self.capacity
+        is_below_share = counts[label] < self.capacity / n_classes
+        if not is_full and (is_below_share or self.insertion == "until_full"):
+            used = {sample.slot for sample in self._samples}
             return next(slot for slot in range(self.capacity) if slot not in used)
-        most = max(counts.values())
-        large = {name for name, n in counts.items() if n == most} if within else {label}
-        rivals = [item for item in self._items if item.label in large]
-        worst = max(rivals, key=lambda item: self.score(item.age, item.doubt))
-        if self.score(worst.age, worst.doubt) <= score:
+        highest = max(counts.values())
+        largest = {name for name, n in counts.items() if n == highest}
+        labels = largest if is_below_share else {label}
+        candidates = [sample for sample in self._samples if sample.label in labels]
+        worst = max(candidates, key=lambda one: self.removal_score(one.age, one.uncertainty))
+        if self.removal_score(worst.age, worst.uncertainty) <= score:
             return None
-        self._items.remove(worst)
+        self._samples.remove(worst)
         return worst.slot
 
 
@@ -164,26 +173,28 @@ class RottaConfig(UnsupervisedConfig):
     """Settings of RoTTA."""
 
     lr: float = 1e-3
-    """Step size of Adam; the authors' 1e-3."""
+    """Learning rate of Adam. The default is the authors' value."""
     alpha: float = 0.05
-    """How fast the running statistics follow the batches learned from; the authors' α = .05."""
+    """Rate α at which the running statistics follow the batches that are learned from. The default
+    is the authors' value."""
     teacher_rate: float = 1e-3
-    """Share of the student that the teacher takes over after a batch; the authors' ν = .001."""
+    """Share ν by which the teacher moves towards the student after a batch. The default is the
+    authors' value."""
     capacity: int = 64
-    """How many samples of the stream are remembered; the authors' N = 64."""
+    """Capacity N of the memory of the stream. The default is the authors' value."""
     lambda_t: float = 1.0
-    """Weight of age in giving samples up; the authors' 1."""
+    """Weight of age in the removal score. The default is the authors' value."""
     lambda_u: float = 1.0
-    """Weight of uncertainty in giving samples up; the authors' 1."""
+    """Weight of uncertainty in the removal score. The default is the authors' value."""
     insertion: Insertion = "quota"
-    """Whether a class may fill its share of the memory at most, as in the authors' code (quota), or
-    more as long as there is room, as in the code published with BiTTA (until_full)."""
+    """Limit of a class in the memory: at most its share, as in the authors' code (quota), or any
+    number until the memory is full, as in the code published with BiTTA (until_full)."""
     judged_among: Literal["all", "judged", "alike"] = "judged"
-    """Which samples go through the student along with answered ones; of no effect here, since
-    running statistics normalise them."""
+    """Samples that go through the student together with an answered sample. It has no effect here,
+    because running statistics normalise them."""
     feedback_on: Literal["student", "teacher"] = "student"
-    """Whose loss on answered samples counts; teacher as in the code published with BiTTA, where
-    nothing follows from it since only the student is trained."""
+    """Model whose loss on answered samples counts. The code published with BiTTA has the teacher.
+    Answers then have no effect, because only the student is trained."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "insertion": "until_full", "feedback_on": "teacher"}
@@ -199,7 +210,7 @@ class RottaConfig(UnsupervisedConfig):
 
 
 class Rotta(UnsupervisedAdapter[RottaConfig]):
-    """Serve the teacher by running statistics; teach the student on augmented memories."""
+    """Serves the teacher with running statistics and trains the student on the memory."""
 
     Config = RottaConfig
     paper: ClassVar[str] = "Yuan et al., CVPR 2023"
@@ -212,7 +223,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
             not (config.micro_batch and batch_norms(wrapped.model)),
             "micro_batch",
             config.micro_batch,
-            "0 where a model has BatchNorm, whose statistics follow whole batches in RoTTA",
+            "0 for a model with BatchNorm, whose statistics follow whole batches in RoTTA",
         )
         super().__init__(wrapped, config, seed=seed)
         self.timely = TimelyMemory(
@@ -223,21 +234,24 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         )
         self.learns_from_feedback &= config.feedback_on == "student"
 
+    def make_normaliser(self) -> Normaliser:
+        """Return the robust batch normalisation, for teacher and student."""
+        return RobustNorm(self.config.alpha)
+
     def make_trained_model(self) -> WrappedModel:
-        """A student; the user's model is the teacher. Both get the robust BatchNorm."""
-        self.wrapped.normaliser = RobustNorm(self.config.alpha)
+        """Return a copy as the student. The user's model is the teacher."""
         return self.wrapped.clone_model()
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Scale and shift only."""
+        """Return scale and shift of the normalisation layers."""
         return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """Adam, as the authors use."""
+        """Return Adam, as the authors use."""
         return self.make_adam()
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Offer the new samples to the memory, and learn from it in their place."""
+        """Offer the samples to the memory, then learn from the memory instead of the batch."""
         if len(unlabelled):
             self.timely.offer(unlabelled, self.logits(unlabelled))
             unlabelled = self.timely.inputs
@@ -247,35 +261,35 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         return losses
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        """The student, on a strong view, learns what the teacher says; less of old samples.
+        """Return the cross-entropy of the student, on an augmented view, with the teacher.
 
-        Running statistics of both follow what they are given.
+        Old samples have a lower weight. The running statistics of both models follow the inputs.
         """
         with torch.no_grad():
             teacher = self.wrapped(inputs, statistics="batch")
         view = augmented(inputs, random_key, "augment")
         student = self.trained_model(view, statistics="batch")
-        each = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
-        return {"consistency": (self.age_weights(like=each) * each).mean()}
+        losses = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
+        return {"consistency": (self.age_weights(like=losses) * losses).mean()}
 
     def age_weights(self, *, like: Tensor) -> Tensor:
-        """exp(-age / N) / (1 + exp(-age / N)) of each sample remembered."""
+        """Return exp(-age / N) / (1 + exp(-age / N)) of each sample in the memory."""
         return torch.sigmoid(-like.new_tensor(self.timely.ages) / self.config.capacity)
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
-        """The usual loss on the student; none on the teacher, which has no gradient."""
+        """Return the loss on answers of the student. The teacher has no gradient."""
         return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def reset(self) -> None:
-        """An empty memory of the stream, too."""
+        """Also empty the memory of the stream."""
         super().reset()
         self.timely.clear()
 
     def state_dict(self) -> State:
-        """The memory of the stream beside the rest."""
+        """Add the memory of the stream."""
         return super().state_dict() | {"timely": self.timely.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         self.timely.load_state_dict(state["timely"], device=self.wrapped.device)

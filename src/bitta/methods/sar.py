@@ -1,12 +1,12 @@
 """SAR: sharpness-aware entropy minimisation on reliable samples, with recovery.
 
 Niu et al., ICLR 2023, https://openreview.net/forum?id=g2YraF75Tj
-Departures from the authors' code: the label served comes from a forward of its own, before the
-update (the same label); which layers are the top is found by structure instead of by names. From
-the code published with BiTTA: recovery watches the entropy alone, for the answers' loss has a floor
-there above which the sum stays, so that one correct answer disables recovery.
-Kept from both: a batch without reliable samples still takes a step on zero gradients, and recovery
-restores the weights but neither the momentum nor the moving average.
+Departures from the authors' code: the served label comes from a separate forward pass before the
+update (the same label). The top layers are found by structure instead of by name. Departure from
+the code published with BiTTA: recovery watches the entropy only. The loss on answers has a floor
+above the threshold in that code, so that one correct answer disables recovery.
+Kept from both: a batch without reliable samples still makes an update with zero gradients, and
+recovery restores the weights but neither the momentum nor the moving average.
 """
 
 from collections.abc import Mapping
@@ -31,20 +31,21 @@ class SarConfig(UnsupervisedConfig):
     """Settings of SAR."""
 
     lr: float = 2.5e-4
-    """Step size of SGD; the authors' for ResNet-50, who have 1e-3 for a ViT at batch size 64."""
+    """Learning rate of SGD. The default is the authors' value for ResNet-50. They have 1e-3 for a
+    ViT with batches of 64."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov."""
     rho: float = 0.05
-    """Radius ρ within which the loss is made flat; the BiTTA paper has .5, its code .05."""
+    """Radius ρ within which the loss is made flat. The BiTTA paper has .5, its code .05."""
     entropy_margin: float = 0.4
-    """E₀ in units of ln C: samples whose entropy is below it are reliable."""
+    """Limit E₀ of the entropy of reliable samples, in units of ln C."""
     recover_below: float = 0.2
-    """Value of the moving average below which the weights go back to the source; 0 for never."""
+    """Limit of the moving average below which the source weights are restored; 0 for never."""
     recovery_watches: Literal["entropy", "loss"] = "entropy"
-    """What is averaged: the entropy, or the loss with that of answers, as the code published with
-    BiTTA does."""
+    """Value of the moving average: the entropy, or the loss with that on answers, as in the code
+    published with BiTTA."""
     entropy_eps: float = 0.0
-    """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
+    """Constant inside the logarithm of the entropy. The code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "entropy_eps": 1e-6, "recovery_watches": "loss"},
@@ -60,7 +61,7 @@ class SarConfig(UnsupervisedConfig):
 
 
 class Sar(UnsupervisedAdapter[SarConfig]):
-    """Reliable samples, a flat minimum, and a way back from collapse."""
+    """Minimises the entropy of reliable samples at a flat minimum and recovers from collapse."""
 
     Config = SarConfig
     paper: ClassVar[str] = "Niu et al., ICLR 2023"
@@ -72,39 +73,40 @@ class Sar(UnsupervisedAdapter[SarConfig]):
     def __init__(self, wrapped: WrappedModel, config: SarConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.average: float | None = None
-        """Moving average of the second pass's loss."""
-        self._reliable: Tensor | None = None
+        """Moving average of the loss of the second pass."""
+        self._is_reliable: Tensor | None = None  # (batch,) in the first pass of an update
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Scale and shift, but not in the last stage."""
+        """Return scale and shift of the normalisation layers, without the last stage."""
         return norm_parameters_below_top(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return self.make_sgd(momentum=self.config.momentum)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Of the second pass, made where the first one's gradient leads uphill."""
-        self._reliable = None
+        """Compute the gradient in two passes: the second one at θ + ρ g / ‖g‖ of the first."""
+        self._is_reliable = None
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):
             terms = super().compute_gradients(mixed, random_key)
-        self._watch(terms)
+        self._update_average(terms)
         return terms
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Mean entropy of reliable samples; in the second pass, of those that still are."""
+        """Return the mean entropy of the samples that are reliable in all passes so far."""
         logits = self.trained_model(inputs, statistics="batch")
-        each = entropy(logits, eps=self.config.entropy_eps)
-        reliable = each < self.config.entropy_margin * log(logits.shape[-1])
-        if self._reliable is not None:
-            reliable = reliable & self._reliable
-        self._reliable = reliable
-        # 0 where there are none: momentum goes on without them.
-        return {"entropy": torch.where(reliable, each, 0).sum() / reliable.sum().clamp_min(1)}
+        entropies = entropy(logits, eps=self.config.entropy_eps)
+        is_reliable = entropies < self.config.entropy_margin * log(logits.shape[-1])
+        if self._is_reliable is not None:
+            is_reliable = is_reliable & self._is_reliable
+        self._is_reliable = is_reliable
+        # Without reliable samples the loss is 0, and the update is made by momentum alone.
+        total = torch.where(is_reliable, entropies, 0).sum()
+        return {"entropy": total / is_reliable.sum().clamp_min(1)}
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Learn; if what is left of the entropy says that the model has collapsed, recover."""
+        """Learn, then restore the source weights if the moving average shows a collapse."""
         losses = super().adapt(unlabelled, feedback)
         limit = self.config.recover_below
         if limit and self.average is not None and self.average < limit:
@@ -112,22 +114,22 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         return losses
 
     def reset(self) -> None:
-        """Forget the moving average, too."""
+        """Also drop the moving average."""
         super().reset()
         self.average = None
 
     def state_dict(self) -> State:
-        """The moving average beside the rest."""
+        """Add the moving average."""
         return super().state_dict() | {"average": self.average}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         self.average = state["average"]
 
-    def _watch(self, terms: Mapping[str, Tensor]) -> None:
-        """ema ← .9 ema + .1 L, as far as there is a loss."""
-        if self._reliable is None or not self._reliable.any():
+    def _update_average(self, terms: Mapping[str, Tensor]) -> None:
+        """average ← .9 average + .1 loss, if there were reliable samples."""
+        if self._is_reliable is None or not self._is_reliable.any():
             return
         watched = ["entropy"] if self.config.recovery_watches == "entropy" else list(terms)
         loss = sum(terms[name].item() for name in watched)

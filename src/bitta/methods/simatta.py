@@ -1,292 +1,79 @@
-"""SimATTA: learn from a few answered samples that stand for clusters of uncertain ones.
+"""SimATTA: learn from a few answered samples that represent clusters of uncertain samples.
 
 Gui, Li and Ji, ICLR 2024, "Active Test-Time Adaptation: Theoretical Analyses and An Algorithm".
-Full labels and verdicts alike: a sample judged incorrect is kept away from the label it was shown
-with (SimATTA_BIN of the BiTTA paper). Departures from the authors' code: a question per cluster up
-to the session's number of them, the largest clusters first; the sample asked about is the nearest
-of its cluster; memories are bounded, and the number of clusters with them; at most `steps` updates
-a batch, where theirs are two more; what an answer stands for is found when it arrives.
+The method learns from full labels and from verdicts: the probability of a label judged incorrect
+falls (SimATTA_BIN of the BiTTA paper). Departures from the authors' code: one question per cluster
+up to the number of the session, largest clusters first. The sample nearest to the centre is asked
+about. Memories are bounded, and so is the number of clusters. There are at most `steps` updates per
+batch; theirs has two more. The samples that an answer represents are determined when it arrives.
 """
 
-import math
-import random
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.config import require
-from bitta.errors import SettingError
 from bitta.losses import complementary_loss, entropy
 from bitta.memory import FifoMemory, MixedBatch
-from bitta.methods.balance import Patience, anchor_share, drawn_rows, row_weights
-from bitta.methods.base import GradientAdapter, GradientConfig
+from bitta.methods.base import GradientAdapter, GradientConfig, stack_losses
+from bitta.methods.clustering import ClusterCache, Clusters, import_k_means
 from bitta.nn import WrappedModel, explain_out_of_memory
 from bitta.seeding import RandomKey, derive_seed
 from bitta.types import Feedback, JudgedSamples, Losses, State, move_to_device
 
-
-class Anchors:
-    """The newest `capacity` answered samples, each with its verdict and how many it stands for."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.inputs: Tensor | None = None  # (anchors, ...), oldest first
-        self.labels = torch.zeros(0, dtype=torch.long)  # (anchors,) as judged
-        self.correct = torch.zeros(0, dtype=torch.bool)  # (anchors,) the verdict
-        self.weights = torch.zeros(0)  # (anchors,) samples of the stream it stands for
-        self.sample_ids: list[int | None] = []
-        """Id of each anchor, oldest first."""
-
-    def add(self, feedback: Feedback, weights: Tensor) -> None:
-        """Take answers in, [correct; incorrect], and let the oldest anchors go."""
-        right, wrong = feedback.correct, feedback.incorrect
-        verdicts = [torch.ones_like(right.labels), torch.zeros_like(wrong.labels)]
-        older = [] if self.inputs is None else [self.inputs]
-        device = right.inputs.device
-        self.inputs = self._newest(*older, right.inputs, wrong.inputs)
-        self.labels = self._newest(self.labels.to(device), right.labels, wrong.labels)
-        self.correct = self._newest(self.correct.to(device), *(v.bool() for v in verdicts))
-        self.weights = self._newest(self.weights.to(device), weights.to(device))
-        self.sample_ids = [*self.sample_ids, *_sample_ids(right), *_sample_ids(wrong)]
-        self.sample_ids = self.sample_ids[-self.capacity :]
-
-    def remove(self, sample_ids: Iterable[int]) -> None:
-        """Remove the anchors with these ids. Ids that are not stored are ignored."""
-        removed = set(sample_ids)
-        if self.inputs is None or removed.isdisjoint(self.sample_ids):
-            return
-        kept = [row for row, id_ in enumerate(self.sample_ids) if id_ not in removed]
-        self.inputs, self.labels = self.inputs[kept], self.labels[kept]
-        self.correct, self.weights = self.correct[kept], self.weights[kept]
-        self.sample_ids = [self.sample_ids[row] for row in kept]
-
-    def with_verdict(self, *, correct: bool) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of those judged alike; there must have been an `add`."""
-        assert self.inputs is not None, "anchors are read only after their first add"
-        alike = self.correct if correct else ~self.correct
-        return self.inputs[alike], self.labels[alike]
-
-    def state_dict(self) -> State:
-        """All of it."""
-        names = ("inputs", "labels", "correct", "weights", "sample_ids")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: State, *, device: torch.device) -> None:
-        """Go on from a saved state."""
-        self.inputs = None if state["inputs"] is None else state["inputs"].to(device)
-        self.labels = state["labels"].to(device)
-        self.correct = state["correct"].to(device)
-        self.weights = state["weights"].to(device)
-        self.sample_ids = list(state["sample_ids"])
-
-    def _newest(self, *parts: Tensor) -> Tensor:
-        return torch.cat(parts)[-self.capacity :]
-
-
-def _sample_ids(samples: JudgedSamples) -> Sequence[int | None]:
-    return samples.sample_ids or [None] * len(samples.labels)
-
-
-class Parted:
-    """Remembers the last clusters: a batch is parted when it is asked about and when answered."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, Tensor, dict[str, int], Clusters] | None = None
-
-    def __call__(self, features: Tensor, weights: Tensor, **how: int) -> "Clusters":
-        """Clusters of these points, computed once."""
-        if self._last is not None:
-            points, masses, manner, clusters = self._last
-            same = how == manner and torch.equal(weights, masses) and torch.equal(features, points)
-            if same:
-                return clusters
-        clusters = Clusters.of(features, weights, **how)
-        self._last = features.clone(), weights.clone(), how, clusters
-        return clusters
-
-
-def uncertain_rows(entropies: Tensor, least: float) -> Tensor:
-    """Rows of at least so much entropy on the host, most uncertain first."""
-    entropies = entropies.cpu()
-    order = entropies.argsort(descending=True, stable=True)
-    return order[entropies[order] >= least]
-
-
-def k_means() -> tuple[Any, type[Warning]]:
-    """What clusters, and what it says where fewer points differ than there are clusters."""
-    random_key = random.getstate()
-    try:
-        from sklearn.cluster import KMeans  # noqa: PLC0415 (an extra)
-        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
-    except ImportError:
-        raise SettingError(
-            "SimATTA finds clusters with scikit-learn, which is not installed; "
-            "run: pip install 'bitta[cluster]'"
-        ) from None
-    finally:
-        random.setstate(random_key)  # importing it draws a number
-    return KMeans, ConvergenceWarning
-
-
-def first_centres(
-    points: Tensor, masses: Tensor, *, n_clusters: int, starts: int, seed: int
-) -> Tensor:
-    """Rows of the points that k-means begins from, (starts, clusters), as k-means++ draws them.
-
-    Each is the best of a few, drawn by how far they are from those before it. Draws and outcome are
-    scikit-learn's; it measures the same distances again for each centre of each start, where here
-    they are known from the beginning and all starts go on together.
-    """
-    trials = 2 + int(math.log(n_clusters))
-    random_key = np.random.RandomState(seed % 2**32)
-    drawn = random_key.random_sample((starts, 1 + (n_clusters - 1) * trials))
-    first, later = torch.from_numpy(drawn).tensor_split((1,), dim=1)
-    apart = torch.cdist(points, points).square_()
-    reach = masses.cumsum(0)
-    row = torch.searchsorted(reach / reach[-1], first.contiguous(), right=True).squeeze(1)
-    rows, nearest = [row], apart[row]  # (starts, points)
-    for shares in later.unflatten(1, (n_clusters - 1, trials)).unbind(1):
-        reach = (nearest * masses).cumsum(1)
-        tried = torch.searchsorted(reach, shares * reach[:, -1:]).clamp_max_(len(points) - 1)
-        nearer = torch.minimum(apart[tried], nearest.unsqueeze(1))  # (starts, trials, points)
-        best = (nearer @ masses).argmin(1, keepdim=True)
-        rows.append(tried.gather(1, best).squeeze(1))
-        nearest = nearer[torch.arange(starts), best.squeeze(1)]
-    return torch.stack(rows, 1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Clusters:
-    """Which cluster each point is in, and how far it is from its centre; anchors come first."""
-
-    labels: Tensor  # (points,)
-    distances: Tensor  # (points,)
-    n_anchors: int
-    """How many of the points are anchors; the others are new samples, each of weight 1."""
-
-    @classmethod
-    def of(
-        cls, features: Tensor, weights: Tensor, *, n_clusters: int, starts: int, seed: int
-    ) -> "Clusters":
-        """Part points, (points, features); `weights` are of the anchors, which come first.
-
-        The best of so many `starts` is taken.
-        """
-        n_anchors, n_new = len(weights), len(features) - len(weights)
-        if n_clusters >= len(features):
-            alone = torch.arange(len(features))
-            return cls(alone, torch.zeros(len(features)), n_anchors)
-        kind, unlike = k_means()
-        masses = torch.cat([weights.cpu().double(), torch.ones(n_new).double()])
-        points = _turned(features.detach().cpu().double())
-        rows = first_centres(points, masses, n_clusters=n_clusters, starts=starts, seed=seed)
-        begin = iter(rows.numpy())
-        # Elkan's algorithm is not for a single cluster; Lloyd's limits the threads of others.
-        algorithm = "elkan" if n_clusters > 1 else "lloyd"
-        model = kind(
-            n_clusters, init=lambda x, *_, **__: x[next(begin)], n_init=starts, algorithm=algorithm
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", unlike)
-            model.fit(points.numpy(), sample_weight=masses.numpy())
-        labels = torch.from_numpy(model.labels_).long()
-        centres = torch.from_numpy(model.cluster_centers_)
-        return cls(labels, (points - centres[labels]).norm(dim=1), n_anchors)
-
-    def unanchored(self) -> list[tuple[int, int]]:
-        """New sample nearest to the centre, and size, of each cluster without an anchor.
-
-        The largest cluster comes first; samples are counted from the first new one.
-        """
-        anchored = set(self.labels[: self.n_anchors].tolist())
-        members: dict[int, list[int]] = {}
-        for row, label in enumerate(self.labels[self.n_anchors :].tolist()):
-            if label not in anchored:
-                members.setdefault(label, []).append(row)
-        away = self.distances[self.n_anchors :].tolist()
-        found = [(min(rows, key=away.__getitem__), len(rows)) for rows in members.values()]
-        return sorted(found, key=lambda one: -one[1])
-
-    def shares(self, standing: Tensor) -> Tensor:
-        """How many new samples each point stands for, (points,).
-
-        Those of a cluster are shared by the points in it for which `standing` is true.
-        """
-        n_clusters = int(self.labels.max()) + 1
-        new = torch.arange(len(self.labels)) >= self.n_anchors
-        sizes = torch.bincount(self.labels[new], minlength=n_clusters)
-        sharing = torch.bincount(self.labels[standing], minlength=n_clusters).clamp_min(1)
-        return torch.where(standing, (sizes / sharing)[self.labels], 0.0)
-
-
-def _turned(points: Tensor) -> Tensor:
-    """The same points about their middle, turned into as few dimensions as there are points."""
-    points = points - points.mean(0)
-    different, which = points.unique(dim=0, return_inverse=True)
-    if different.shape[1] <= different.shape[0]:
-        return points
-    # Equal ones are turned once: rounding must not part them.
-    turned: Tensor = torch.linalg.qr(different.T, mode="r").R.T
-    return turned[which]
-
-
-_PER_BATCH = 100  # source-like samples
+_MAX_SOURCE_LIKE_PER_BATCH = 100
 _TERMS = ("correct", "incorrect", "source_like")
+_MAX_ANCHOR_SHARE = 0.2  # Share of the loss until there are enough source-like samples.
+_WINDOW = 6  # Updates per window of `LossPlateau`. The last one is ignored.
+_MAX_FAILED_WINDOWS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimattaConfig(GradientConfig):
-    """Settings of SimATTA; the number of questions belongs to the session.
+    """Settings of SimATTA. The number of questions is a setting of the session.
 
-    It keeps anchors instead of memories of correct and incorrect samples.
+    It has anchors instead of memories of correct and incorrect samples.
     """
 
     lr: float = 1e-4
-    """Step size of SGD, begun anew on each batch; the BiTTA paper's for CIFAR, the authors' for
-    Tiny-ImageNet. Theirs on PACS, 1e-3, takes some models apart."""
+    """Learning rate of SGD, whose momentum restarts on each batch. The default is the value of the
+    BiTTA paper for CIFAR and of the authors for Tiny-ImageNet. Their 1e-3 on PACS breaks some
+    models."""
     momentum: float = 0.9
-    """Momentum of SGD; the authors' value."""
+    """Momentum of SGD. The default is the authors' value."""
     steps: int = 30
-    """Mini-batches per epoch, of which there is one on each batch; the authors: 30 on PACS."""
+    """Updates per epoch, each on a mini-batch. The authors have 30 on PACS."""
     batch_size: int = 64
-    """Anchors, and source-like samples, in a mini-batch; the code published with BiTTA has 64."""
+    """Number of anchors, and of source-like samples, in a mini-batch. The code published with BiTTA
+    has 64."""
     high_entropy: float = 1e-3
-    """Samples are asked about from this entropy of the adapted model on; the BiTTA paper's e_h for
-    CIFAR. The authors: 1e-2 on PACS."""
+    """Lowest entropy of the adapted model at which a sample may be asked about. The BiTTA paper has
+    1e-3 (e_h) for CIFAR, the authors 1e-2 on PACS."""
     low_entropy: float = 1e-4
-    """Below this entropy of the source model a sample is source-like; the BiTTA paper's e_l for
-    CIFAR-10, 1e-5 for CIFAR-100. The authors: 1e-4 on PACS."""
+    """Limit of the entropy of the source model for source-like samples. The BiTTA paper (e_l) has
+    1e-4 for CIFAR-10 and 1e-5 for CIFAR-100, the authors 1e-4 on PACS."""
     clusters: int = 10
-    """Clusters of the first batch; the authors' value."""
+    """Number of clusters of the first batch. The default is the authors' value."""
     cluster_growth: int = 3
-    """How many more there are on each batch; the BiTTA paper's value. The authors: 1."""
+    """Number of clusters added on each batch. The BiTTA paper has 3, the authors 1."""
     starts: int = 1
-    """Clusterings of a batch, from other first centres, of which the best is taken; the authors'
-    value is 10."""
+    """Number of clusterings with other first centres, of which the best is used. The authors have
+    10."""
     cold_start: int = 100
-    """Until there are so many source-like samples, anchors have at most a fifth of the loss; the
-    authors' value."""
+    """Number of source-like samples up to which anchors have at most a fifth of the loss. The
+    default is the authors' value."""
     max_anchors: int = 192
-    """Answered samples that are kept; the authors keep all."""
+    """Capacity of the memory of answered samples. The authors keep all."""
     max_source_like: int = 1000
-    """Source-like samples that are kept; the authors keep all."""
+    """Capacity of the memory of source-like samples. The authors keep all."""
     complementary_eps: float = 0.0
-    """Inside the logarithm for incorrect samples. The code published with BiTTA has 1e-6, which
-    leaves those alone that the model is surest about."""
+    """Constant added inside the logarithm of the loss on incorrect samples. The code published with
+    BiTTA has 1e-6, which ignores the samples with the highest confidence."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {"starts": 10, "complementary_eps": 1e-6}
@@ -303,7 +90,7 @@ class SimattaConfig(GradientConfig):
 
 
 class Simatta(GradientAdapter[SimattaConfig]):
-    """Ask about one sample per cluster; train on what was answered and on what the source knows."""
+    """Asks about one sample per cluster. Trains on answered and on source-like samples."""
 
     Config = SimattaConfig
     paper: ClassVar[str] = "Gui et al., ICLR 2024"
@@ -311,204 +98,211 @@ class Simatta(GradientAdapter[SimattaConfig]):
     n_queries: ClassVar[int] = 3
 
     def __init__(self, wrapped: WrappedModel, config: SimattaConfig, *, seed: int = 0) -> None:
-        k_means()  # refused now if it is not there, not in mid-stream
+        import_k_means()  # Raises an error now if scikit-learn is missing.
         super().__init__(wrapped, config, seed=seed)
-        self.anchors = Anchors(config.max_anchors)
+        self.anchors = AnchorMemory(config.max_anchors)
         self.source_like = FifoMemory(config.max_source_like)
         self.teacher = wrapped.clone_model()
-        """The source model; it never changes."""
-        self._parted = Parted()
+        """The source model. It never changes."""
+        self._clusters = ClusterCache()
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """All of them."""
+        """Return all parameters."""
         return list(model.parameters())
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return self.make_sgd(momentum=self.config.momentum)
 
     @torch.no_grad()
     def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor:
-        """How many uncertain samples a sample is to stand for; those of other clusters at -inf."""
-        features, entropies = self._seen(inputs)
+        """Return the cluster size of each central sample; -inf for all other rows."""
+        features, entropies = self._compute_features(inputs)
         entropies = entropies[len(self.anchors) :]
-        candidates = uncertain_rows(entropies, self.config.high_entropy)
-        free = self._n_clusters() - len(self.anchors)
-        if len(candidates) < free:
-            # Too few to part into so many clusters: the most uncertain, each for itself.
-            chosen = [(int(row), 1) for row in uncertain_rows(entropies, 0.0)[:free]]
+        candidates = find_uncertain_rows(entropies, self.config.high_entropy)
+        n_free = self._n_clusters() - len(self.anchors)
+        if len(candidates) < n_free:
+            # Too few candidates for the clusters: choose the most uncertain rows.
+            chosen = [(int(row), 1) for row in find_uncertain_rows(entropies, 0.0)[:n_free]]
         elif len(candidates):
-            clusters = self._clusters(features, candidates)
-            chosen = [(int(candidates[row]), size) for row, size in clusters.unanchored()]
+            clusters = self._find_clusters(features, candidates)
+            chosen = [(int(candidates[row]), size) for row, size in clusters.find_unanchored()]
         else:
             chosen = []
-        query_scores = torch.full((len(inputs),), -torch.inf)
+        scores = torch.full((len(inputs),), -torch.inf)
         for row, size in chosen[:n_queries]:
-            query_scores[row] = size
-        return query_scores.to(inputs.device)
+            scores[row] = size
+        return scores.to(inputs.device)
 
     @torch.enable_grad()
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Take in answers and source-like samples; then `steps` mini-batches of both."""
-        self._take_answers(unlabelled, feedback)
-        self._take_source_like(unlabelled)
+        """Remember answers and source-like samples, then make `steps` updates per epoch."""
+        self._remember_answers(unlabelled, feedback)
+        self._remember_source_like(unlabelled)
         right, right_labels = self.anchors.with_verdict(correct=True)
         wrong, wrong_labels = self.anchors.with_verdict(correct=False)
         inputs = torch.cat([right, wrong, self.source_like.inputs])
-        self._drop_momentum()
+        self._reset_momentum()
         losses = self._train(MixedBatch(inputs, right_labels, wrong_labels))
         self.version += 1
         return losses
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)), of drawn rows."""
-        counts, drawn = self._mini_batch(mixed, random_key)
-        return _with_rows(self._terms(*drawn), counts)
+        """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)) of drawn rows."""
+        counts, mini_batch = self._draw_mini_batch(mixed, random_key)
+        return _drop_empty_terms(self._weighted_terms(*mini_batch), counts)
+
+    def update(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
+        """Draw a mini-batch and make one update. A GPU replays the update, not the drawing."""
+        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
+        counts, mini_batch = self._draw_mini_batch(mixed, random_key)
+        terms = self.trained_model.run_or_replay(
+            "update", self._update_on_mini_batch, mini_batch, random_key, step=self.version
+        )
+        return _drop_empty_terms(terms, counts)
 
     def forget(self, sample_ids: Iterable[int]) -> None:
         """Remove answered samples from the anchors."""
         self.anchors.remove(sample_ids)
 
     def reset(self) -> None:
-        """Empty memories, too."""
+        """Also empty the memories."""
         super().reset()
         self.anchors.clear()
         self.source_like.clear()
 
     def state_dict(self) -> State:
-        """Anchors and source-like samples beside the rest."""
+        """Add anchors and source-like samples. The optimiser has no state between batches."""
         return super().state_dict() | {
-            "optimiser": {},  # begun anew on each batch
+            "optimiser": {},
             "anchors": self.anchors.state_dict(),
             "source_like": self.source_like.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         self.source_weights.restore(self.teacher.model)
         self.anchors.load_state_dict(state["anchors"], device=self.wrapped.device)
         self.source_like.load_state_dict(state["source_like"], device=self.wrapped.device)
 
     def close(self) -> None:
-        """Give the model back, and let the source's copy go."""
+        """Return the model to its owner and release the copy of the source model."""
         self.teacher.close()
         super().close()
 
     @torch.no_grad()
-    def _take_answers(self, unlabelled: Tensor, feedback: Feedback) -> None:
-        """Anchors, old and new, share the uncertain samples of their clusters.
+    def _remember_answers(self, unlabelled: Tensor, feedback: Feedback) -> None:
+        """Add answers to the anchors. All anchors share the uncertain samples of their clusters.
 
-        With every answer at hand these are the clusters that were asked about: the same samples in
-        the same order. A late answer stands for its cluster among the samples it arrives with.
+        If no answer is late, these are the clusters that the questions came from. A late answer
+        represents its cluster among the samples with which it arrives.
         """
         answered = torch.cat([feedback.correct.inputs, feedback.incorrect.inputs])
-        features, entropies = self._seen(torch.cat([answered, unlabelled]))
-        uncertain = entropies[len(self.anchors) :].clone()
-        uncertain[: len(answered)].clamp_min_(self.config.high_entropy)
-        candidates = uncertain_rows(uncertain, self.config.high_entropy)
-        standing = torch.cat([torch.ones(len(self.anchors)).bool(), candidates < len(answered)])
+        features, entropies = self._compute_features(torch.cat([answered, unlabelled]))
+        entropies = entropies[len(self.anchors) :].clone()
+        entropies[: len(answered)].clamp_min_(self.config.high_entropy)
+        candidates = find_uncertain_rows(entropies, self.config.high_entropy)
+        is_answered = candidates < len(answered)
+        represents = torch.cat([torch.ones(len(self.anchors)).bool(), is_answered])
         weights = torch.zeros(len(answered))
-        if len(candidates) and standing.any():
-            shares = self._clusters(features, candidates).shares(standing)
+        if len(candidates) and represents.any():
+            clusters = self._find_clusters(features, candidates)
+            shares = clusters.share_new_samples(represents)
             older, new = shares.tensor_split((len(self.anchors),))
             self.anchors.weights = self.anchors.weights + older.to(self.anchors.weights)
-            weights[candidates[candidates < len(answered)]] = new[candidates < len(answered)]
+            weights[candidates[is_answered]] = new[is_answered]
         self.anchors.add(feedback, weights)
 
     @torch.no_grad()
-    def _take_source_like(self, unlabelled: Tensor) -> None:
-        """The samples that the source model is surest about, with its labels."""
+    def _remember_source_like(self, unlabelled: Tensor) -> None:
+        """Add the samples of lowest entropy in the source model, with its labels."""
         rows, labels = torch.zeros(0).long(), torch.zeros(0).long()
         if len(unlabelled):
             logits = self.teacher(unlabelled, statistics="running")
             entropies, labels = entropy(logits), logits.argmax(-1)
-            order = entropies.argsort(stable=True)[:_PER_BATCH]
+            order = entropies.argsort(stable=True)[:_MAX_SOURCE_LIKE_PER_BATCH]
             rows = order[entropies[order] < self.config.low_entropy]
         rows = rows.to(unlabelled.device)
         self.source_like.add(JudgedSamples(unlabelled[rows], labels.to(rows.device)[rows]))
 
     def _train(self, mixed: MixedBatch) -> Losses:
-        """`steps` times per epoch, unless the anchors stop gaining."""
-        taken: list[dict[str, Tensor]] = []
-        patience = Patience()
-        n_steps = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
+        """Make `steps` updates per epoch. Stop when the loss on anchors stops falling."""
+        updates: list[dict[str, Tensor]] = []
+        plateau = LossPlateau()
+        n_updates = self.config.epochs * self.config.steps if len(mixed.inputs) else 0
         with explain_out_of_memory(
             f"a step on {2 * self.config.batch_size} samples", "set a smaller batch_size."
         ):
-            for number in range(n_steps):
+            for number in range(n_updates):
                 if number:
                     self.between_updates()
-                taken.append(self._descend(mixed, number))
-                on_anchors = [taken[-1][n] for n in ("correct", "incorrect") if n in taken[-1]]
-                if on_anchors and patience.ends(torch.stack(on_anchors).sum()):
+                terms = self.update(mixed, number)
+                updates.append(terms)
+                on_anchors = [terms[name] for name in ("correct", "incorrect") if name in terms]
+                if on_anchors and plateau.is_reached(torch.stack(on_anchors).sum()):
                     break
-        # Which terms there are depends on what was drawn.
-        names = dict.fromkeys(name for terms in taken for name in terms)
-        absent = mixed.inputs.new_full((), torch.nan, dtype=torch.float32)
-        return Losses({n: torch.stack([terms.get(n, absent) for terms in taken]) for n in names})
+        return stack_losses(updates, like=mixed.inputs)
 
-    def _descend(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
-        """Draw first: a GPU repeats the step on other rows, not the drawing of them."""
-        random_key = RandomKey((self.seed, "adapt", self.version, epoch))
-        counts, drawn = self._mini_batch(mixed, random_key)
-        terms = self.trained_model.run_or_replay(
-            "descend", self._step, drawn, random_key, turn=self.version
-        )
-        return _with_rows(terms, counts)
-
-    def _step(self, *drawn: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        terms = self.backward(lambda: self._terms(*drawn))
+    def _update_on_mini_batch(
+        self,
+        *mini_batch: Tensor,
+        random_key: RandomKey,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
+        terms = self.backward(lambda: self._weighted_terms(*mini_batch))
         self.optimiser.step()
         return {name: term.detach() for name, term in terms.items()}
 
-    def _terms(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """All three, 0 where a term has no rows: sums of weighted rows, whichever they are."""
+    def _weighted_terms(self, inputs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Return all three terms as weighted sums over rows; 0 for a term without rows."""
         logits = self.trained_model(inputs, statistics="running")
-        towards = F.cross_entropy(logits, labels, reduction="none")
-        complementary = partial(complementary_loss, eps=self.config.complementary_eps)
-        away = torch.vmap(complementary)(logits, labels)
-        each = torch.stack([towards, away, towards])  # (terms, rows)
-        terms = torch.where(weights > 0, weights * each, 0).sum(-1)
+        cross_entropy = F.cross_entropy(logits, labels, reduction="none")
+        loss = partial(complementary_loss, eps=self.config.complementary_eps)
+        complementary = torch.vmap(loss)(logits, labels)
+        losses = torch.stack([cross_entropy, complementary, cross_entropy])  # (terms, rows)
+        terms = torch.where(weights > 0, weights * losses, 0).sum(-1)
         return dict(zip(_TERMS, terms, strict=True))
 
-    def _mini_batch(
+    def _draw_mini_batch(
         self, mixed: MixedBatch, random_key: RandomKey
     ) -> tuple[list[int], list[Tensor]]:
-        """How many rows each term has; and of [correct; incorrect; source-like] rows the inputs,
-        labels and weights, of shapes that stay once there are enough of both kinds."""
-        n_anchors, n_like = mixed.n_judged, len(self.source_like)
-        most = self.config.batch_size
-        judged = drawn_rows(n_anchors, most, random_key.at("anchors"))
-        like = drawn_rows(n_like, most, random_key.at("source-like"))
-        n_right = int((judged < len(mixed.correct)).sum())
-        counts = [n_right, len(judged) - n_right, len(like)]
-        share = anchor_share(n_anchors, n_like, cold_start=self.config.cold_start)
+        """Return the number of rows of each term, and inputs, labels and weights of the rows.
+
+        The rows are [correct; incorrect; source-like]. Their shapes are constant once there are
+        enough samples of both kinds.
+        """
+        n_anchors, n_source_like = mixed.n_judged, len(self.source_like)
+        max_rows = self.config.batch_size
+        anchors = draw_rows(n_anchors, max_rows, random_key.at("anchors"))
+        source_like = draw_rows(n_source_like, max_rows, random_key.at("source-like"))
+        n_correct = int((anchors < len(mixed.correct)).sum())
+        counts = [n_correct, len(anchors) - n_correct, len(source_like)]
+        share = anchor_share(n_anchors, n_source_like, cold_start=self.config.cold_start)
         device = mixed.inputs.device
-        rows = move_to_device(torch.cat([judged, n_anchors + like]), device)
+        rows = move_to_device(torch.cat([anchors, n_anchors + source_like]), device)
         labels = torch.cat([mixed.correct, mixed.incorrect, self.source_like.labels])
         weights = move_to_device(row_weights(*counts, share=share), device)
         return counts, [mixed.inputs[rows], labels[rows], weights]
 
-    def _drop_momentum(self) -> None:
-        """Begin SGD anew, in place: what is captured has the momenta in it."""
-        for slot in self.optimiser.state.values():
-            if torch.is_tensor(slot.get("momentum_buffer")):
-                slot["momentum_buffer"].zero_()
+    def _reset_momentum(self) -> None:
+        """Set the momentum to 0 in place: captured graphs refer to these tensors."""
+        for values in self.optimiser.state.values():
+            if torch.is_tensor(values.get("momentum_buffer")):
+                values["momentum_buffer"].zero_()
 
-    def _seen(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and entropies of [anchors; inputs] by the adapted model."""
-        both = inputs if self.anchors.inputs is None else torch.cat([self.anchors.inputs, inputs])
-        if not len(both):
+    def _compute_features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and entropies of [anchors; inputs] in the adapted model."""
+        rows = inputs if self.anchors.inputs is None else torch.cat([self.anchors.inputs, inputs])
+        if not len(rows):
             return torch.zeros(0, 1), torch.zeros(0)
-        features, logits = self.wrapped.features(both, statistics="running")
+        features, logits = self.wrapped.features(rows, statistics="running")
         return features, entropy(logits)
 
-    def _clusters(self, features: Tensor, candidates: Tensor) -> Clusters:
-        """Of [anchors; candidates]."""
+    def _find_clusters(self, features: Tensor, candidates: Tensor) -> Clusters:
+        """Return the clusters of [anchors; candidates]."""
         n_anchors = len(self.anchors)
         rows = torch.cat([torch.arange(n_anchors), n_anchors + candidates])
-        return self._parted(
+        return self._clusters.find(
             features.cpu()[rows],
             self.anchors.weights,
             n_clusters=self._n_clusters(),
@@ -517,10 +311,127 @@ class Simatta(GradientAdapter[SimattaConfig]):
         )
 
     def _n_clusters(self) -> int:
-        """More on every batch, as anchors get more, and no more than those can become."""
+        """Return the number of clusters. It grows with the anchors and has the same limit."""
         config = self.config
         return config.clusters + min(self.version * config.cluster_growth, config.max_anchors)
 
 
-def _with_rows(terms: dict[str, Tensor], counts: list[int]) -> dict[str, Tensor]:
+class AnchorMemory:
+    """Memory of the newest `capacity` answered samples, with verdicts and weights."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def clear(self) -> None:
+        """Drop all anchors."""
+        self.inputs: Tensor | None = None  # (anchors, ...), oldest first
+        self.labels = torch.zeros(0, dtype=torch.long)  # (anchors,) the labels that were judged
+        self.correct = torch.zeros(0, dtype=torch.bool)  # (anchors,) the verdicts
+        self.weights = torch.zeros(0)  # (anchors,) number of samples that each one represents
+        self.sample_ids: list[int | None] = []
+        """Id of each anchor, oldest first."""
+
+    def add(self, feedback: Feedback, weights: Tensor) -> None:
+        """Add answers, [correct; incorrect], and drop the oldest anchors beyond the capacity."""
+        right, wrong = feedback.correct, feedback.incorrect
+        verdicts = [torch.ones_like(right.labels), torch.zeros_like(wrong.labels)]
+        older = [] if self.inputs is None else [self.inputs]
+        device = right.inputs.device
+        self.inputs = self._newest(*older, right.inputs, wrong.inputs)
+        self.labels = self._newest(self.labels.to(device), right.labels, wrong.labels)
+        self.correct = self._newest(self.correct.to(device), *(v.bool() for v in verdicts))
+        self.weights = self._newest(self.weights.to(device), weights.to(device))
+        self.sample_ids = [*self.sample_ids, *_list_ids(right), *_list_ids(wrong)]
+        self.sample_ids = self.sample_ids[-self.capacity :]
+
+    def remove(self, sample_ids: Iterable[int]) -> None:
+        """Remove the anchors with these ids. Ids that are not stored are ignored."""
+        removed = set(sample_ids)
+        if self.inputs is None or removed.isdisjoint(self.sample_ids):
+            return
+        kept = [row for row, id_ in enumerate(self.sample_ids) if id_ not in removed]
+        self.inputs, self.labels = self.inputs[kept], self.labels[kept]
+        self.correct, self.weights = self.correct[kept], self.weights[kept]
+        self.sample_ids = [self.sample_ids[row] for row in kept]
+
+    def with_verdict(self, *, correct: bool) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of the anchors with this verdict, after the first `add`."""
+        assert self.inputs is not None, "anchors are read only after their first add"
+        has_verdict = self.correct if correct else ~self.correct
+        return self.inputs[has_verdict], self.labels[has_verdict]
+
+    def state_dict(self) -> State:
+        """Return all anchors."""
+        names = ("inputs", "labels", "correct", "weights", "sample_ids")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: State, *, device: torch.device) -> None:
+        """Continue from a saved state."""
+        self.inputs = None if state["inputs"] is None else state["inputs"].to(device)
+        self.labels = state["labels"].to(device)
+        self.correct = state["correct"].to(device)
+        self.weights = state["weights"].to(device)
+        self.sample_ids = list(state["sample_ids"])
+
+    def _newest(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts)[-self.capacity :]
+
+
+def _list_ids(samples: JudgedSamples) -> Sequence[int | None]:
+    return samples.sample_ids or [None] * len(samples.labels)
+
+
+class LossPlateau:
+    """Detects that the mean loss over a window of updates failed to fall six times in a row."""
+
+    def __init__(self) -> None:
+        self._window: list[Tensor] = []
+        self._best = float("inf")
+        self._n_failed = 0
+
+    def is_reached(self, loss: Tensor) -> bool:
+        """Add the loss of an update. Return True if training should stop."""
+        self._window.append(loss)
+        if len(self._window) < _WINDOW:
+            return False
+        mean = float(sum(self._window[:-1])) / (_WINDOW - 1)
+        self._window = []
+        self._n_failed = 0 if mean < self._best else self._n_failed + 1
+        self._best = min(self._best, mean)
+        return self._n_failed >= _MAX_FAILED_WINDOWS
+
+
+def find_uncertain_rows(entropies: Tensor, min_entropy: float) -> Tensor:
+    """Return the rows with at least this entropy, most uncertain first, on the CPU."""
+    entropies = entropies.cpu()
+    order = entropies.argsort(descending=True, stable=True)
+    return order[entropies[order] >= min_entropy]
+
+
+def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> float:
+    """a = |A| / (|A| + |S|), at most a fifth while S is small; 1 if S is empty."""
+    if not n_source_like:
+        return 1.0
+    share = n_anchors / (n_anchors + n_source_like)
+    return min(_MAX_ANCHOR_SHARE, share) if n_source_like < cold_start else share
+
+
+def row_weights(n_correct: int, n_incorrect: int, n_source_like: int, *, share: float) -> Tensor:
+    """Return weights by which sums over rows become a, a and 1 - a times a mean, (3, rows)."""
+    parts = ((n_correct, share), (n_incorrect, share), (n_source_like, 1 - share))
+    blocks = [torch.full((1, n), part) / max(1, n) for n, part in parts]
+    weights: Tensor = torch.block_diag(*blocks)
+    return weights
+
+
+def draw_rows(n_rows: int, max_rows: int, rng: torch.Generator) -> Tensor:
+    """Draw up to `max_rows` of `n_rows` rows without replacement, in ascending order."""
+    return torch.randperm(n_rows, generator=rng)[:max_rows].sort().values
+
+
+def _drop_empty_terms(terms: dict[str, Tensor], counts: list[int]) -> dict[str, Tensor]:
     return {name: terms[name] for name, n_rows in zip(_TERMS, counts, strict=True) if n_rows}

@@ -1,8 +1,8 @@
 """SoTTA: learn from a memory of confident samples only, at a flat minimum.
 
 Gong et al., NeurIPS 2023, https://openreview.net/forum?id=3bdXag2rUd
-Departures from the authors' code: a step follows every batch, whatever its size; which layers are
-the top is found by structure instead of by names. From the code published with BiTTA: a single
+Departures from the authors' code: an update follows every batch of any size. The top layers are
+found by structure instead of by name. Departure from the code published with BiTTA: a single
 answered sample does not change how the others are normalised.
 """
 
@@ -28,20 +28,20 @@ class SottaConfig(UnsupervisedConfig):
     """Settings of SoTTA."""
 
     lr: float = 1e-3
-    """Step size of Adam; the authors'."""
+    """Learning rate of Adam. The default is the authors' value."""
     weight_decay: float = 0.0
-    """Weight decay of Adam; the code published with BiTTA has 5e-4 on CIFAR."""
+    """Weight decay of Adam. The code published with BiTTA has 5e-4 on CIFAR."""
     rho: float = 0.05
-    """Radius ρ within which the loss is made flat; the BiTTA paper has .5, its code .05."""
+    """Radius ρ within which the loss is made flat. The BiTTA paper has .5, its code .05."""
     capacity: int = 64
-    """How many confident samples are remembered."""
+    """Capacity of the memory of confident samples."""
     confident: float = 0.99
-    """C₀: the least probability of the predicted class with which a sample is remembered; .99 on
-    CIFAR-10 and PACS, .66 on CIFAR-100, .33 on ImageNet and Tiny-ImageNet."""
+    """Lowest confidence C₀ of a sample in the memory. The authors have .99 on CIFAR-10 and PACS,
+    .66 on CIFAR-100, .33 on ImageNet and Tiny-ImageNet."""
     bn_momentum: float = 0.2
-    """How fast the running statistics follow the memory, in each of the two passes."""
+    """Rate at which the running statistics follow the memory, in each of the two passes."""
     entropy_eps: float = 0.0
-    """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
+    """Constant inside the logarithm of the entropy. The code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "weight_decay": 5e-4, "entropy_eps": 1e-6},
@@ -58,7 +58,7 @@ class SottaConfig(UnsupervisedConfig):
 
 
 class Sotta(UnsupervisedAdapter[SottaConfig]):
-    """Class-uniform confident samples stand for the batch; entropy falls by two-pass steps."""
+    """Minimises the entropy of a class-uniform memory of confident samples at a flat minimum."""
 
     Config = SottaConfig
     paper: ClassVar[str] = "Gong et al., NeurIPS 2023"
@@ -77,15 +77,15 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         )
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Scale and shift, but not in the last stage."""
+        """Return scale and shift of the normalisation layers, without the last stage."""
         return norm_parameters_below_top(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Return Adam."""
         return self.make_adam(weight_decay=self.config.weight_decay)
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Remember what is confident; learn from the memory instead of the batch."""
+        """Add confident samples to the memory, then learn from the memory instead of the batch."""
         if len(unlabelled):
             served = self.predict(unlabelled)
             self.confident.offer(unlabelled, served.labels, served.confidence)
@@ -93,26 +93,26 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         return super().adapt(remembered, feedback)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Of the second pass, made where the first one's gradient leads uphill."""
+        """Compute the gradient in two passes: the second one at θ + ρ g / ‖g‖ of the first."""
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):
             return super().compute_gradients(mixed, random_key)
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Mean entropy of the memory, whose statistics the model takes in."""
+        """Return the mean entropy of the memory. The running statistics follow the memory."""
         logits = self.trained_model(inputs, statistics="batch", momentum=self.config.bn_momentum)
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}
 
     def reset(self) -> None:
-        """Forget the confident samples, too."""
+        """Also empty the memory of confident samples."""
         super().reset()
         self.confident.clear()
 
     def state_dict(self) -> State:
-        """The confident samples beside the rest."""
+        """Add the memory of confident samples."""
         return super().state_dict() | {"confident": self.confident.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         super().load_state_dict(state)
         self.confident.load_state_dict(state["confident"], device=self.wrapped.device)

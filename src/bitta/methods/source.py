@@ -1,7 +1,7 @@
-"""Two methods that train nothing: the source model, and BatchNorm statistics of each batch.
+"""Two methods without training: the source model, and batch statistics in BatchNorm layers.
 
 Nado et al., 2020, https://arxiv.org/abs/2006.10963; Schneider et al., NeurIPS 2020.
-Departures: none known. A model without BatchNorm is served as it is.
+There are no known departures. A model without BatchNorm serves as it is.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class SourceConfig(AdapterConfig):
 
 
 class Source(Adapter[SourceConfig]):
-    """No adaptation at all: the bottom line of every comparison."""
+    """Serves the source model without adaptation. It is the baseline of every comparison."""
 
     Config = SourceConfig
     learns_from_feedback: bool = False
@@ -32,7 +32,7 @@ class Source(Adapter[SourceConfig]):
 
 
 class BNStats(Source):
-    """Replace the source statistics by those of the batch being served."""
+    """Normalises by the statistics of the batch instead of those of the source."""
 
     paper: ClassVar[str] = "Nado et al., 2020"
     statistics: Statistics = "batch"

@@ -1,8 +1,8 @@
-"""Tent: lower prediction entropy by tuning normalisation layers.
+"""Tent: minimise prediction entropy by training the normalisation layers.
 
 Wang et al., ICLR 2021, https://openreview.net/forum?id=uXl3bZLkr3c
-Departures from the authors' code: the label served comes from a forward of its own, before the
-update (the same label, one forward more).
+Departures from the authors' code: the served label comes from a separate forward pass before the
+update. It is the same label, at the cost of one more pass.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bitta.losses import entropy
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.methods.mecta import MectaAdapter, MectaConfig
-from bitta.nn import Statistics, norm_parameters
+from bitta.methods.mecta import MectaConfig, make_mecta_norm
+from bitta.nn import Normaliser, Statistics, norm_parameters
 from bitta.seeding import RandomKey
 
 
@@ -24,17 +24,17 @@ class TentConfig(MectaConfig, UnsupervisedConfig):
     """Settings of Tent."""
 
     lr: float = 1e-3
-    """Step size of Adam; the authors' setting for CIFAR-10-C."""
+    """Learning rate of Adam. The default is the authors' value for CIFAR-10-C."""
     entropy_eps: float = 0.0
-    """Added inside the entropy's logarithm; the code published with BiTTA has 1e-6."""
+    """Constant inside the logarithm of the entropy. The code published with BiTTA has 1e-6."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "entropy_eps": 1e-6}
     }
 
 
-class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
-    """Tune scale and shift of every normalisation layer to lower entropy."""
+class Tent(UnsupervisedAdapter[TentConfig]):
+    """Trains scale and shift of every normalisation layer to minimise entropy."""
 
     Config = TentConfig
     paper: ClassVar[str] = "Wang et al., ICLR 2021"
@@ -42,15 +42,19 @@ class Tent(MectaAdapter[TentConfig], UnsupervisedAdapter[TentConfig]):
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers"
 
+    def make_normaliser(self) -> Normaliser | None:
+        """Return MECTA's normaliser if the settings ask for it."""
+        return make_mecta_norm(self.model, self.config)
+
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """Scale and shift only."""
+        """Return scale and shift of the normalisation layers."""
         return norm_parameters(model)
 
     def make_optimiser(self) -> torch.optim.Optimizer:
-        """Adam, as the authors use on CIFAR."""
+        """Return Adam, as the authors use on CIFAR."""
         return self.make_adam()
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Mean entropy."""
+        """Return the mean entropy."""
         logits = self.trained_model(inputs, statistics="batch")
         return {"entropy": entropy(logits, eps=self.config.entropy_eps).mean()}

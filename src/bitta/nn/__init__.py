@@ -1,4 +1,4 @@
-"""Surgery on any `nn.Module`: borrowed, used, given back as it was."""
+"""Changes to any `nn.Module` that are undone at the end: statistics, dropout, fast execution."""
 
 from bitta.nn.batchnorm import (
     BatchNormCall,
@@ -9,11 +9,11 @@ from bitta.nn.batchnorm import (
     norm_parameters,
 )
 from bitta.nn.fast.execution import Execution, Precision, explain_out_of_memory
-from bitta.nn.mecta import MectaNorm
-from bitta.nn.prepared_model import LogitsOf, restore_model
+from bitta.nn.prepared_model import LogitsOf, ModelRestorer, restore_model
 from bitta.nn.structure import Sites, norm_parameters_below_top
 from bitta.nn.weights import (
     SavedWeights,
+    named_tensors,
     perturbed_weights,
     restore_stochastically,
     sam_ascent,
@@ -26,7 +26,7 @@ __all__ = [
     "BatchNormCall",
     "Execution",
     "LogitsOf",
-    "MectaNorm",
+    "ModelRestorer",
     "Normaliser",
     "Precision",
     "RobustNorm",
@@ -37,6 +37,7 @@ __all__ = [
     "WrappedModel",
     "batch_norms",
     "explain_out_of_memory",
+    "named_tensors",
     "norm_parameters",
     "norm_parameters_below_top",
     "perturbed_weights",

@@ -1,17 +1,14 @@
-"""Robust batch normalisation: by statistics that follow the batches slowly (RoTTA, 2023).
+"""Choose the statistics by which BatchNorm layers normalise, without touching the layers.
 
-torch's own kernel for this layout adds up hundreds of thousands of numbers one after another. That
-costs a variance up to 1e-4 and gradients up to a percent of their value, which is enough to make a
-model learn visibly worse. Here every sum is torch's own `sum`, which adds in parts.
-
-Every BatchNorm layer, whatever its class does around it, ends in `torch.nn.functional.batch_norm`.
-That call is taken over for the length of a forward; layers and their flags are never touched.
+Every BatchNorm layer, whatever its class, calls `torch.nn.functional.batch_norm`. That call is
+intercepted while a forward pass runs. The layers and their flags stay as they are.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,149 +19,41 @@ from torch.overrides import TorchFunctionMode
 
 from bitta.errors import ModelError
 from bitta.nn.fast import fused
-
-
-def needs_precise_sums(x: Tensor) -> bool:
-    """Whether x is what this is for."""
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return last and x.device.type == "cpu" and not x.is_contiguous()
-
-
-def normalise_passes_precisely(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, passes: int, *, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """BatchNorm of each pass by its own statistics; also these, mean and variance (passes, C)."""
-    plain = x.new_zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-    weight = plain + 1 if weight is None else weight
-    bias = plain if bias is None else bias
-    out, mean, var = _Normalise.apply(x, weight, bias, passes, eps)  # type: ignore[no-untyped-call]
-    return out, mean, var
-
-
-class _Normalise(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, passes: int, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised rows, laid out as they came, and the statistics of each pass."""
-        out = torch.empty_like(x)
-        means, variances = weight.new_empty(2, passes, len(weight))
-        for place, (rows, target) in enumerate(
-            zip(_rows(x, passes), _rows(out, passes), strict=True)
-        ):
-            mean = torch.sum(rows, 0, dtype=weight.dtype) / len(rows)
-            torch.sub(rows, mean, out=target)
-            var = torch.sum(target.square(), 0, dtype=weight.dtype) / len(rows)
-            scale = weight * (var + eps).rsqrt()
-            torch.addcmul(bias, target, scale, out=target)
-            means[place], variances[place] = mean, var
-        ctx.save_for_backward(x, weight, means, (variances + eps).rsqrt())
-        ctx.mark_non_differentiable(means, variances)
-        return out, means, variances
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Through mean and variance too."""
-        x, weight, means, inverses = ctx.saved_tensors
-        out = torch.empty_like(x)
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(weight)
-        parts = (_rows(tensor, len(means)) for tensor in (x, gradient, out))
-        for rows, slopes, target, mean, inverse in zip(*parts, means, inverses, strict=True):
-            n = len(rows)
-            total = torch.sum(slopes, 0, dtype=weight.dtype)
-            torch.sub(rows, mean, out=target)
-            along = torch.sum(target * slopes, 0, dtype=weight.dtype) * inverse
-            scale = weight * inverse
-            # dx = scale (slope - total / n - normal along / n), normal = (x - mean) inverse
-            torch.addcmul(-scale * total / n, target, -scale * inverse * along / n, out=target)
-            target.addcmul_(slopes, scale.to(target.dtype))
-            by_weight += along
-            by_bias += total
-        return out, by_weight, by_bias, None, None
-
-
-def _rows(x: Tensor, passes: int) -> tuple[Tensor, ...]:
-    """Each pass as (rows, channels): a view, channels being closest together in memory."""
-    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).chunk(passes)
-
+from bitta.seeding import RandomKey
 
 Statistics: TypeAlias = Literal["running", "batch"]
-"""Normalise by the buffers a model carries, or by the batch that passes through."""
+"""Normalise by the running statistics in the model's buffers, or by those of the batch."""
 
 _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-@dataclass(slots=True)
-class RowLayout:
-    """What the rows now flowing through the model are."""
-
-    passes: int = 1
-    """How many stochastic passes they hold, one after another."""
-    n: int = 0
-    """How many went in, where they are a part of a batch."""
-    start: int = 0
-    """Where they begin in that batch."""
-    total: int = 0
-    """Rows of that batch; 0 where they are all of it."""
-
-
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Every BatchNorm layer of a model."""
+    """Return every BatchNorm layer of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
 def norm_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The affine parameters of every normalisation layer."""
+    """Return scale and shift of every normalisation layer."""
     norms = (module for module in model.modules() if isinstance(module, _NORMS))
     return [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
 
 
-@contextmanager
-def use_statistics(
-    model: nn.Module,
-    statistics: Statistics,
-    *,
-    rows: RowLayout,
-    momentum: float = 0.0,
-    kernels: bool = False,
-    normaliser: "Normaliser | None" = None,
-) -> Iterator[None]:
-    """Choose the statistics of every BatchNorm for the forwards inside.
+@dataclass(slots=True)
+class RowLayout:
+    """Describes the rows that flow through the model at the moment."""
 
-    Batch statistics leave the running buffers alone unless `momentum` says how fast they follow;
-    `kernels` of our own are used where they fit. A `normaliser` takes the place of batch
-    statistics, in gradient steps and where running ones follow.
-    """
-    if statistics == "running" and all(n.running_mean is not None for n in batch_norms(model)):
-        yield  # evaluation mode does just that
-        return
-    with _BatchNormCalls(statistics, rows, momentum, kernels, normaliser):
-        yield
-
-
-class CallDetector(TorchFunctionMode):
-    """Notices whether a function is called."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-        self.seen = False
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Look, and let it through."""
-        self.seen = self.seen or func is self._function
-        return func(*args, **(kwargs or {}))
+    n_passes: int = 1
+    """Number of stochastic passes in the rows, one after another."""
+    n_rows: int = 0
+    """Number of rows given to the model, if they are a part of a larger batch."""
+    first_row: int = 0
+    """Position of these rows in the larger batch."""
+    n_total: int = 0
+    """Rows of the larger batch; 0 if the model gets the whole batch."""
 
 
 class BatchNormCall(NamedTuple):
-    """The arguments of `torch.nn.functional.batch_norm`; a layer is known by its buffers."""
+    """Arguments of `torch.nn.functional.batch_norm`. The buffers identify the layer."""
 
     input: Tensor
     running_mean: Tensor | None
@@ -176,11 +65,81 @@ class BatchNormCall(NamedTuple):
     eps: float = 1e-5
 
 
-Normaliser: TypeAlias = Callable[[BatchNormCall, int], Tensor]
-"""What a BatchNorm layer gives for a call that holds so many stochastic passes."""
+class Normaliser(ABC):
+    """Replaces normalisation by batch statistics in every BatchNorm layer of a model.
+
+    A method gives a normaliser to its model. The normaliser moves the running statistics by its
+    own rule. The context managers tell it what a forward pass is for.
+    """
+
+    follows_stream: ClassVar[bool] = False
+    """True if the running statistics also follow each batch before it is served."""
+
+    @abstractmethod
+    def __call__(self, call: BatchNormCall, n_passes: int) -> Tensor:
+        """Return the output of a layer for an input that holds `n_passes` passes."""
+
+    def observing(self) -> AbstractContextManager[None]:
+        """Enclose a forward pass that observes a batch of the stream."""
+        return nullcontext()
+
+    def updating(self, random_key: RandomKey) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Enclose forward and backward passes of one update."""
+        return nullcontext()
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Enclose the forward passes of an update, but not their repetition during backward."""
+        return nullcontext()
 
 
-class _BatchNormCalls(TorchFunctionMode):
+@contextmanager
+def use_statistics(
+    model: nn.Module,
+    statistics: Statistics,
+    *,
+    rows: RowLayout,
+    momentum: float = 0.0,
+    kernels: bool = False,
+    normaliser: Normaliser | None = None,
+) -> Iterator[None]:
+    """Choose the statistics of every BatchNorm layer for the forward passes inside.
+
+    Args:
+        model: The model, in evaluation mode.
+        statistics: Statistics to normalise by.
+        rows: Description of the rows. Each stochastic pass is normalised by its own statistics.
+        momentum: Rate at which running statistics follow the batch. 0 leaves them unchanged.
+        kernels: Use Triton kernels where they support the input.
+        normaliser: Replacement for batch statistics.
+    """
+    if statistics == "running" and all(n.running_mean is not None for n in batch_norms(model)):
+        yield  # Layers in evaluation mode use their running statistics.
+        return
+    with _BatchNormInterceptor(statistics, rows, momentum, kernels, normaliser):
+        yield
+
+
+class CallDetector(TorchFunctionMode):
+    """Detects if a function is called inside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+        self.was_called = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Compare the function and call it."""
+        self.was_called = self.was_called or func is self._function
+        return func(*args, **(kwargs or {}))
+
+
+class _BatchNormInterceptor(TorchFunctionMode):
     def __init__(
         self,
         statistics: Statistics,
@@ -206,40 +165,27 @@ class _BatchNormCalls(TorchFunctionMode):
         call = BatchNormCall(*args, **(kwargs or {}))
         if self._statistics == "running" and call.running_mean is not None:
             return F.batch_norm(*call)
-        return self._of_the_batch(call, self._rows.passes)
+        return self._normalise_by_batch(call, self._rows.n_passes)
 
-    def _of_the_batch(self, call: BatchNormCall, passes: int) -> Tensor:
+    def _normalise_by_batch(self, call: BatchNormCall, n_passes: int) -> Tensor:
         if self._normaliser is not None and call.running_mean is not None:
-            return self._normaliser(call, passes)
-        if call.input.numel() == passes * call.input.shape[1]:
-            return _by_running(call)
-        if self._kernels and not self._momentum and fused.fits(call.input, call.weight, call.bias):
-            return fused.normalise_passes(call.input, call.weight, call.bias, passes, eps=call.eps)
+            return self._normaliser(call, n_passes)
+        if call.input.numel() == n_passes * call.input.shape[1]:
+            return _normalise_single_values(call)
+        can_use_kernels = self._kernels and not self._momentum
+        if can_use_kernels and fused.supports(call.input, call.weight, call.bias):
+            return fused.normalise_passes(
+                call.input, call.weight, call.bias, n_passes, eps=call.eps
+            )
         if needs_precise_sums(call.input):
-            return _exactly(call, passes=passes, momentum=self._momentum)
-        return _by_batch(call, passes=passes, momentum=self._momentum)
+            return _normalise_precisely(call, n_passes, momentum=self._momentum)
+        if n_passes > 1:
+            return _normalise_each_pass(call, n_passes)
+        return _normalise_one_pass(call, momentum=self._momentum)
 
 
-def _exactly(call: BatchNormCall, *, passes: int, momentum: float) -> Tensor:
-    out, mean, var = normalise_passes_precisely(
-        call.input, call.weight, call.bias, passes, eps=call.eps
-    )
-    if momentum and call.running_mean is not None and call.running_var is not None:
-        n = call.input.numel() // call.input.shape[1]
-        call.running_mean.lerp_(mean[0], momentum)
-        call.running_var.lerp_(var[0] * n / (n - 1), momentum)
-    return out
-
-
-def _by_batch(call: BatchNormCall, *, passes: int, momentum: float) -> Tensor:
-    if passes > 1:
-        return _per_pass(call, passes)
-    mean, var = (call.running_mean, call.running_var) if momentum else (None, None)
-    return F.batch_norm(call.input, mean, var, call.weight, call.bias, True, momentum, call.eps)
-
-
-def _by_running(call: BatchNormCall) -> Tensor:
-    """One value per channel has no variance: fall back on what the model carries."""
+def _normalise_single_values(call: BatchNormCall) -> Tensor:
+    """Use the running statistics: one value per channel has no variance."""
     if call.running_mean is None:
         raise ModelError(
             "a BatchNorm layer without running statistics was given one value per channel; "
@@ -248,33 +194,122 @@ def _by_running(call: BatchNormCall) -> Tensor:
     return F.batch_norm(*call._replace(training=False))
 
 
-def _per_pass(call: BatchNormCall, passes: int) -> Tensor:
-    """Each stochastic pass normalised by its own statistics; pooling them would mix variances."""
-    each = [
+def _normalise_one_pass(call: BatchNormCall, *, momentum: float) -> Tensor:
+    mean, var = (call.running_mean, call.running_var) if momentum else (None, None)
+    return F.batch_norm(call.input, mean, var, call.weight, call.bias, True, momentum, call.eps)
+
+
+def _normalise_each_pass(call: BatchNormCall, n_passes: int) -> Tensor:
+    """Normalise each pass by its own statistics. Pooled statistics would mix their variances."""
+    outputs = [
         F.batch_norm(x, None, None, call.weight, call.bias, True, 0.0, call.eps)
-        for x in call.input.chunk(passes)
+        for x in call.input.chunk(n_passes)
     ]
-    return torch.cat(each)
+    return torch.cat(outputs)
 
 
-class RobustNorm:
-    """A `Normaliser`: the running statistics move by `rate`, then normalise the batch.
+def _normalise_precisely(call: BatchNormCall, n_passes: int, *, momentum: float) -> Tensor:
+    out, mean, var = normalise_passes_precisely(
+        call.input, call.weight, call.bias, n_passes, eps=call.eps
+    )
+    if momentum and call.running_mean is not None and call.running_var is not None:
+        n = call.input.numel() // call.input.shape[1]
+        call.running_mean.lerp_(mean[0], momentum)
+        call.running_var.lerp_(var[0] * n / (n - 1), momentum)
+    return out
 
-    Gradients flow through the batch's share of them.
+
+def needs_precise_sums(x: Tensor) -> bool:
+    """Return True for images in channels-last layout on a CPU.
+
+    For this layout torch's own kernel adds hundreds of thousands of numbers one after another. Its
+    variance is off by up to 1e-4 and its gradients by up to a percent. That is enough to make a
+    model learn visibly worse.
+    """
+    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return is_channels_last and x.device.type == "cpu" and not x.is_contiguous()
+
+
+def normalise_passes_precisely(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n_passes: int, *, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalise each pass by its own statistics. Also return mean and variance, (passes, C).
+
+    Every sum is a `torch.sum`, which adds in parts.
+    """
+    zeros = x.new_zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    weight = zeros + 1 if weight is None else weight
+    bias = zeros if bias is None else bias
+    out, mean, var = _PreciseBatchNorm.apply(x, weight, bias, n_passes, eps)  # type: ignore[no-untyped-call]
+    return out, mean, var
+
+
+class _PreciseBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, n_passes: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised input in its own layout, and the statistics of each pass."""
+        out = torch.empty_like(x)
+        means, variances = weight.new_empty(2, n_passes, len(weight))
+        pairs = zip(_rows_by_pass(x, n_passes), _rows_by_pass(out, n_passes), strict=True)
+        for number, (rows, target) in enumerate(pairs):
+            mean = torch.sum(rows, 0, dtype=weight.dtype) / len(rows)
+            torch.sub(rows, mean, out=target)
+            var = torch.sum(target.square(), 0, dtype=weight.dtype) / len(rows)
+            scale = weight * (var + eps).rsqrt()
+            torch.addcmul(bias, target, scale, out=target)
+            means[number], variances[number] = mean, var
+        ctx.save_for_backward(x, weight, means, (variances + eps).rsqrt())
+        ctx.mark_non_differentiable(means, variances)
+        return out, means, variances
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate through mean and variance, too."""
+        x, weight, means, inverses = ctx.saved_tensors
+        out = torch.empty_like(x)
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        weight_gradient, bias_gradient = torch.zeros_like(weight), torch.zeros_like(weight)
+        parts = (_rows_by_pass(tensor, len(means)) for tensor in (x, gradient, out))
+        for rows, slopes, target, mean, inverse in zip(*parts, means, inverses, strict=True):
+            n = len(rows)
+            total = torch.sum(slopes, 0, dtype=weight.dtype)
+            torch.sub(rows, mean, out=target)
+            along = torch.sum(target * slopes, 0, dtype=weight.dtype) * inverse
+            scale = weight * inverse
+            # dx = scale (slope - total / n - normal along / n), normal = (x - mean) inverse
+            torch.addcmul(-scale * total / n, target, -scale * inverse * along / n, out=target)
+            target.addcmul_(slopes, scale.to(target.dtype))
+            weight_gradient += along
+            bias_gradient += total
+        return out, weight_gradient, bias_gradient, None, None
+
+
+def _rows_by_pass(x: Tensor, n_passes: int) -> tuple[Tensor, ...]:
+    """View each pass of a channels-last tensor as (rows, channels)."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).chunk(n_passes)
+
+
+class RobustNorm(Normaliser):
+    """Robust batch normalisation (RoTTA, 2023).
+
+    The running statistics move by `rate` towards those of the batch, then normalise it. Gradients
+    flow through the share of the batch.
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def __call__(self, call: BatchNormCall, passes: int) -> Tensor:  # noqa: ARG002
-        """What the layer gives; all rows count as one batch."""
+    def __call__(self, call: BatchNormCall, n_passes: int) -> Tensor:  # noqa: ARG002
+        """Return the output of the layer. All rows count as one batch."""
         x, running_mean, running_var, weight, bias, *_, eps = call
         assert running_mean is not None
         assert running_var is not None
         mean, var = running_mean, running_var
-        if x.numel() > x.shape[1]:  # one value per channel has no variance
-            rows = [axis for axis in range(x.dim()) if axis != 1]
-            batch_var, batch_mean = torch.var_mean(x.to(mean.dtype), rows, correction=0)
+        if x.numel() > x.shape[1]:  # One value per channel has no variance.
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            batch_var, batch_mean = torch.var_mean(x.to(mean.dtype), axes, correction=0)
             mean = mean.lerp(batch_mean, self.rate)
             var = var.lerp(batch_var, self.rate)
             running_mean.copy_(mean.detach())

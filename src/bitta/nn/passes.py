@@ -1,9 +1,8 @@
-"""Does a model allow a faster way? Tried once, on a few rows, against the plain one.
+"""Stochastic passes: dropout masks, fan-out, a shared prefix, and probes for all of these.
 
-Forward hooks at the sites drop elements of what they see. At the first site the batch is repeated,
-so that everything before it runs once. Masks are addressed by (site, call, pass), never by the
-order of drawing, so that a fan-out, N separate passes and a second run of one of them drop the same
-elements.
+Forward hooks at the dropout sites drop elements. At the first site the batch is repeated, so that
+everything before it runs once. A mask depends on (site, call, pass) and not on the order of
+drawing: a fan-out, N separate passes and a repetition of one pass drop the same elements.
 """
 
 from collections import deque
@@ -32,26 +31,27 @@ def dropout_at(
     rows: RowLayout,
     kernels: bool = False,
 ) -> Iterator[None]:
-    """Drop elements after each site; several passes fan out at the first one that runs.
+    """Apply dropout after each site in one forward pass.
 
-    Serves one forward: inside it `rows.passes` tells how many passes the current rows hold.
-    `kernels` of our own are used where they fit.
+    Several passes fan out at the first site that runs. From there on `rows.n_passes` is their
+    number. `kernels` allows Triton kernels.
     """
-    calls = [0] * len(sites)
+    n_calls = [0] * len(sites)
 
     def hook_for(site: int) -> Callable[..., Any]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            place = (site, calls[site])
-            calls[site] += 1
-            fanned, rows.passes = rows.passes == len(passes), len(passes)
+            call = (site, n_calls[site])
+            n_calls[site] += 1
+            is_fanned, rows.n_passes = rows.n_passes == len(passes), len(passes)
 
-            def dropped(x: Tensor) -> Tensor:
-                n, total, start = _rows_of(len(x) // (len(passes) if fanned else 1), rows)
-                drawn = _Words(random_key, place, passes, n_rows=total, start=start)
-                drop = _drop_by_kernel if kernels and n else _drop
-                return drop(x, rate, drawn, fanned)
+            def drop(x: Tensor) -> Tensor:
+                n_rows = len(x) // (len(passes) if is_fanned else 1)
+                n_total, first_row = _locate_rows(n_rows, rows)
+                words = _RandomWords(random_key, call, passes, n_rows=n_total, first_row=first_row)
+                apply = _apply_dropout_by_kernel if kernels and n_rows else _apply_dropout
+                return apply(x, rate, words, is_fanned)
 
-            return _on_first_tensor(output, dropped)
+            return _change_first_tensor(output, drop)
 
         return hook
 
@@ -61,92 +61,99 @@ def dropout_at(
     ]
     try:
         yield
-        if not any(calls):
-            raise ModelError(f"none of the dropout sites {', '.join(sites)} ran in the forward.")
+        if not any(n_calls):
+            raise ModelError(
+                f"none of the dropout sites {', '.join(sites)} ran in the forward pass; name "
+                "other sites."
+            )
     finally:
-        rows.passes = 1
+        rows.n_passes = 1
         for handle in handles:
             handle.remove()
 
 
-def _rows_of(n: int, rows: RowLayout) -> tuple[int, int, int]:
-    """Rows at a site, of how many in the whole batch, and where they begin among these.
+def _locate_rows(n_rows: int, rows: RowLayout) -> tuple[int, int]:
+    """Return the number of rows at a site for the whole batch, and the first row of this part.
 
-    A model may fold something else into its rows, as many to each sample.
+    A model may have several rows per sample, such as patches.
     """
-    if not rows.total:
-        return n, 0, 0
-    if n % rows.n:
+    if not rows.n_total:
+        return 0, 0
+    if n_rows % rows.n_rows:
         raise ModelError(
-            f"a dropout site has {n} rows for {rows.n} samples; micro_batch needs as many for each."
+            f"a dropout site has {n_rows} rows for {rows.n_rows} samples; micro_batch needs the "
+            "same number of rows for each sample. Set micro_batch=0."
         )
-    each = n // rows.n
-    return n, each * rows.total, each * rows.start
+    rows_per_sample = n_rows // rows.n_rows
+    return rows_per_sample * rows.n_total, rows_per_sample * rows.first_row
 
 
 @dataclass(frozen=True)
-class _Words:
-    """Random 16-bit words for one call of a site, the same whenever they are drawn.
+class _RandomWords:
+    """Random 16-bit words for one call of a site. They are the same each time they are drawn.
 
-    Random bits, four words at a time, are several times faster on a CPU than `bernoulli_`; a rate
-    is honoured to one part in 65,536.
+    Drawing random bits, four words at a time, is several times faster on a CPU than `bernoulli_`.
+    The rate is exact to one part in 65,536.
     """
 
     random_key: RandomKey
-    place: tuple[int, int]
+    call: tuple[int, int]
+    """Number of the site, and number of its call in this forward pass."""
     passes: Sequence[int]
     n_rows: int = 0
-    """Rows of the whole batch; 0 where x is all of it."""
-    start: int = 0
-    """Where x begins in it."""
+    """Rows of the whole batch; 0 if x is the whole batch."""
+    first_row: int = 0
+    """Position of x in the whole batch."""
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, int]:
-        """(passes, words) in the order in which x lies in memory, and the word of its beginning."""
+    def draw(self, x: Tensor) -> tuple[Tensor, int]:
+        """Return (passes, words) in the memory order of x, and the first word of x."""
         size = x[0].numel() if len(x) else 0
         n_words = size * (self.n_rows or len(x))
         quads = x.new_empty((len(self.passes), (n_words + 3) // 4), dtype=torch.int64)
         for row, number in zip(quads, self.passes, strict=True):
-            generator = self.random_key.at(*self.place, number, device=x.device)
-            row.random_(-(2**63), None, generator=generator)
-        return quads.view(torch.int16), size * self.start
+            rng = self.random_key.at(*self.call, number, device=x.device)
+            row.random_(-(2**63), None, generator=rng)
+        return quads.view(torch.int16), size * self.first_row
 
 
-def _drop(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tensor:
-    split = x.unflatten(0, (len(drawn.passes), -1)) if fanned else x.unsqueeze(0)
-    return (_kept(split[0], rate, drawn) * (split * (1 / (1 - rate)))).flatten(0, 1)
+def _apply_dropout(x: Tensor, rate: float, words: _RandomWords, is_fanned: bool) -> Tensor:
+    split = x.unflatten(0, (len(words.passes), -1)) if is_fanned else x.unsqueeze(0)
+    return (_make_mask(split[0], rate, words) * (split * (1 / (1 - rate)))).flatten(0, 1)
 
 
-def _kept(x: Tensor, rate: float, drawn: _Words) -> Tensor:
-    """1 where an element of x is kept, else 0: (passes, *x.shape), laid out in memory as x is."""
-    words, start = drawn(x)
-    words = words[:, start : start + x.numel()]
-    # In the type of x from the start: a CPU is slow to mix types.
-    kept = torch.ge(words, fused.level_of(rate), out=x.new_empty(words.shape))
-    return kept.as_strided((len(kept), *x.shape), (x.numel(), *_dense_strides(x)))
+def _make_mask(x: Tensor, rate: float, words: _RandomWords) -> Tensor:
+    """Return 1 for each kept element, else 0, (passes, *x.shape), in the memory layout of x."""
+    drawn, start = words.draw(x)
+    drawn = drawn[:, start : start + x.numel()]
+    # In the type of x from the start: a CPU is slow at mixing types.
+    mask = torch.ge(drawn, fused.keep_threshold(rate), out=x.new_empty(drawn.shape))
+    return mask.as_strided((len(mask), *x.shape), (x.numel(), *_dense_strides(x)))
 
 
-def _drop_by_kernel(x: Tensor, rate: float, drawn: _Words, fanned: bool) -> Tensor:
+def _apply_dropout_by_kernel(
+    x: Tensor, rate: float, words: _RandomWords, is_fanned: bool
+) -> Tensor:
     if x.dtype not in (torch.float32, torch.bfloat16) or x.stride() != tuple(_dense_strides(x)):
-        return _drop(x, rate, drawn, fanned)
-    n_passes = len(drawn.passes)
+        return _apply_dropout(x, rate, words, is_fanned)
+    n_passes = len(words.passes)
 
     def draw(x: Tensor) -> tuple[Tensor, int]:
-        return drawn(x[: len(x) // n_passes] if fanned else x)
+        return words.draw(x[: len(x) // n_passes] if is_fanned else x)
 
-    return fused.drop_passes(x, draw, n_passes, rate=rate, fanned=fanned)
+    return fused.drop_passes(x, draw, n_passes, rate=rate, is_fanned=is_fanned)
 
 
 def _dense_strides(x: Tensor) -> Sequence[int]:
-    """Strides of x where it lies row after row without gaps, else those of a contiguous one."""
+    """Return the strides of x if its rows follow one another without gaps, else contiguous ones."""
     size = x[0].numel() if len(x) else 0
-    laid_out = torch.empty_like(x, device="meta").stride()
-    if len(x) == 1 or laid_out[0] == size:  # of a single row, the first stride says nothing
-        return (size, *laid_out[1:])
+    strides = torch.empty_like(x, device="meta").stride()
+    if len(x) == 1 or strides[0] == size:  # The first stride of a single row has no meaning.
+        return (size, *strides[1:])
     return torch.empty(x.shape, device="meta").stride()
 
 
-def _on_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Blocks that return (hidden, attentions, ...) are dropped in their hidden state."""
+def _change_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the output, or its first element if a block returns (hidden, attentions, ...)."""
     if isinstance(output, Tensor):
         return change(output)
     if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
@@ -158,69 +165,69 @@ def _on_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class SharedPrefix:
-    """What modules returned before the first site: a second forward takes it instead of computing.
+    """Outputs of the modules before the first site, for reuse in a second forward pass.
 
-    Whatever a model does between these modules is done again, on the same values.
+    Operations of the model between these modules are computed again on the same values.
     """
 
     def __init__(self, model: nn.Module, sites: tuple[str, ...]) -> None:
-        self._named = dict(model.named_modules())
+        self._modules = dict(model.named_modules())
         self._sites = sites
         self._outputs: dict[str, deque[Any]] = {}
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Remember what the outermost finished modules return in the one forward inside.
+        """Record the outputs of the outermost modules before the first site, in one forward pass.
 
-        Gradients are tracked up to the first site only: what follows is not to be differentiated.
+        Gradients are tracked up to the first site only. Nothing after it is differentiated.
         """
-        passed = False
+        site_has_run = False
 
         def hook_for(name: str) -> Callable[..., None]:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                nonlocal passed
-                if passed:
+                nonlocal site_has_run
+                if site_has_run:
                     return
-                passed = name in self._sites
-                for inner in [known for known in self._outputs if known.startswith(f"{name}.")]:
+                site_has_run = name in self._sites
+                for inner in [other for other in self._outputs if other.startswith(f"{name}.")]:
                     del self._outputs[inner]
                 self._outputs.setdefault(name, deque()).append(output)
-                if passed:
+                if site_has_run:
                     torch.set_grad_enabled(False)
 
             return hook
 
         handles = [
             module.register_forward_hook(hook_for(name))
-            for name, module in self._named.items()
+            for name, module in self._modules.items()
             if name
         ]
-        tracking = torch.is_grad_enabled()
+        had_gradients = torch.is_grad_enabled()
         try:
             yield
         finally:
-            torch.set_grad_enabled(tracking)
+            torch.set_grad_enabled(had_gradients)
             for handle in handles:
                 handle.remove()
 
     @contextmanager
     def reuse(self) -> Iterator[None]:
-        """Let these modules return what they returned, as often as they did."""
+        """Let the recorded modules return their recorded outputs."""
 
-        def stand_in(forward: Callable[..., Any], outputs: deque[Any]) -> Callable[..., Any]:
-            def again(*args: Any, **kwargs: Any) -> Any:
+        def make_forward(forward: Callable[..., Any], outputs: deque[Any]) -> Callable[..., Any]:
+            def recorded_forward(*args: Any, **kwargs: Any) -> Any:
                 return outputs.popleft() if outputs else forward(*args, **kwargs)
 
-            return again
+            return recorded_forward
 
-        modules = [self._named[name] for name in self._outputs]
-        own = [module.__dict__.get("forward") for module in modules]
+        modules = [self._modules[name] for name in self._outputs]
+        originals = [module.__dict__.get("forward") for module in modules]
         for module, outputs in zip(modules, self._outputs.values(), strict=True):
-            module.__dict__["forward"] = stand_in(module.forward, outputs)
+            module.__dict__["forward"] = make_forward(module.forward, outputs)
         try:
             yield
         finally:
-            for module, forward in zip(modules, own, strict=True):
+            for module, forward in zip(modules, originals, strict=True):
                 del module.__dict__["forward"]
                 if forward is not None:
                     module.__dict__["forward"] = forward
@@ -228,16 +235,17 @@ class SharedPrefix:
 
 N_PROBE_ROWS = 4
 _TOLERANCE = 1e-3
-_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+_FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""Errors that a forward pass can raise."""
 
 
 def explain_mismatch(fast: Callable[[], Tensor], plain: Tensor) -> str:
-    """Why the fast way cannot stand for the plain one; empty if it can."""
+    """Return the reason why the fast path differs from the plain one; empty if it does not."""
     try:
-        given = fast()
-    except _ERRORS as error:
+        output = fast()
+    except _FORWARD_ERRORS as error:
         return (str(error) or type(error).__name__).splitlines()[0]
-    if _near(given, plain, at_least=1.0):
+    if _is_close(output, plain, min_scale=1.0):
         return ""
     return "its rows do not stay independent after the first site"
 
@@ -245,23 +253,23 @@ def explain_mismatch(fast: Callable[[], Tensor], plain: Tensor) -> str:
 def same_outputs(
     fast: Callable[[], Sequence[Tensor]], plain: Callable[[], Sequence[Tensor]]
 ) -> bool:
-    """Whether two ways give the same tensors; an error of either is a difference."""
+    """Return True if both return the same tensors. An error counts as a difference."""
     try:
         one, two = fast(), plain()
-    except _ERRORS:
+    except _FORWARD_ERRORS:
         return False
-    return len(one) == len(two) and all(map(_near, one, two))
+    return len(one) == len(two) and all(map(_is_close, one, two))
 
 
 def compute_probe_gradients(logits: Tensor, model: nn.Module) -> list[Tensor]:
-    """Of a sum that weighs the classes differently, with respect to what is trained."""
+    """Return gradients of a sum over classes with different weights, for trained parameters."""
     weights = torch.linspace(-1, 1, logits.shape[-1]).to(logits)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)
     return [gradient for gradient in found if gradient is not None]
 
 
-def _near(one: Tensor, two: Tensor, *, at_least: float = 1e-6) -> bool:
-    coarse = max(_TOLERANCE, 8 * torch.finfo(two.dtype).eps)
-    scale = two.abs().max().clamp_min(at_least)
-    return one.shape == two.shape and bool(((one - two).abs().max() <= coarse * scale).item())
+def _is_close(one: Tensor, two: Tensor, *, min_scale: float = 1e-6) -> bool:
+    tolerance = max(_TOLERANCE, 8 * torch.finfo(two.dtype).eps)
+    scale = two.abs().max().clamp_min(min_scale)
+    return one.shape == two.shape and bool(((one - two).abs().max() <= tolerance * scale).item())

@@ -1,4 +1,4 @@
-"""A borrowed model: on which device, in which layout and precision it runs, until given back."""
+"""Prepare a model for a session: evaluation mode, layout, precision. Restore it at the end."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,50 +17,52 @@ from bitta.nn.fast.graphs import CudaGraphs, PassCounts, Tensors, Work
 from bitta.nn.passes import N_PROBE_ROWS
 from bitta.seeding import RandomKey
 
-_LOAN = "_bitta_loan"
+_RESTORER_NAME = "_bitta_restorer"
 _LAYOUTS = torch.contiguous_format, torch.channels_last
 
 
 LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
-"""Which part of a model's output holds the logits: a name, a place, a function; None for all."""
+"""Position of the logits in a model's output: a name, an index, a function, or None for all."""
 
 
-def extract_logits(output: Any, part: LogitsOf, *, rows: int) -> Tensor:
-    """The part that is said to hold the logits, (rows, classes)."""
-    found = _part(output, part)
-    if not isinstance(found, Tensor):
+def extract_logits(output: Any, position: LogitsOf, *, n_rows: int) -> Tensor:
+    """Return the logits in the output of a model, (rows, classes)."""
+    logits = _extract_part(output, position)
+    if not isinstance(logits, Tensor):
         raise ModelError(
-            f"the model returned {type(found).__name__} where logits are needed; say which "
-            'part holds them: logits="name" for a dict or an object, logits=0 for a tuple, or '
-            "a function of the output."
+            f"the model returned {type(logits).__name__}; logits are needed. Say which part holds "
+            'them: logits="name" for a dict or an object, logits=0 for a tuple, or a function of '
+            "the output."
         )
-    if found.dim() != 2 or len(found) != rows or found.shape[1] < 2:
+    if logits.dim() != 2 or len(logits) != n_rows or logits.shape[1] < 2:
         raise ModelError(
-            f"logits have shape {tuple(found.shape)}; ({rows}, classes) is needed, with two "
+            f"logits have shape {tuple(logits.shape)}; ({n_rows}, classes) is needed, with two "
             "classes or more."
         )
-    return found
+    return logits
 
 
-def _part(output: Any, part: LogitsOf) -> Any:
-    if part is None:
+def _extract_part(output: Any, position: LogitsOf) -> Any:
+    if position is None:
         return output
-    if callable(part):
-        return part(output)
+    if callable(position):
+        return position(output)
     try:
-        if isinstance(output, Mapping) or isinstance(part, int):
-            return output[part]
-        return getattr(output, part)
+        if isinstance(output, Mapping) or isinstance(position, int):
+            return output[position]
+        return getattr(output, position)
     except (LookupError, AttributeError, TypeError):
         parts = f"; it has {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise ModelError(
-            f"the model's {type(output).__name__} has no part {part!r} for logits{parts}."
+            f"the model's {type(output).__name__} has no part {position!r} for logits{parts}."
         ) from None
 
 
 class ModelRestorer:
-    """How a model was before it was borrowed; kept on the model, so that a new session on it can
-    take over from one that was never closed.
+    """Record of a model's modes, gradients and memory layout, by which they are restored.
+
+    The record is stored on the model. A new session on the same model can so take over from one
+    that was never closed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -68,52 +70,48 @@ class ModelRestorer:
         self._model = model
         self._modes = {module: module.training for module in model.modules()}
         self._gradients = {p: (p.requires_grad, p.grad) for p in model.parameters()}
-        self._rearranged: dict[nn.Parameter, torch.memory_format] = {}
-        model.__dict__[_LOAN] = self
+        self._original_layouts: dict[nn.Parameter, torch.memory_format] = {}
+        model.__dict__[_RESTORER_NAME] = self
 
     @property
-    def running(self) -> bool:
-        """Whether the model is still ours: not given back, not taken over by a later loan."""
-        return self._model.__dict__.get(_LOAN) is self
+    def is_current(self) -> bool:
+        """False after the model was restored, or prepared again by a later session."""
+        return self._model.__dict__.get(_RESTORER_NAME) is self
 
-    def lay_out(self, layout: torch.memory_format) -> None:
-        """Let filters lie in memory in one of the two usual ways."""
+    def set_layout(self, layout: torch.memory_format) -> None:
+        """Set the memory layout of the convolution filters."""
         for parameter in self._model.parameters():
             if parameter.dim() != 4 or parameter.is_contiguous(memory_format=layout):
                 continue
-            before = _LAYOUTS[1 - _LAYOUTS.index(layout)]
-            if parameter.is_contiguous(memory_format=before):
+            original = _LAYOUTS[1 - _LAYOUTS.index(layout)]
+            if parameter.is_contiguous(memory_format=original):
                 parameter.data = parameter.data.contiguous(memory_format=layout)
-                self._rearranged.setdefault(parameter, before)
+                self._original_layouts.setdefault(parameter, original)
 
-    def _lay_out_as_before(self) -> None:
-        for parameter, before in self._rearranged.items():
-            parameter.data = parameter.data.contiguous(memory_format=before)
-        self._rearranged.clear()
-
-    def undo(self) -> None:
-        """Modes, gradients and layout as they were; weights stay adapted."""
+    def restore(self) -> None:
+        """Restore modes, gradients and layout. The weights stay adapted."""
         for module, training in self._modes.items():
             module.training = training
-        for parameter, (required, gradient) in self._gradients.items():
-            parameter.requires_grad_(required)
+        for parameter, (requires_grad, gradient) in self._gradients.items():
+            parameter.requires_grad_(requires_grad)
             parameter.grad = gradient
-        self._lay_out_as_before()
+        for parameter, layout in self._original_layouts.items():
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+        self._original_layouts.clear()
 
 
 def restore_model(model: nn.Module) -> None:
-    """End whatever loan there is."""
-    loan: ModelRestorer | None = model.__dict__.pop(_LOAN, None)
-    if loan is not None:
-        loan.undo()
-
-
-_BLOCK = 16
-"""Channels that oneDNN takes at a time, at most."""
+    """Restore a prepared model. Other models stay as they are."""
+    restorer: ModelRestorer | None = model.__dict__.pop(_RESTORER_NAME, None)
+    if restorer is not None:
+        restorer.restore()
 
 
 class PreparedModel:
-    """Any `nn.Module` that classifies, in evaluation mode while it is borrowed."""
+    """Any classifier in evaluation mode, with an execution path and counters of passes.
+
+    `close` restores everything but the weights.
+    """
 
     def __init__(
         self,
@@ -128,22 +126,22 @@ class PreparedModel:
             raise ModelError("the model is TorchScript, which takes no hooks; give the nn.Module.")
         self.model = model
         self.counts = counts or PassCounts()
-        chosen = Execution.choose(self.device, self._dtype, eager=eager, precision=precision)
-        if self.device.type == "cpu" and any(map(_too_narrow, model.modules())):
-            chosen = replace(chosen, channels_last=False)
-        self.execution = chosen
+        execution = Execution.choose(self.device, self._dtype, eager=eager, precision=precision)
+        if self.device.type == "cpu" and any(map(_has_unsafe_gradient, model.modules())):
+            execution = replace(execution, channels_last=False)
+        self.execution = execution
         self.graphs = CudaGraphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
         self._path: dict[str, Any] = {"eager": eager, "precision": precision}
         self._modules = list(model.modules())
-        self._loan = ModelRestorer(model)
+        self._restorer = ModelRestorer(model)
         model.eval()
-        self._tried = not self.execution.channels_last
-        self._loan.lay_out(self._layout)
+        self._layout_is_checked = not self.execution.channels_last
+        self._restorer.set_layout(self._layout)
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are."""
+        """Device of the weights."""
         first = next(chain(self.model.parameters(), self.model.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -153,7 +151,7 @@ class PreparedModel:
         return next(floats, torch.get_default_dtype())
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
-        """Inputs on the model's device and in its precision, free of the caller's autograd."""
+        """Check inputs. Return them detached, on the device and in the precision of the model."""
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
             given = (
                 f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
@@ -164,11 +162,11 @@ class PreparedModel:
         if not len(inputs):
             raise InputError("inputs hold no sample; leave empty batches out.")
         if not inputs.isfinite().all():
-            # One such image would stay in the running statistics for good.
+            # Such an image would stay in the running statistics forever.
             raise InputError("inputs hold values that are not finite; leave such images out.")
         inputs = inputs.detach().to(self.device, self._dtype)
-        self._try_layout(inputs)
-        inputs = self._laid_out(inputs)
+        self._check_layout(inputs)
+        inputs = self._in_layout(inputs)
         return inputs.clone() if inputs.is_inference() else inputs
 
     def run_or_replay(
@@ -178,101 +176,112 @@ class PreparedModel:
         inputs: Sequence[Tensor],
         random_key: RandomKey,
         *,
-        turn: int | None = None,
+        step: int | None = None,
     ) -> Tensors:
-        """Do work on the model: plainly, or as a replay once its shapes have settled."""
-        self._try_layout(inputs[0])
+        """Run work on the model. Replay it as a CUDA graph once its shapes have settled.
+
+        See `CudaGraphs.run` for the arguments.
+        """
+        self._check_layout(inputs[0])
         with torch.cuda.device_of(inputs[0]):
-            if not self.execution.graphs or self._hooked:
+            if not self.execution.graphs or self._has_hooks:
                 return work(*inputs, random_key=random_key)
             weights = list(self.model.parameters())
-            outputs = self.graphs.run(name, work, inputs, random_key, weights=weights, turn=turn)
+            outputs = self.graphs.run(name, work, inputs, random_key, weights=weights, step=step)
         self.execution = replace(self.execution, graphs=self.graphs.enabled)
         return outputs
 
     def train_only(self, parameters: list[nn.Parameter]) -> None:
-        """Ask for gradients of these parameters and no others."""
+        """Require gradients of these parameters and of no others."""
         self.model.requires_grad_(False)
         for parameter in parameters:
             parameter.requires_grad_(True)
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the model is still ours: not closed, not taken over by a later session."""
-        return self._loan.running
+        """False after `close`, or after a later session has taken the model over."""
+        return self._restorer.is_current
 
     def close(self) -> None:
-        """Give the model back, unless that has happened already, and what was captured."""
+        """Restore the model, unless it was taken over, and free the captured graphs."""
         self.graphs.clear()
         if self.is_in_use:
             restore_model(self.model)
 
     @property
-    def _hooked(self) -> bool:
-        """Whether somebody's hooks want to be called."""
+    def _has_hooks(self) -> bool:
         return any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
 
-    def _forward(self, inputs: Tensor, *, passes: int = 1) -> Tensor:
-        if self.model.training:  # somebody called train() on the borrowed model
+    def _forward(self, inputs: Tensor, *, n_passes: int = 1) -> Tensor:
+        if self.model.training:  # The caller has called train() on the model.
             self.model.eval()
         with self.execution.arithmetic(), self.execution.autocast(inputs.device):
-            output = self.model(self._laid_out(inputs))
-        logits = extract_logits(output, self._logits, rows=passes * len(inputs))
-        half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
-        return logits.float() if half else logits
+            output = self.model(self._in_layout(inputs))
+        logits = extract_logits(output, self._logits, n_rows=n_passes * len(inputs))
+        is_half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
+        return logits.float() if is_half else logits
 
-    def _count(self, n_samples: int, *, tracked: bool = True) -> None:
+    def _count(self, n_samples: int, *, with_gradient: bool = True) -> None:
         self.counts.forwards += n_samples
-        self.counts.tracked += n_samples if tracked and torch.is_grad_enabled() else 0
+        if with_gradient and torch.is_grad_enabled():
+            self.counts.forwards_with_gradient += n_samples
 
     @contextmanager
-    def _trying(self) -> Iterator[None]:
-        """Exactly, and without counting."""
-        counted, execution = self.counts.values(), self.execution
+    def _probing(self) -> Iterator[None]:
+        """Run forward passes in full precision and without counting them."""
+        counts, execution = self.counts.values(), self.execution
         self.execution = replace(execution, precision="float32", kernels=False)
         try:
             yield
         finally:
-            self.counts.set(counted)
+            self.counts.set(counts)
             self.execution = execution
 
     @property
     def _layout(self) -> torch.memory_format:
         return torch.channels_last if self.execution.channels_last else torch.contiguous_format
 
-    def _laid_out(self, inputs: Tensor) -> Tensor:
+    def _in_layout(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=self._layout) if inputs.dim() == 4 else inputs
 
     @torch.no_grad()
-    def _try_layout(self, inputs: Tensor) -> None:
-        """Once: channels last, unless the model takes views that only the usual layout allows."""
-        if self._tried:
+    def _check_layout(self, inputs: Tensor) -> None:
+        """Check once if the model accepts channels-last images; otherwise use contiguous ones.
+
+        A model that takes views may not accept them.
+        """
+        if self._layout_is_checked:
             return
-        self._tried = True
+        self._layout_is_checked = True
         few = inputs[:N_PROBE_ROWS].clone()
-        counted, watch = self.counts.values(), CallDetector(F.group_norm)
+        counts, group_norm = self.counts.values(), CallDetector(F.group_norm)
         try:
-            with watch, use_statistics(self.model, "running", rows=RowLayout()):
+            with group_norm, use_statistics(self.model, "running", rows=RowLayout()):
                 self._forward(few)
-            # torch 2.13 crashes in its gradient where images lie so and need none themselves.
-            allowed = not (watch.seen and few.device.type == "cpu")
+            # torch 2.13 crashes in the gradient of group_norm for channels-last images on a CPU
+            # that need no gradient themselves.
+            is_accepted = not (group_norm.was_called and few.device.type == "cpu")
         except RuntimeError:
-            allowed = False
+            is_accepted = False
         finally:
-            self.counts.set(counted)
-        if not allowed:
+            self.counts.set(counts)
+        if not is_accepted:
             self.execution = replace(self.execution, channels_last=False)
-            self._loan.lay_out(self._layout)
+            self._restorer.set_layout(self._layout)
 
 
-def _too_narrow(module: nn.Module) -> bool:
-    """Whether a CPU's gradients of this convolution write where they should not, channels last.
+_MAX_BLOCK = 16
+"""Largest number of channels that oneDNN processes at once."""
 
-    oneDNN's do where filters of one pixel stride through few channels (its issue 6035, open).
+
+def _has_unsafe_gradient(module: nn.Module) -> bool:
+    """Return True for a convolution whose channels-last gradient on a CPU writes out of bounds.
+
+    oneDNN does so for strided 1x1 filters with few channels (its open issue 6035).
     """
     return (
         isinstance(module, nn.Conv2d)
         and max(module.kernel_size) == 1
         and max(module.stride) > 1
-        and module.in_channels // module.groups < _BLOCK
+        and module.in_channels // module.groups < _MAX_BLOCK
     )

@@ -1,6 +1,6 @@
-"""Operations on weights: snapshot, moving average, restoration, noise, SAM ascent.
+"""Operations on weights: copies, teachers, restoration, noise, sharpness-aware ascent.
 
-Foret et al., ICLR 2021, https://openreview.net/forum?id=6Tm1mposlrM
+SAM: Foret et al., ICLR 2021, https://openreview.net/forum?id=6Tm1mposlrM
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,27 +17,27 @@ from bitta.types import State
 
 
 class SavedWeights:
-    """A private copy of a model's parameters and buffers, out of the way of a GPU's work."""
+    """Copy of the parameters and buffers of a model, on the CPU."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self._near: dict[torch.device, dict[str, Tensor]] = {}
+        self._by_device: dict[torch.device, dict[str, Tensor]] = {}
 
     @classmethod
     def copy_of(cls, model: nn.Module) -> Self:
-        """Copy what the model holds now."""
+        """Copy the tensors of a model."""
         tensors = named_tensors(model)
         return cls({name: t.detach().to("cpu", copy=True) for name, t in tensors.items()})
 
-    def near(self, device: torch.device) -> dict[str, Tensor]:
-        """The tensors on a device, for work that needs them again and again."""
-        if device not in self._near:
-            self._near[device] = {name: t.to(device) for name, t in self.tensors.items()}
-        return self._near[device]
+    def on_device(self, device: torch.device) -> dict[str, Tensor]:
+        """Return the tensors on a device. They are moved once."""
+        if device not in self._by_device:
+            self._by_device[device] = {name: t.to(device) for name, t in self.tensors.items()}
+        return self._by_device[device]
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
-        """Make the model exactly what it was, in place."""
+        """Write the saved tensors into a model, in place."""
         target = named_tensors(model)
         if target.keys() != self.tensors.keys():
             odd = sorted(target.keys() ^ self.tensors.keys())
@@ -52,17 +52,17 @@ class SavedWeights:
             tensor.copy_(saved)
 
     def state_dict(self) -> State:
-        """The tensors by name."""
+        """Return the tensors by name."""
         return dict(self.tensors)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer once, non-persistent ones included."""
+    """Return every parameter and buffer by name, including non-persistent buffers."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def weight_hash(model: nn.Module | SavedWeights) -> str:
-    """SHA-256 over names and values: two models with one hash serve the same."""
+    """Return the SHA-256 hash of names and values of all tensors."""
     tensors = model.tensors if isinstance(model, SavedWeights) else named_tensors(model)
     digest = sha256()
     for name, tensor in sorted(tensors.items()):
@@ -74,19 +74,19 @@ def weight_hash(model: nn.Module | SavedWeights) -> str:
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, *, rate: float) -> None:
-    """teacher <- (1 - rate) teacher + rate student, in place; buffers stay as they are."""
-    for kept, new in zip(teacher.parameters(), student.parameters(), strict=True):
-        kept.lerp_(new, rate)
+    """teacher <- (1 - rate) teacher + rate student, in place. Buffers stay as they are."""
+    for average, new in zip(teacher.parameters(), student.parameters(), strict=True):
+        average.lerp_(new, rate)
 
 
 @torch.no_grad()
 def restore_stochastically(
     model: nn.Module, source: Mapping[str, Tensor], *, rate: float, key: Key
 ) -> None:
-    """Give each weight its source value back with probability `rate`."""
-    for place, (name, parameter) in enumerate(model.named_parameters()):
-        random_key = generator(*key, place, device=parameter.device)
-        drawn = torch.rand(parameter.shape, generator=random_key, device=parameter.device)
+    """Restore the source value of each weight with probability `rate`."""
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        rng = generator(*key, number, device=parameter.device)
+        drawn = torch.rand(parameter.shape, generator=rng, device=parameter.device)
         parameter.copy_(torch.where(drawn < rate, source[name], parameter))
 
 
@@ -94,53 +94,53 @@ def restore_stochastically(
 def perturbed_weights(
     model: nn.Module, *, size: float, random_key: RandomKey, number: int = 0
 ) -> Iterator[None]:
-    """Add Gaussian noise to the weights that a forward inside sees; gradients go to the weights.
+    """Add Gaussian noise to the weights in forward passes inside. Gradients go to the weights.
 
-    `size` is relative to the standard deviation of each tensor; each `number` has noise of its own.
-    By hooks, on which a `WrappedModel` replays nothing: noisy weights lie elsewhere each
-    time.
+    `size` is relative to the standard deviation of each tensor. Each `number` has its own noise.
+    The hooks of this function keep `WrappedModel` from replaying CUDA graphs, because the noisy
+    weights are at new addresses each time.
     """
     noisy = {
-        id(weight): _with_noise(
+        id(weight): _add_noise(
             weight, size, random_key.at("noise", number, place, device=weight.device)
         )
         for place, weight in enumerate(model.parameters())
         if weight.is_floating_point()
     }
-    own = [(module._parameters, dict(module._parameters)) for module in model.modules()]
+    originals = [(module._parameters, dict(module._parameters)) for module in model.modules()]
 
-    def put_in(*_: Any) -> None:
-        for parameters, weights in own:
+    def insert_noisy(*_: Any) -> None:
+        for parameters, weights in originals:
             found: Any = {name: noisy.get(id(weight), weight) for name, weight in weights.items()}
             parameters.update(found)
 
-    def put_back(*_: Any) -> None:
-        for parameters, weights in own:
+    def insert_originals(*_: Any) -> None:
+        for parameters, weights in originals:
             parameters.update(weights)
 
     handles = [
-        model.register_forward_pre_hook(put_in, prepend=True),
-        model.register_forward_hook(put_back, always_call=True),
+        model.register_forward_pre_hook(insert_noisy, prepend=True),
+        model.register_forward_hook(insert_originals, always_call=True),
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        put_back()
+        insert_originals()
 
 
-def _with_noise(weight: Tensor, size: float, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
+def _add_noise(weight: Tensor, size: float, rng: torch.Generator) -> Tensor:
+    noise = torch.randn(weight.shape, generator=rng, device=weight.device, dtype=weight.dtype)
     return weight + noise * (size * weight.detach().std(correction=0))
 
 
 @contextmanager
 def sam_ascent(parameters: Sequence[nn.Parameter], *, rho: float) -> Iterator[None]:
-    """θ + ρ g / ‖g‖ inside, g being the gradient left in the parameters; exactly θ afterwards."""
+    """Set the parameters to θ + ρ g / ‖g‖ inside, with their gradient g. Restore θ at the end."""
     gradients = [(p, p.grad) for p in parameters if p.grad is not None]
-    kept = [(parameter, parameter.detach().clone()) for parameter, _ in gradients]
-    # One norm over all parameters; without any gradient nothing moves.
+    originals = [(parameter, parameter.detach().clone()) for parameter, _ in gradients]
+    # One norm over all parameters. Without gradients nothing moves.
     norm = nn.utils.get_total_norm([gradient for _, gradient in gradients])
     try:
         with torch.no_grad():
@@ -149,5 +149,5 @@ def sam_ascent(parameters: Sequence[nn.Parameter], *, rho: float) -> Iterator[No
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in kept:
+            for parameter, value in originals:
                 parameter.copy_(value)

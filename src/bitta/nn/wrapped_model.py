@@ -1,4 +1,4 @@
-"""A borrowed classifier: run with either statistics, once or stochastically, then given back."""
+"""Run a prepared classifier: with either statistics, deterministically or stochastically."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -30,15 +30,17 @@ from bitta.seeding import RandomKey
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How stochastic passes are made."""
+    """Settings of stochastic passes."""
 
     statistics: Statistics
     rate: float
+    """Rate of dropout."""
     passes: int
+    """Number of passes."""
 
 
 class WrappedModel(PreparedModel):
-    """A borrowed model and the ways of running it that methods are made of."""
+    """Prepared model with the kinds of forward passes that methods need."""
 
     def __init__(
         self,
@@ -53,57 +55,60 @@ class WrappedModel(PreparedModel):
         self._sites = find_sites(model, sites) if sites is not None else None
         super().__init__(model, logits=logits, eager=eager, precision=precision, counts=counts)
         self.can_fan_out: bool | None = None
-        """Whether N passes share one forward; None until the first stochastic pass was probed."""
+        """True if N passes share one forward pass; None before the first stochastic pass."""
         self.low_memory = False
-        """Whether stochastic passes with gradient keep no activations, but are run twice."""
+        """Store no activations of stochastic passes, and repeat the passes for their gradient."""
         self.micro_batch = 0
-        """Rows that go through the model at once where gradients are taken; 0 for all."""
+        """Rows that go through the model at once if gradients are computed; 0 for all."""
         self.normaliser: Normaliser | None = None
-        """What BatchNorm does instead of normalising by the batch, where a method has its own."""
-        self._shares_prefix: bool | None = None
+        """Replacement for batch statistics in BatchNorm layers, if the method has one."""
+        self._can_share_prefix: bool | None = None
         self._head: str | None = None
 
     def clone_model(self) -> "WrappedModel":
-        """A private copy of the model as it is now, on the same path; its passes count as ours."""
+        """Return a copy of the model on the same path. Its passes are added to our counts."""
         try:
             model = deepcopy(self.model)
         except (RuntimeError, TypeError) as error:
             raise ModelError(
-                f"{type(self.model).__name__} cannot be copied ({error}), which a method with a "
-                "teacher needs."
+                f"{type(self.model).__name__} cannot be copied ({error}), and this method needs a "
+                "copy of the model; use another method."
             ) from None
-        twin = WrappedModel(
+        clone = WrappedModel(
             model, logits=self._logits, sites=self._sites, counts=self.counts, **self._path
         )
-        twin.can_fan_out, twin.normaliser = self.can_fan_out, self.normaliser
-        return twin
+        clone.can_fan_out, clone.normaliser = self.can_fan_out, self.normaliser
+        return clone
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Where dropout is applied."""
+        """Names of the modules after which dropout is applied."""
         if self._sites is None:
             self._sites = find_sites(self.model)
         return self._sites
 
     def __call__(self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0) -> Tensor:
-        """Deterministic logits, (batch, classes); running statistics follow with `momentum`."""
-        run = partial(self._plain, statistics=statistics, momentum=momentum)
+        """Return deterministic logits, (batch, classes).
+
+        `momentum` is the rate at which running statistics follow the batch.
+        """
+        run = partial(self._run_plain, statistics=statistics, momentum=momentum)
         if torch.is_grad_enabled():
-            return self._in_parts(run, inputs)
-        return self._logits_again(("plain", statistics, momentum), run, inputs, RandomKey(()))
+            return self._run_in_micro_batches(run, inputs)
+        return self._replay_logits(("plain", statistics, momentum), run, inputs, RandomKey(()))
 
     def features(
         self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """What goes into the last linear layer, (batch, features), and the logits."""
-        self._try_layout(inputs)
+        """Return the inputs of the last linear layer, (batch, features), and the logits."""
+        self._check_layout(inputs)
         if self._head is None:
-            with self._trying(), torch.no_grad():
+            with self._probing(), torch.no_grad():
                 few = inputs[:N_PROBE_ROWS]
                 self._head = find_head(self.model, lambda: self._forward(few))
-        with record_inputs(self.model.get_submodule(self._head)) as seen:
-            logits = self._plain(inputs, statistics=statistics, momentum=momentum)
-        return seen[-1].flatten(1), logits
+        with record_inputs(self.model.get_submodule(self._head)) as recorded:
+            logits = self._run_plain(inputs, statistics=statistics, momentum=momentum)
+        return recorded[-1].flatten(1), logits
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
@@ -111,56 +116,58 @@ class WrappedModel(PreparedModel):
         if not batch_norms(self.model):
             return
 
-        def observe(inputs: Tensor, *, random_key: RandomKey) -> Tensors:  # noqa: ARG001
+        def run(inputs: Tensor, *, random_key: RandomKey) -> Tensors:  # noqa: ARG001
             self._count(len(inputs))
-            with self._normalised("batch", RowLayout(), momentum):
+            with self._use_statistics("batch", RowLayout(), momentum):
                 self._forward(inputs)
             return {}
 
-        self.run_or_replay(("observe", momentum), observe, [inputs], RandomKey(()))
+        self.run_or_replay(("observe", momentum), run, [inputs], RandomKey(()))
 
     @contextmanager
     def statistics_restored(self) -> Iterator[None]:
-        """Let running statistics move inside, and be as before afterwards."""
+        """Let running statistics move inside, and restore them at the end."""
         norms = [norm for norm in batch_norms(self.model) if norm.running_mean is not None]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        kept = [buffer.clone() for buffer in buffers]
+        saved = [buffer.clone() for buffer in buffers]
         try:
             yield
         finally:
             if buffers:
-                torch._foreach_copy_(buffers, kept)
+                torch._foreach_copy_(buffers, saved)
 
-    def sample(self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey) -> Tensor:
-        """Stochastic logits, (passes, batch, classes); one pass stands for all at rate 0."""
-        if how.rate == 0:
-            return self(inputs, statistics=how.statistics).unsqueeze(0)
-        self._probe(inputs, how)
+    def sample(self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey) -> Tensor:
+        """Return stochastic logits, (passes, batch, classes). At rate 0 one pass stands for all."""
+        if sampling.rate == 0:
+            return self(inputs, statistics=sampling.statistics).unsqueeze(0)
+        self._probe_fan_out(inputs, sampling)
+        run = partial(self._run_passes, sampling=sampling)
         if torch.is_grad_enabled():
-            return self._in_parts(partial(self._sampled, how=how, random_key=random_key), inputs)
-        run = partial(self._sampled, how=how)
-        return self._logits_again(("sample", how), run, inputs, random_key)
+            return self._run_in_micro_batches(partial(run, random_key=random_key), inputs)
+        return self._replay_logits(("sample", sampling), run, inputs, random_key)
 
     def sample_with_plain(
-        self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey
+        self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
-        """Stochastic logits, and the deterministic ones of the same rows without gradient.
+        """Return stochastic logits, and deterministic logits of the same rows without gradient.
 
-        Everything before the first dropout site runs once for both, where activations are kept and
-        the model allows it.
+        Everything before the first dropout site runs once for both, if the model allows it and
+        activations are stored.
         """
-        self._try_layout(inputs)
-        if how.rate == 0:
-            plain = self(inputs, statistics=how.statistics)
+        self._check_layout(inputs)
+        if sampling.rate == 0:
+            plain = self(inputs, statistics=sampling.statistics)
             return plain.unsqueeze(0), plain.detach()
-        self._probe(inputs, how)
-        if not (self.low_memory or self.micro_batch) and self._can_share(inputs, how):
-            return self._sharing_prefix(inputs, how, random_key)
+        self._probe_fan_out(inputs, sampling)
+        stores_activations = not (self.low_memory or self.micro_batch)
+        if stores_activations and self._probe_shared_prefix(inputs, sampling):
+            return self._run_with_shared_prefix(inputs, sampling, random_key)
         with torch.no_grad():
-            plain = self._plain(inputs, statistics=how.statistics)
-        return self._in_parts(partial(self._sampled, how=how, random_key=random_key), inputs), plain
+            plain = self._run_plain(inputs, statistics=sampling.statistics)
+        run = partial(self._run_passes, sampling=sampling, random_key=random_key)
+        return self._run_in_micro_batches(run, inputs), plain
 
-    def _logits_again(
+    def _replay_logits(
         self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, random_key: RandomKey
     ) -> Tensor:
         def work(inputs: Tensor, *, random_key: RandomKey) -> Tensors:
@@ -168,79 +175,80 @@ class WrappedModel(PreparedModel):
 
         return self.run_or_replay(name, work, [inputs], random_key)["logits"]
 
-    def _in_parts(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """With gradients; run a second time where activations are not kept."""
-        self._try_layout(inputs)
+    def _run_in_micro_batches(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+        """Run with gradients. Backward repeats each micro batch, whose activations are dropped."""
+        self._check_layout(inputs)
         size = self.micro_batch or len(inputs)
         if size >= len(inputs):
             return run(inputs)
-        parts = [
-            checkpoint(
-                run, part, rows=RowLayout(n=len(part), start=start, total=len(inputs)),
-                use_reentrant=False, preserve_rng_state=False,
+        outputs = []
+        for start, part in zip(range(0, len(inputs), size), inputs.split(size), strict=True):
+            rows = RowLayout(n_rows=len(part), first_row=start, n_total=len(inputs))
+            outputs.append(
+                checkpoint(run, part, rows=rows, use_reentrant=False, preserve_rng_state=False)
             )
-            for start, part in zip(range(0, len(inputs), size), inputs.split(size), strict=True)
-        ]  # fmt: skip
-        return torch.cat(parts, dim=-2)
+        return torch.cat(outputs, dim=-2)
 
-    def _plain(
+    def _run_plain(
         self,
         inputs: Tensor,
         *,
         statistics: Statistics,
         momentum: float = 0.0,
         rows: RowLayout | None = None,
-        tracked: bool = True,
+        with_gradient: bool = True,
         random_key: RandomKey | None = None,  # noqa: ARG002
     ) -> Tensor:
-        self._count(len(inputs), tracked=tracked)
-        with self._normalised(statistics, rows or RowLayout(), momentum):
+        self._count(len(inputs), with_gradient=with_gradient)
+        with self._use_statistics(statistics, rows or RowLayout(), momentum):
             return self._forward(inputs)
 
-    def _sampled(
+    def _run_passes(
         self,
         inputs: Tensor,
         *,
-        how: SamplingSettings,
+        sampling: SamplingSettings,
         random_key: RandomKey,
         rows: RowLayout | None = None,
     ) -> Tensor:
-        run = partial(self._pass, how=how, random_key=random_key, rows=rows)
+        """Return the logits of all passes, (passes, batch, classes)."""
+        run = partial(self._run_forward, sampling=sampling, random_key=random_key, rows=rows)
         if torch.is_grad_enabled() and self.low_memory:
-            again = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
-            return torch.cat([again(inputs, (number,)) for number in range(how.passes)])
+            repeated = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+            return torch.cat([repeated(inputs, (number,)) for number in range(sampling.passes)])
         if self.can_fan_out:
-            return run(inputs, range(how.passes))
-        return torch.cat([run(inputs, (number,)) for number in range(how.passes)])
+            return run(inputs, range(sampling.passes))
+        return torch.cat([run(inputs, (number,)) for number in range(sampling.passes)])
 
-    def _pass(
+    def _run_forward(
         self,
         inputs: Tensor,
         passes: Sequence[int],
         *,
-        how: SamplingSettings,
+        sampling: SamplingSettings,
         random_key: RandomKey,
         rows: RowLayout | None = None,
     ) -> Tensor:
+        """Run some passes in one forward pass of the model."""
         self._count(len(passes) * len(inputs))
         rows = replace(rows) if rows else RowLayout()
         with (
-            self._normalised(how.statistics, rows),
+            self._use_statistics(sampling.statistics, rows),
             dropout_at(
                 self.model,
                 self.sites,
-                rate=how.rate,
+                rate=sampling.rate,
                 passes=passes,
                 random_key=random_key,
                 rows=rows,
                 kernels=self.execution.kernels,
-            ),  # fmt: skip
+            ),
         ):
-            logits = self._forward(inputs, passes=len(passes))
+            logits = self._forward(inputs, n_passes=len(passes))
         split: Tensor = logits.unflatten(0, (len(passes), -1))
         return split
 
-    def _normalised(
+    def _use_statistics(
         self, statistics: Statistics, rows: RowLayout, momentum: float = 0.0
     ) -> AbstractContextManager[None]:
         return use_statistics(
@@ -253,49 +261,51 @@ class WrappedModel(PreparedModel):
         )
 
     @torch.no_grad()
-    def _probe(self, inputs: Tensor, how: SamplingSettings) -> None:
-        """Try fan-out, once, on a few rows against separate passes with the same masks."""
+    def _probe_fan_out(self, inputs: Tensor, sampling: SamplingSettings) -> None:
+        """Compare once, on a few rows, fan-out with separate passes of the same masks."""
         if self.can_fan_out is not None:
             return
         few = inputs[:N_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
-        run = partial(self._pass, few, how=how, random_key=RandomKey((0,)))
-        with self._trying():
-            separate = torch.cat([run((number,)) for number in range(how.passes)])
-            reason = explain_mismatch(partial(run, range(how.passes)), separate)
+        run = partial(self._run_forward, few, sampling=sampling, random_key=RandomKey((0,)))
+        with self._probing():
+            separate = torch.cat([run((number,)) for number in range(sampling.passes)])
+            reason = explain_mismatch(partial(run, range(sampling.passes)), separate)
         self.can_fan_out = not reason
         if reason:
             warnings.warn(
-                f"{type(self.model).__name__} cannot carry {how.passes} stochastic passes in one "
-                f"forward ({reason}); running {how.passes} forwards instead.",
+                f"{type(self.model).__name__} cannot run {sampling.passes} stochastic passes in "
+                f"one forward pass ({reason}); running {sampling.passes} forward passes instead.",
                 FallbackWarning,
                 stacklevel=6,
             )
 
-    def _sharing_prefix(
-        self, inputs: Tensor, how: SamplingSettings, random_key: RandomKey
+    def _run_with_shared_prefix(
+        self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         prefix = SharedPrefix(self.model, self.sites)
         with prefix.record():
-            plain = self._plain(inputs, statistics=how.statistics, tracked=False).detach()
+            plain = self._run_plain(
+                inputs, statistics=sampling.statistics, with_gradient=False
+            ).detach()
         with prefix.reuse():
-            return self._sampled(inputs, how=how, random_key=random_key), plain
+            return self._run_passes(inputs, sampling=sampling, random_key=random_key), plain
 
-    def _can_share(self, inputs: Tensor, how: SamplingSettings) -> bool:
-        """Try, once, whether a shared prefix gives what two whole forwards give."""
-        if self._hooked:
+    def _probe_shared_prefix(self, inputs: Tensor, sampling: SamplingSettings) -> bool:
+        """Compare once, on a few rows, a shared prefix with two whole forward passes."""
+        if self._has_hooks:
             return False
-        if self._shares_prefix is None:
+        if self._can_share_prefix is None:
             few, random_key = inputs[:N_PROBE_ROWS], RandomKey((0,))
 
-            def sharing() -> list[Tensor]:
-                sampled, plain = self._sharing_prefix(few, how, random_key)
+            def run_shared() -> list[Tensor]:
+                sampled, plain = self._run_with_shared_prefix(few, sampling, random_key)
                 return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
 
-            def apart() -> list[Tensor]:
-                sampled = self._sampled(few, how=how, random_key=random_key)
-                plain = self._plain(few, statistics=how.statistics)
+            def run_separately() -> list[Tensor]:
+                sampled = self._run_passes(few, sampling=sampling, random_key=random_key)
+                plain = self._run_plain(few, statistics=sampling.statistics)
                 return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
 
-            with self._trying():
-                self._shares_prefix = same_outputs(sharing, apart)
-        return self._shares_prefix
+            with self._probing():
+                self._can_share_prefix = same_outputs(run_shared, run_separately)
+        return self._can_share_prefix

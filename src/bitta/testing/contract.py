@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bitta.errors import FeedbackError
 from bitta.feedback import Simulated
 from bitta.methods.base import Adapter
-from bitta.nn.weights import named_tensors
+from bitta.nn import named_tensors
 from bitta.seeding import generator
 from bitta.session import Session
 from bitta.testing.toy_models import N_CLASSES, NORMS, Norm, needed_settings, toy_classifier

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bitta.errors import unknown_name_error
-from bitta.methods import method_named
+from bitta.methods import get_method
 from bitta.methods.base import Adapter
 from bitta.nn import WrappedModel
 from bitta.seeding import generator
@@ -79,7 +79,7 @@ def needed_settings(
     method: str | type[Adapter[Any]], norm: Norm, folder: str | Path
 ) -> dict[str, Any]:
     """Settings without which a method cannot work on the toy model; files go into a folder."""
-    kind = method_named(method) if isinstance(method, str) else method
+    kind = get_method(method) if isinstance(method, str) else method
     if "source statistics" not in kind.needs:
         return {}
     return {"source_statistics": toy_statistics(norm, folder)}
@@ -91,5 +91,5 @@ def toy_statistics(norm: Norm, folder: str | Path) -> str:
     if not path.exists():
         images = torch.rand(64, 3, 8, 8, generator=generator(7, "toy statistics"))
         with closing(WrappedModel(toy_classifier(norm), eager=True)) as wrapped:
-            SourceStatistics.of(wrapped, images.split(16)).save(path)
+            SourceStatistics.compute(wrapped, images.split(16)).save(path)
     return str(path)

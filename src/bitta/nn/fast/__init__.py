@@ -1,1 +1,1 @@
-"""Fast path: execution choices, CUDA graphs, Triton kernels."""
+"""Fast path: choice of the execution path, CUDA graphs, Triton kernels."""

@@ -1,4 +1,7 @@
-"""How the arithmetic of a session is carried out; what comes out is the same up to rounding."""
+"""Execution path of a session: graphs, precision, layout, kernels.
+
+All paths give the same results up to rounding.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,12 +12,12 @@ import torch
 
 from bitta.config import require
 from bitta.errors import DeviceMemoryError
-from bitta.nn.fast.fused import works
+from bitta.nn.fast.fused import can_compile
 
 
 @contextmanager
 def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
-    """Say what did not fit, and what to do about it."""
+    """Replace out-of-memory errors by one that names the work and a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -26,7 +29,10 @@ def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Also where another error came of it, as it does while a graph is captured."""
+    """Return True if the error, or one that it came from, is a lack of memory.
+
+    While a graph is captured, a lack of memory causes other errors.
+    """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             return True
@@ -35,45 +41,47 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 Precision: TypeAlias = Literal["auto", "float32", "tf32", "bfloat16"]
-"""Of convolutions and matrix products; weights and losses are kept in single precision."""
+"""Precision of convolutions and matrix products. Weights and losses stay in single precision."""
 
 _AMPERE = 8
+"""Compute capability from which a GPU has TF32 and bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The path a session runs on, chosen once for its device."""
+    """Execution path, chosen once for a model on its device."""
 
     graphs: bool
-    """Whether what repeats with the same shapes is captured as a CUDA graph and replayed."""
+    """Capture work with constant shapes as CUDA graphs and replay it."""
     precision: Literal["float32", "tf32", "bfloat16", "the model's own precision"]
     channels_last: bool
     fused: bool
-    """Whether the optimiser updates all parameters in one kernel."""
+    """Update all parameters in one kernel."""
     kernels: bool
-    """Whether passes are normalised and dropped by kernels of our own."""
+    """Normalise and drop passes by Triton kernels."""
 
     @classmethod
     def choose(
         cls, device: torch.device, dtype: torch.dtype, *, eager: bool, precision: Precision
     ) -> Self:
-        """The fastest path for a model of this type on this device, or the plain one."""
+        """Choose the fastest path for a model of this type, or the plain one if `eager`."""
         allowed = get_args(Precision)
         require(precision in allowed, "precision", precision, ", ".join(allowed))
-        cuda = device.type == "cuda"
-        recent = cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
+        is_cuda = device.type == "cuda"
+        is_recent = is_cuda and torch.cuda.get_device_capability(device)[0] >= _AMPERE
         if precision == "auto":
-            precision = "bfloat16" if recent and not eager else "float32"
-        if precision == "tf32" and not recent:
-            precision = "float32"  # nothing else has such a mode
-        fast, single = cuda and not eager, dtype == torch.float32
+            precision = "bfloat16" if is_recent and not eager else "float32"
+        if precision == "tf32" and not is_recent:
+            precision = "float32"  # The device has no such mode.
+        is_fast, is_single = is_cuda and not eager, dtype == torch.float32
+        # The kernels round in another order, so they are not used for float32.
+        is_reduced = is_fast and is_recent and is_single and precision != "float32"
         return cls(
-            graphs=fast,
-            precision=precision if single else "the model's own precision",
+            graphs=is_fast,
+            precision=precision if is_single else "the model's own precision",
             channels_last=True,
-            fused=fast,
-            # They round in another order, which is not what somebody wants who asks for float32.
-            kernels=fast and recent and single and precision != "float32" and works(device),
+            fused=is_fast,
+            kernels=is_reduced and can_compile(device),
         )
 
     def __str__(self) -> str:
@@ -88,7 +96,7 @@ class Execution:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Around forward and backward: whether a GPU may round to TF32."""
+        """Allow or forbid TF32 on a GPU, in the forward and backward passes inside."""
         if not torch.cuda.is_available():
             yield
             return
@@ -103,7 +111,7 @@ class Execution:
             products.fp32_precision, convolutions.fp32_precision = before
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Around a forward alone."""
+        """Use bfloat16 if it is the precision, in the forward pass inside."""
         if self.precision != "bfloat16":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)

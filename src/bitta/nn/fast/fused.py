@@ -1,4 +1,4 @@
-"""Per-pass normalisation and dropout as single operations, on a GPU that Triton can program."""
+"""Normalisation and dropout of stochastic passes by Triton kernels, with gradients."""
 
 import warnings
 from collections.abc import Callable
@@ -13,29 +13,34 @@ from torch import Tensor
 from bitta.errors import FallbackWarning
 
 _TILE = 4096
-"""Elements that one program handles at a time."""
-_PROGRAMS = 528
-"""Enough of them to keep a large GPU busy: four on each of 132 multiprocessors."""
-_MOST_SLICES, _TOGETHER = 256, 32
-"""Slices that rows are summed in, and how many of these sums are added at a time."""
-_DROPPED = 2048
+"""Elements that one program processes at a time."""
+_N_PROGRAMS = 528
+"""Number of programs that keeps a large GPU busy: four on each of 132 multiprocessors."""
+_MAX_SLICES, _SLICES_AT_ONCE = 256, 32
+"""Maximum number of slices in which rows are summed, and number of sums added at a time."""
+_DROPOUT_BLOCK = 2048
 
 Draw: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
-"""Gives random 16-bit words for a tensor, (passes, words), and where it begins in them."""
+"""Returns random 16-bit words for a tensor, (passes, words), and its first word."""
 
 
 @cache
-def works(device: torch.device) -> bool:
-    """Whether Triton is there, as it is with CUDA builds of torch on Linux, and can compile."""
+def can_compile(device: torch.device) -> bool:
+    """Return True if Triton is installed and can compile for the device.
+
+    Triton comes with CUDA builds of torch on Linux.
+    """
     if find_spec("triton") is None:
         return False
     try:
         with torch.cuda.device(device):
-            _Shape(torch.empty(1, 1, 1, 1), 1).added_up(torch.zeros(1, 1, 2, 1, device=device))
+            _KernelGrid(torch.empty(1, 1, 1, 1), 1).add_slices(
+                torch.zeros(1, 1, 2, 1, device=device)
+            )
     except (ImportError, OSError, RuntimeError, CalledProcessError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         warnings.warn(
-            f"Triton cannot compile here ({reason}); normalising and dropping pass by pass.",
+            f"Triton cannot compile here ({reason}); using slower operations of torch instead.",
             FallbackWarning,
             stacklevel=2,
         )
@@ -43,8 +48,8 @@ def works(device: torch.device) -> bool:
     return True
 
 
-def fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether these kernels can normalise it: images, channels last, with scale and shift."""
+def supports(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Return True if the kernels can normalise x: channels-last images, with scale and shift."""
     return (
         x.dim() == 4
         and x.is_contiguous(memory_format=torch.channels_last)
@@ -56,117 +61,120 @@ def fits(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
 
 
 def normalise_passes(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, passes: int, *, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n_passes: int, *, eps: float
 ) -> Tensor:
-    """BatchNorm of each pass by its own statistics."""
-    out: Tensor = _Normalise.apply(x, weight, bias, passes, eps)  # type: ignore[no-untyped-call]
+    """Normalise each pass by its own statistics."""
+    out: Tensor = _FusedBatchNorm.apply(x, weight, bias, n_passes, eps)  # type: ignore[no-untyped-call]
     return out
 
 
-def drop_passes(x: Tensor, draw: Draw, passes: int, *, rate: float, fanned: bool) -> Tensor:
-    """Dropout of each pass by its own words, (passes * rows, ...); `fanned` rows hold all passes.
+def drop_passes(x: Tensor, draw: Draw, n_passes: int, *, rate: float, is_fanned: bool) -> Tensor:
+    """Apply dropout to each pass by its own words, (passes * rows, ...).
 
-    Backward draws the words again rather than keep them.
+    If `is_fanned`, the rows already hold all passes. Backward draws the words again instead of
+    storing them.
     """
-    out: Tensor = _Drop.apply(x, draw, passes, rate, fanned)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedDropout.apply(x, draw, n_passes, rate, is_fanned)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Normalise(torch.autograd.Function):
+class _FusedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, passes: int, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, n_passes: int, eps: float
     ) -> Tensor:
-        """Normalised rows, laid out as they came."""
-        from bitta.nn.fast import kernels  # noqa: PLC0415 (triton is not everywhere)
+        """Return the normalised input in its own layout."""
+        from bitta.nn.fast import kernels  # noqa: PLC0415 (not installed everywhere)
 
-        shape = _Shape(x, passes)
-        sizes, blocks = (shape.rows, shape.channels), shape.blocks
-        sums = x.new_empty((shape.slices, passes, 2, shape.channels), dtype=torch.float32)
-        kernels.moments[shape.by_slice](x, sums, *sizes, shape.per_slice, **blocks)
-        totals = shape.added_up(sums)
+        grid = _KernelGrid(x, n_passes)
+        sizes, blocks = (grid.n_rows, grid.n_channels), grid.blocks
+        sums = x.new_empty((grid.n_slices, n_passes, 2, grid.n_channels), dtype=torch.float32)
+        kernels.moments[grid.by_slice](x, sums, *sizes, grid.rows_per_slice, **blocks)
+        totals = grid.add_slices(sums)
         out, statistics = torch.empty_like(x), torch.empty_like(totals)
-        kernels.normalise[shape.by_block](
+        kernels.normalise[grid.by_block](
             x, totals, weight, bias, out, statistics, *sizes, eps, **blocks
         )
         ctx.save_for_backward(x, weight, statistics)
-        ctx.shape = shape
+        ctx.grid = grid
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Through mean and variance too."""
+        """Differentiate through mean and variance, too."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         x, weight, statistics = ctx.saved_tensors
-        shape: _Shape = ctx.shape
+        grid: _KernelGrid = ctx.grid
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        sizes, blocks = (shape.rows, shape.channels), shape.blocks
-        sums = x.new_empty((shape.slices, *statistics.shape), dtype=torch.float32)
-        kernels.gradient_moments[shape.by_slice](
-            x, gradient, statistics, sums, *sizes, shape.per_slice, **blocks
+        sizes, blocks = (grid.n_rows, grid.n_channels), grid.blocks
+        sums = x.new_empty((grid.n_slices, *statistics.shape), dtype=torch.float32)
+        kernels.gradient_moments[grid.by_slice](
+            x, gradient, statistics, sums, *sizes, grid.rows_per_slice, **blocks
         )
-        totals, out = shape.added_up(sums), torch.empty_like(x)
-        kernels.normalise_backward[shape.by_block](
+        totals, out = grid.add_slices(sums), torch.empty_like(x)
+        kernels.normalise_backward[grid.by_block](
             x, gradient, statistics, totals, weight, out, *sizes, **blocks
         )
         bias, scale = totals.sum(0)
         return out, scale, bias, None, None
 
 
-class _Shape:
-    """How the rows of a tensor are shared out among programs."""
+class _KernelGrid:
+    """Division of the rows and channels of a tensor among programs."""
 
-    def __init__(self, x: Tensor, passes: int) -> None:
-        self.channels = x.shape[1]
-        self.rows = x.numel() // (passes * self.channels)
-        wide = min(64, 1 << (self.channels - 1).bit_length())
-        self.blocks = {"ROWS": _TILE // wide, "CHANNELS": wide}
-        columns = -(-self.channels // wide)
-        steps = -(-self.rows // self.blocks["ROWS"])
-        self.slices = max(1, min(steps, _MOST_SLICES, _PROGRAMS // (passes * columns)))
-        self.per_slice = -(-steps // self.slices) * self.blocks["ROWS"]
-        self.slices = -(-self.rows // self.per_slice)
-        self.by_slice = (passes, columns, self.slices)
-        self.by_block = (steps, passes, columns)  # only the first may be large
+    def __init__(self, x: Tensor, n_passes: int) -> None:
+        self.n_channels = x.shape[1]
+        self.n_rows = x.numel() // (n_passes * self.n_channels)
+        width = min(64, 1 << (self.n_channels - 1).bit_length())
+        self.blocks = {"ROWS": _TILE // width, "CHANNELS": width}
+        n_columns = -(-self.n_channels // width)
+        n_blocks = -(-self.n_rows // self.blocks["ROWS"])
+        n_slices = max(1, min(n_blocks, _MAX_SLICES, _N_PROGRAMS // (n_passes * n_columns)))
+        self.rows_per_slice = -(-n_blocks // n_slices) * self.blocks["ROWS"]
+        self.n_slices = -(-self.n_rows // self.rows_per_slice)
+        self.by_slice = (n_passes, n_columns, self.n_slices)
+        self.by_block = (n_blocks, n_passes, n_columns)  # CUDA limits all dimensions but the first.
 
-    def added_up(self, sums: Tensor) -> Tensor:
-        """(passes, 2, channels)."""
+    def add_slices(self, sums: Tensor) -> Tensor:
+        """Add the sums of all slices, (passes, 2, channels)."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         totals = torch.empty_like(sums[0])
-        wide = self.blocks["CHANNELS"]
+        width = self.blocks["CHANNELS"]
         kernels.add_up[self.by_slice[:2]](
-            sums, totals, self.channels, self.slices, SLICES=_TOGETHER, CHANNELS=wide
+            sums, totals, self.n_channels, self.n_slices, SLICES=_SLICES_AT_ONCE, CHANNELS=width
         )
         return totals
 
 
-class _Drop(torch.autograd.Function):
+class _FusedDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, draw: Draw, passes: int, rate: float, fanned: bool) -> Tensor:
-        """Every pass's share of x, or x dropped for every pass."""
+    def forward(
+        ctx: Any, x: Tensor, draw: Draw, n_passes: int, rate: float, is_fanned: bool
+    ) -> Tensor:
+        """Drop elements of the rows of each pass, or of x once per pass."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         words, offset = draw(x)
-        n = x.numel() // passes if fanned else x.numel()
-        ctx.draw, ctx.settings, ctx.n = draw, (passes, rate, fanned), n
+        n = x.numel() // n_passes if is_fanned else x.numel()
+        ctx.draw, ctx.settings, ctx.n = draw, (n_passes, rate, is_fanned), n
         ctx.like = x.shape, x.stride(), x.dtype
-        size = (len(x) if fanned else passes * len(x), *x.shape[1:])
+        size = (len(x) if is_fanned else n_passes * len(x), *x.shape[1:])
         out = x.new_empty_strided(size, x.stride())
-        grid = (-(-n // _DROPPED), passes)
+        grid = (-(-n // _DROPOUT_BLOCK), n_passes)
         kernels.drop[grid](
-            x, words, out, n, words.shape[1], offset, level_of(rate), 1 / (1 - rate),
-            FANNED=fanned, SIZE=_DROPPED,
+            x, words, out, n, words.shape[1], offset, keep_threshold(rate),
+            1 / (1 - rate), FANNED=is_fanned, SIZE=_DROPOUT_BLOCK,
         )  # fmt: skip
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The same elements, scaled; those of the passes added up where they shared x."""
+        """Drop and scale the same elements. Add the gradients of passes that shared x."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
-        passes, rate, fanned = ctx.settings
+        n_passes, rate, is_fanned = ctx.settings
         shape, stride, dtype = ctx.like
         out = torch.empty_strided(shape, stride, dtype=dtype, device=gradient.device)
         if gradient.stride() != stride:
@@ -174,17 +182,19 @@ class _Drop(torch.autograd.Function):
                 gradient.shape, stride, dtype=dtype, device=gradient.device
             ).copy_(gradient)
         words, offset = ctx.draw(out)
-        settings = (ctx.n, words.shape[1], offset, level_of(rate), 1 / (1 - rate))
-        blocks = -(-ctx.n // _DROPPED)
-        if fanned:
-            kernels.drop[(blocks, passes)](
-                gradient, words, out, *settings, FANNED=True, SIZE=_DROPPED
+        settings = (ctx.n, words.shape[1], offset, keep_threshold(rate), 1 / (1 - rate))
+        n_blocks = -(-ctx.n // _DROPOUT_BLOCK)
+        if is_fanned:
+            kernels.drop[(n_blocks, n_passes)](
+                gradient, words, out, *settings, FANNED=True, SIZE=_DROPOUT_BLOCK
             )
         else:
-            kernels.undrop[(blocks,)](gradient, words, out, *settings, PASSES=passes, SIZE=_DROPPED)
+            kernels.undrop[(n_blocks,)](
+                gradient, words, out, *settings, PASSES=n_passes, SIZE=_DROPOUT_BLOCK
+            )
         return out, None, None, None, None
 
 
-def level_of(rate: float) -> int:
-    """The 16-bit word from which on an element is kept."""
+def keep_threshold(rate: float) -> int:
+    """Return the lowest 16-bit word with which an element is kept."""
     return min(round(rate * 2**16), 2**16 - 1) - 2**15

@@ -1,4 +1,4 @@
-"""Work that repeats with the same shapes, captured as CUDA graphs and replayed."""
+"""Capture repeated work as CUDA graphs and replay it."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -16,53 +16,53 @@ from bitta.seeding import Key, RandomKey, derive_seed
 
 Tensors: TypeAlias = dict[str, Tensor]
 Work: TypeAlias = Callable[..., Tensors]
-"""A function of tensors and, as `chance`, of what it draws; it may change weights in place."""
+"""Function of tensors and of `random_key`. It may change weights in place."""
 
-_STEADY_TURNS = 3
+_MIN_STABLE_STEPS = 3
 
 
 @dataclass(slots=True)
 class PassCounts:
-    """Samples times passes so far."""
+    """Counters of samples times passes."""
 
     forwards: int = 0
-    """That went through the model."""
-    tracked: int = 0
-    """As many of these as ran with gradients enabled."""
+    """Forward passes."""
+    forwards_with_gradient: int = 0
+    """Forward passes with gradients enabled."""
     backwards: int = 0
-    """Whose gradient was taken."""
+    """Backward passes."""
 
     def values(self) -> tuple[int, int, int]:
-        """All three."""
-        return self.forwards, self.tracked, self.backwards
+        """Return all counters."""
+        return self.forwards, self.forwards_with_gradient, self.backwards
 
     def set(self, values: tuple[int, int, int]) -> None:
-        """Go back to an earlier count."""
-        self.forwards, self.tracked, self.backwards = values
+        """Set all counters."""
+        self.forwards, self.forwards_with_gradient, self.backwards = values
 
     def add(self, more: tuple[int, int, int]) -> None:
-        """Count what was replayed."""
+        """Add to all counters."""
         self.forwards += more[0]
-        self.tracked += more[1]
+        self.forwards_with_gradient += more[1]
         self.backwards += more[2]
 
 
 class CudaGraphs:
-    """Runs work plainly until its shapes have been the same for a few turns, then replays it.
+    """Runs work eagerly until its shapes have been stable for a few steps, then replays a graph.
 
-    One graph is kept for each name, in memory of its own: a memory that fills gives a step a new
-    shape with every answer, and none of them comes again. Whenever the shapes of some work settle
-    anew it has to be steady for twice as long, so that little is captured in vain.
+    There is one graph per name, in memory of its own. While a memory of samples fills, each answer
+    gives an update a new shape that never comes again. Each time the shapes of some work settle
+    anew, they must be stable for twice as long, so that few graphs are captured in vain.
     """
 
     def __init__(self, counts: PassCounts, *, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds = 0.0
-        """Spent on capturing so far."""
+        """Time spent on capturing."""
         self._counts = counts
-        self._graphs: dict[Hashable, _Graph] = {}
-        self._steady: dict[Hashable, _Steady] = {}
-        self._busy = False
+        self._graphs: dict[Hashable, _CapturedGraph] = {}
+        self._histories: dict[Hashable, _ShapeHistory] = {}
+        self._is_running = False
 
     def run(
         self,
@@ -72,54 +72,60 @@ class CudaGraphs:
         random_key: RandomKey,
         *,
         weights: Sequence[Tensor],
-        turn: int | None = None,
+        step: int | None = None,
     ) -> Tensors:
-        """What `work` gives for these inputs, drawing from `chance`.
+        """Return the result of `work` for these inputs and random numbers.
 
-        Work called `name` that differs in more than its inputs' values, or in where the `weights`
-        lie, must not share the name. Calls within one `turn` count once; None makes every call a
-        turn.
+        Args:
+            name: Name of the work. Work of the same name may differ only in the values of its
+                inputs and in the addresses of the weights.
+            work: The work.
+            inputs: Its inputs.
+            random_key: Key of its random numbers.
+            weights: Weights that the work reads or changes.
+            step: Calls with the same step count once. With None each call counts.
         """
-        if not self.enabled or self._busy:
+        if not self.enabled or self._is_running:
             return work(*inputs, random_key=random_key)
         signature = (
             *((x.shape, x.stride(), x.dtype) for x in inputs),
             *(weight.data_ptr() for weight in weights),
         )
-        steady = self._steady.setdefault(name, _Steady())
-        if name in self._graphs and steady.captured == signature:
-            steady.again()
+        history = self._histories.setdefault(name, _ShapeHistory())
+        if name in self._graphs and history.captured == signature:
+            history.note_replay()
             return self._graphs[name].replay(inputs, random_key.key)
-        steady.see(signature, turn)
-        if steady.turns > steady.patience and self._capture(name, work, inputs, steady.places):
-            steady.caught()
-            return self._graphs[name].first(inputs, random_key.key)
-        noted = _Noted(random_key.key)
-        with self._nothing_inside():
-            outputs = work(*inputs, random_key=noted)
-        steady.places = noted.places
+        history.add(signature, step)
+        if history.is_stable and self._capture(name, work, inputs, history.addresses):
+            history.note_capture()
+            # Capturing has counted the work without running it.
+            return self._graphs[name].replay_uncounted(inputs, random_key.key)
+        recording_key = _RecordingKey(random_key.key)
+        with self._running():
+            outputs = work(*inputs, random_key=recording_key)
+        history.addresses = recording_key.addresses
         return outputs
 
     def clear(self) -> None:
-        """Let go of everything captured."""
+        """Free all graphs."""
         self._graphs.clear()
-        self._steady.clear()
+        self._histories.clear()
 
     def _capture(
-        self, name: Hashable, work: Work, inputs: Sequence[Tensor], places: "Places"
+        self, name: Hashable, work: Work, inputs: Sequence[Tensor], addresses: "RandomAddresses"
     ) -> bool:
-        started, counted = perf_counter(), self._counts.values()
-        self._graphs.pop(name, None)  # its memory is free before the next one's is taken
-        # The plain runs' matmul workspaces are not needed any more; capturing takes its own.
+        started, counts = perf_counter(), self._counts.values()
+        self._graphs.pop(name, None)  # Frees its memory before the next graph takes more.
+        # Eager runs left matmul workspaces that are not needed any more. Capturing takes its own.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with self._nothing_inside():
-                graph = _Graph(work, inputs, places, self._counts)
+            with self._running():
+                graph = _CapturedGraph(work, inputs, addresses, self._counts)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
             self.enabled = False
-            self._counts.set(counted)
+            self._counts.set(counts)
             warnings.warn(
                 f"the model cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
                 "running it eagerly.",
@@ -132,111 +138,119 @@ class CudaGraphs:
         return True
 
     @contextmanager
-    def _nothing_inside(self) -> Iterator[None]:
-        """Work that calls other work is one piece."""
-        self._busy = True
+    def _running(self) -> Iterator[None]:
+        """Run work that is called by other work as a part of it."""
+        self._is_running = True
         try:
             yield
         finally:
-            self._busy = False
+            self._is_running = False
 
 
-Places: TypeAlias = list[tuple[Key, torch.device | str]]
+RandomAddresses: TypeAlias = list[tuple[Key, torch.device | str]]
+"""Keys and devices of the generators that some work asks for, in order."""
 
 
-class _Steady:
-    """For how many turns work had the same signature, and what it drew."""
+class _ShapeHistory:
+    """Number of steps for which some work had the same signature."""
 
     def __init__(self) -> None:
-        self.turns = 0
-        self.patience = _STEADY_TURNS
         self.captured: Hashable = None
-        self.places: Places = []
+        self.addresses: RandomAddresses = []
         self._signature: Hashable = None
-        self._turn: int | None = None
+        self._n_steps = 0
+        self._n_required = _MIN_STABLE_STEPS
+        self._step: int | None = None
 
-    def see(self, signature: Hashable, turn: int | None) -> None:
+    @property
+    def is_stable(self) -> bool:
+        """True if the signature has been the same for long enough."""
+        return self._n_steps > self._n_required
+
+    def add(self, signature: Hashable, step: int | None) -> None:
+        """Add a signature that was not captured."""
         if signature != self._signature:
-            self._signature, self.turns = signature, 1
-        elif turn is None or turn != self._turn:
-            self.turns += 1
-        self._turn = turn
+            self._signature, self._n_steps = signature, 1
+        elif step is None or step != self._step:
+            self._n_steps += 1
+        self._step = step
 
-    def again(self) -> None:
-        """The one that was captured came again: another has to settle anew."""
-        self._signature, self.turns = self.captured, 0
+    def note_replay(self) -> None:
+        """Restart the count: the captured signature came again."""
+        self._signature, self._n_steps = self.captured, 0
 
-    def caught(self) -> None:
-        """The signature has been captured."""
+    def note_capture(self) -> None:
+        """Register the signature as captured. The next one must be stable for twice as long."""
         self.captured = self._signature
-        self.patience *= 2
+        self._n_required *= 2
 
 
-class _Graph:
-    """One piece of work: static inputs and outputs, and generators that are seeded per replay."""
+class _CapturedGraph:
+    """CUDA graph with static inputs and outputs, and generators that are seeded per replay."""
 
     def __init__(
         self,
         work: Work,
         inputs: Sequence[Tensor],
-        places: Places,
+        addresses: RandomAddresses,
         counts: PassCounts,
     ) -> None:
         self._inputs = [x.clone() for x in inputs]
-        self._draws = [(place, torch.Generator(device)) for place, device in places]
+        self._generators = [(key, torch.Generator(device)) for key, device in addresses]
         self._graph = torch.cuda.CUDAGraph()
-        for _, generator in self._draws:
+        for _, generator in self._generators:
             self._graph.register_generator_state(generator)
         self._counts, before = counts, counts.values()
-        # A stream of this device: the class keeps one for all, of the device it first saw. Other
-        # threads may copy batches meanwhile.
+        # Use a stream of this device: torch keeps one stream, of the first device that it saw.
+        # Other threads may copy batches meanwhile, so capture errors concern this thread only.
         stream = torch.cuda.Stream(inputs[0].device)
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._outputs = work(*self._inputs, random_key=_Handed(self._draws))
-        # Capturing writes the generators' seeds on that stream: late, after the first replay's own.
+            self._outputs = work(*self._inputs, random_key=_ReplayingKey(self._generators))
+        # Capturing writes the seeds of the generators on that stream. Wait for it: otherwise it
+        # could overwrite the seeds of the first replay.
         stream.synchronize()
         after = counts.values()
         self._counted = (after[0] - before[0], after[1] - before[1], after[2] - before[2])
 
-    def first(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
-        """Capturing has counted the work without doing it; this does it."""
-        for held, given in zip(self._inputs, inputs, strict=True):
-            held.copy_(given)
-        for place, generator in self._draws:
-            generator.manual_seed(derive_seed(*key, *place))
+    def replay(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
+        """Replay the work with other values and count its passes."""
+        self._counts.add(self._counted)
+        return self.replay_uncounted(inputs, key)
+
+    def replay_uncounted(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
+        """Replay the work with other values."""
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given)
+        for address, generator in self._generators:
+            generator.manual_seed(derive_seed(*key, *address))
         self._graph.replay()
-        # The next replay, of this or another graph, writes where these lie.
+        # Clone: the next replay of this or another graph overwrites the static outputs.
         return {name: output.clone() for name, output in self._outputs.items()}
 
-    def replay(self, inputs: Sequence[Tensor], key: Key) -> Tensors:
-        """Do the work again, with other values."""
-        self._counts.add(self._counted)
-        return self.first(inputs, key)
 
-
-class _Noted(RandomKey):
-    """Keeps a list of the places it was asked for."""
+class _RecordingKey(RandomKey):
+    """Records the addresses of the generators that it returns."""
 
     def __init__(self, key: Key) -> None:
         super().__init__(key)
-        self.places: Places = []
+        self.addresses: RandomAddresses = []
 
     def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-        """A fresh generator for one place."""
-        self.places.append((place, device))
+        """Return a new generator for one address."""
+        self.addresses.append((place, device))
         return super().at(*place, device=device)
 
 
-class _Handed(RandomKey):
-    """Hands out, in the order of the places noted, generators that a graph knows."""
+class _ReplayingKey(RandomKey):
+    """Returns the generators of a graph, in the order of the recorded addresses."""
 
-    def __init__(self, draws: list[tuple[Key, torch.Generator]]) -> None:
+    def __init__(self, generators: list[tuple[Key, torch.Generator]]) -> None:
         super().__init__(())
-        self._draws = iter(draws)
+        self._generators = iter(generators)
 
     def at(self, *place: str | int, device: torch.device | str = "cpu") -> torch.Generator:  # noqa: ARG002
-        """The generator of this place."""
-        noted, generator = next(self._draws, (None, None))
-        if generator is None or noted != place:
-            raise RuntimeError(f"it drew at {place} where it had drawn at {noted}")
+        """Return the generator of this address."""
+        recorded, generator = next(self._generators, (None, None))
+        if generator is None or recorded != place:
+            raise RuntimeError(f"it draws at {place}, but it drew at {recorded} before")
         return generator

@@ -1,8 +1,8 @@
-"""Triton kernels for stochastic passes: what no library call does at once.
+"""Triton kernels that normalise and drop several stochastic passes at once.
 
-A tensor is (passes, rows, channels), channels closest together in memory; each pass is normalised
-by its own statistics. Sums are taken over a few slices of the rows and added up in a fixed order,
-so that they come out the same every time.
+A tensor is (passes, rows, channels), with adjacent channels in memory. Each pass is normalised by
+its own statistics. Sums are computed over slices of the rows and added in a fixed order, so that
+the result is the same every time.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["n_rows", "per_slice"])
 def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sums of x and x² per slice, both about the first row: (slices, passes, 2, channels)."""
+    """Sum x and x² per slice, both relative to the first row: (slices, passes, 2, channels)."""
     number, part = tl.program_id(0), tl.program_id(2)
     n_passes = tl.num_programs(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -36,7 +36,7 @@ def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS
 
 @triton.jit(do_not_specialize=["n_slices"])
 def add_up(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sums over slices, always in the same order: (passes, 2, channels)."""
+    """Add the sums of all slices in a fixed order: (passes, 2, channels)."""
     number = tl.program_id(0)
     n_passes = tl.num_programs(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -59,7 +59,7 @@ def normalise(
     x, totals, weight, bias, out, statistics, n_rows, n_channels, eps,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """(x - mean) / deviation * weight + bias; keeps mean and 1 / deviation of each pass."""
+    """Compute (x - mean) / deviation * weight + bias. Store mean and 1 / deviation of each pass."""
     block, number = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
@@ -86,7 +86,7 @@ def gradient_moments(
     x, gradient, statistics, sums, n_rows, n_channels, per_slice,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient, and of the gradient times normalised x, per slice."""
+    """Sum the gradient, and the gradient times normalised x, per slice."""
     number, part = tl.program_id(0), tl.program_id(2)
     n_passes = tl.num_programs(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -115,7 +115,7 @@ def normalise_backward(
     x, gradient, statistics, totals, weight, out, n_rows, n_channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x, through mean and variance too."""
+    """Compute the gradient of x, also through mean and variance."""
     block, number = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
@@ -138,7 +138,7 @@ def normalise_backward(
 
 @triton.jit
 def drop(x, words, out, n, stride, offset, level, scale, FANNED: tl.constexpr, SIZE: tl.constexpr):
-    """x times `scale` where a pass's word is at least `level`, else 0; `stride` words per pass."""
+    """Multiply x by `scale` if its word is at least `level`, else by 0; `stride` words per pass."""
     number = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     mask = place < n
@@ -151,7 +151,7 @@ def drop(x, words, out, n, stride, offset, level, scale, FANNED: tl.constexpr, S
 @triton.jit
 def undrop(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.constexpr,
            SIZE: tl.constexpr):  # fmt: skip
-    """Gradient of an x that was dropped in several passes: their gradients, added up."""
+    """Add the gradients of the passes in which the same x was dropped."""
     place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     mask = place < n
     total = tl.zeros((SIZE,), tl.float32)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bitta.errors import InputError, SettingError
-from bitta.methods import method_named
+from bitta.methods import get_method
 from bitta.records import SnapshotReason
 from bitta.server.engine.learner import Learner, copy_into_lineage
 from bitta.server.settings import ServeSettings
@@ -306,7 +306,7 @@ def require_same_settings(
 def _effective_settings(learner: Mapping[str, Any]) -> dict[str, Any]:
     """Return every setting that a snapshot depends on, with presets and defaults filled in."""
     method, preset = learner["method"], learner["preset"]
-    config = method_named(method).configure(dict(learner["settings"]), preset, name=method)
+    config = get_method(method).configure(dict(learner["settings"]), preset, name=method)
     fixed = {name: learner[name] for name in ("method", "window", "n_queries", "audits", "seed")}
     return fixed | dict(json.loads(json.dumps(asdict(config))))
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from bitta import Session
 from bitta.errors import ModelError, SettingError
-from bitta.nn import MectaNorm, SamplingSettings, WrappedModel, batch_norms
-from bitta.nn.mecta import Moments, distance
+from bitta.methods.mecta import MectaNorm, Moments, gaussian_distance
+from bitta.nn import SamplingSettings, WrappedModel, batch_norms
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
@@ -32,15 +32,15 @@ def layer_of(channels, *, affine=True):
     return layer
 
 
-def run(layer, x, norm, *, step=True):
-    """What a network of this one layer gives, with its normaliser."""
+def run(layer, x, norm, *, is_update=True):
+    """Return the output of a model with this single layer and the normaliser."""
     wrapped = WrappedModel(layer, logits=lambda out: out.mean((2, 3)))
     wrapped.normaliser = norm
     captured = []
     handle = layer.register_forward_hook(lambda _module, _inputs, out: captured.append(out))
-    if step:
-        with norm.step(CHANCE):
-            norm.noted(lambda: wrapped(x, statistics="batch"))
+    if is_update:
+        with norm.updating(CHANCE), norm.recording():
+            wrapped(x, statistics="batch")
     else:
         wrapped(x, statistics="batch")
     handle.remove()
@@ -51,8 +51,8 @@ def test_distance_of_two_gaussians():
     """Means 1 apart, variances .999 and 1.999: (2/2 + 3/1)/2 - 1 = 1; equal ones: 0."""
     one = Moments(torch.tensor([0.0, 3.0]), torch.tensor([0.999, 2.0]))
     two = Moments(torch.tensor([1.0, 3.0]), torch.tensor([1.999, 2.0]))
-    assert distance(one, two).tolist() == pytest.approx([1.0, 0.0])
-    assert distance(two, one).tolist() == pytest.approx([1.0, 0.0])
+    assert gaussian_distance(one, two).tolist() == pytest.approx([1.0, 0.0])
+    assert gaussian_distance(two, one).tolist() == pytest.approx([1.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_running_statistics_move_by_the_rate_and_normalise_the_output(gate, rate
     x = torch.tensor([[1 - 1.999**0.5, -(0.999**0.5)], [1 + 1.999**0.5, 0.999**0.5]])
     wrapped = WrappedModel(layer)
     wrapped.normaliser = norm = MectaNorm(layer, prune=0.7, gate=gate)
-    with norm.following():
+    with norm.observing():
         wrapped.observe(x, momentum=1.0)
     mean, var = rate * 1.0, 0.999 + rate * 1.0
     assert layer.running_mean.tolist() == pytest.approx([mean, 0.0], abs=1e-6)
@@ -82,7 +82,7 @@ def test_a_forward_without_gradient_sees_moved_statistics_and_moves_nothing():
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     norm = MectaNorm(layer, prune=0.7)
     with torch.no_grad():
-        given = run(layer, x, norm, step=False)
+        given = run(layer, x, norm, is_update=False)
     mean = before["running_mean"].lerp(x.mean((0, 2, 3)), 0.1)
     var = before["running_var"].lerp(x.var((0, 2, 3), correction=0), 0.1)
     wanted = nn.functional.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
@@ -144,7 +144,7 @@ def test_a_matched_layer_passes_gradients_on_and_learns_nothing():
     x = torch.randn(6, 4, 3, 3, generator=generator(0)).double().requires_grad_()
     running = Moments(layer.running_mean, layer.running_var)
     batch = Moments(x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0))
-    rate = 1 - math.exp(-distance(batch, running).mean().item())
+    rate = 1 - math.exp(-gaussian_distance(batch, running).mean().item())
     sigma = (layer.running_var.lerp(batch.var, rate) + layer.eps).sqrt()
 
     def gradients(gate):
@@ -190,8 +190,9 @@ def test_a_step_moves_statistics_once_by_the_mean_over_its_passes():
     seen = []
     last = batch_norms(model)[-1]
     handle = last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
-    with norm.step(CHANCE):
-        norm.noted(lambda: wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((1,))))
+    with norm.updating(CHANCE):
+        with norm.recording():
+            wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((1,)))
         assert last.running_mean.abs().max() == 0  # not before its end
     handle.remove()
     passes = seen[-1].chunk(3)
@@ -268,7 +269,7 @@ def test_one_value_per_channel_goes_by_running_statistics():
     layer = nn.BatchNorm1d(2, eps=0.0).eval()
     wrapped = WrappedModel(layer)
     wrapped.normaliser = norm = MectaNorm(layer, prune=0.7)
-    with norm.following():
+    with norm.observing():
         wrapped.observe(torch.tensor([[5.0, 7.0]]), momentum=1.0)
     assert layer.running_var.tolist() == [1.0, 1.0]
     assert wrapped(torch.tensor([[5.0, 7.0]]), statistics="batch").tolist() == [[5.0, 7.0]]
