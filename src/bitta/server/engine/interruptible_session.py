@@ -18,9 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from bitta.memory import CompleteWindow
 from bitta.methods.base import Adapter
-from bitta.nn import WrappedModel
-from bitta.nn.batchnorm import batch_norms
-from bitta.nn.prepared_model import ModelRestorer
+from bitta.nn import ModelRestorer, WrappedModel, batch_norms
 from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.session import Session
 from bitta.types import Losses, Prediction
