@@ -16,7 +16,7 @@ from bitta import Session, Simulated
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import build_source
 from bitta.corruptions import corrupt
-from bitta.streams import CHANCES, Domain, Stream, coloured_digits, read_cifar10, read_mnist
+from bitta.streams import COLOUR_FLIPS, Domain, Stream, coloured_digits, read_cifar10, read_mnist
 
 GRIDS = {
     "digits": {"lr": (3e-3, 1e-2), "beta": (0.0, 0.3, 1.0)},
@@ -56,7 +56,7 @@ def digits(folder: str, seed: int) -> Stream:
     images, numerals = read_mnist(folder, train=True)
     rows = slice(6000 * (seed % 6), 6000 * (seed % 6) + 5760)
     coloured, clean, _ = coloured_digits(
-        images[rows], numerals[rows], colour_flip=CHANCES["target"], seed=seed
+        images[rows], numerals[rows], colour_flip=COLOUR_FLIPS["target"], seed=seed
     )
     return Stream([Domain("target", coloured, clean)], seed=seed)
 

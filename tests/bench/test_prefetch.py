@@ -39,7 +39,7 @@ class Made(Images):
 
     def __getitem__(self, rows):
         if set(rows.tolist()) & set(self.broken):
-            raise InputError("'x.png' is cut or no picture")
+            raise InputError("'x.png' is truncated or not a picture")
         assert self.made.is_set()
         return self.pixels[rows]
 
@@ -157,7 +157,7 @@ def test_a_broken_picture_is_told_after_the_good_batches(ahead):
     batches = Prefetch(Stream([good, bad], batch_size=4), CPU, ahead=ahead).batches()
     for _ in range(3):
         assert next(batches).domain == "a"
-    with pytest.raises(InputError, match=r"'x.png' is cut or no picture"):
+    with pytest.raises(InputError, match=r"'x.png' is truncated or not a picture"):
         next(batches)
     assert not threads()
 

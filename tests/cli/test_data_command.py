@@ -97,7 +97,7 @@ def write_npm(folder, script, monkeypatch):
 def test_the_catalogue_holds_every_set_and_sound_checksums():
     assert list(CATALOGUE) == NAMES.split()
     for data_set in CATALOGUE.values():
-        sums = [*data_set.md5.values(), *data_set.contents.values()]
+        sums = [*data_set.md5.values(), *data_set.file_md5.values()]
         assert all(len(md5) == 32 and set(md5) <= set("0123456789abcdef") for md5 in sums)
         assert data_set.package is None or len(data_set.package.sha256) == 64
         assert set(data_set.official) <= set(data_set.md5) or not data_set.md5
@@ -164,7 +164,7 @@ def test_a_folder_is_copied_and_verified_by_its_files(root, tmp_path, capsys, mo
     assert bitta_data("get", "cifar100", "--from", folder.parent, "--data", tmp_path / "one") == 0
     assert "not verified" in capsys.readouterr().out
     md5 = hashlib.md5(TRAINING).hexdigest()
-    known = replace(CATALOGUE["cifar100"], contents={"train": md5})
+    known = replace(CATALOGUE["cifar100"], file_md5={"train": md5})
     monkeypatch.setitem(CATALOGUE, "cifar100", known)
     assert bitta_data("get", "cifar100", "--from", folder.parent) == 0
     assert ", verified." in capsys.readouterr().out
@@ -302,13 +302,13 @@ def test_official_files_that_are_no_archives_are_kept_as_they_are(root, tmp_path
         (["cifar100"], 'run "bitta data get cifar100 --from cifar-100-python.tar.gz"'),
         (["imagenet-c"], "download noise.tar, blur.tar, weather.tar, digital.tar from its authors"),
         (["pacs", "--from", "none.zip"], "there is no file or folder 'none.zip'"),
-        (["pacs", "--from", "ftp://x/PACS.zip"], "http://... or https://... is needed"),
-        (["pacs", "--from", "{archive}", "--sha256", "xyz"], "64 hexadecimal digits are needed"),
+        (["pacs", "--from", "ftp://x/PACS.zip"], "allowed: http://... or https://..."),
+        (["pacs", "--from", "{archive}", "--sha256", "xyz"], "allowed: 64 hexadecimal digits"),
         (["pacs", "--from", "{archive}", "--sha256", "0" * 64], f"{'0' * 64} is expected"),
         (["pacs", "--from", "{tmp}", "--sha256", "0" * 64], "is a folder; --sha256 is for"),
         (["cifar10", "--sha256", "0" * 64], "--sha256 is given 1 times, --from 0 times"),
         (["pacs", "--from", "{tmp}"], "contains the folder where pacs is to be installed"),
-        (["pacs", "--from", "{text}"], "is cut, damaged, or not a tar or zip"),
+        (["pacs", "--from", "{text}"], "is truncated, damaged, or not a tar or zip"),
         (["pacs", "--from", "{archive}", "--data", "{text}"], "cannot be written to"),
     ],
 )

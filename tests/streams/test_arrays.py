@@ -42,7 +42,7 @@ def test_bad_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"day\.npy .* has no labels; write day-labels\.npy, or"):
         read_arrays(tmp_path)
     np.save(tmp_path / "labels.npy", np.zeros(3, int))
-    with pytest.raises(InputError, match=r"4 inputs, labels\.npy has 3 labels; one of each"):
+    with pytest.raises(InputError, match=r"4 inputs, labels\.npy has 3 labels; each sample needs"):
         read_arrays(tmp_path)
     np.save(tmp_path / "labels.npy", np.array([0, 1, -1, 0]))
     with pytest.raises(InputError, match="go down to -1"):

@@ -53,12 +53,12 @@ def test_a_severity_that_was_not_made_is_named(tmp_path):
 
 def test_what_does_not_fit_is_said(tmp_path):
     write(tmp_path, "fog", "snow")
-    with pytest.raises(InputError, match=r"no rain\.npy in .*; there are fog, snow"):
+    with pytest.raises(InputError, match=r"no rain\.npy in .*; allowed: fog, snow"):
         read_corrupted(tmp_path, ["rain"], severity=5)
     with pytest.raises(SettingError, match="severity is 0"):
         read_corrupted(tmp_path, ["fog"], severity=0)
     np.save(tmp_path / "labels.npy", np.zeros(7, int))
-    with pytest.raises(InputError, match="holds 7 labels; 12, or that for each of 5"):
+    with pytest.raises(InputError, match="holds 7 labels; allowed: 12, or 60"):
         read_corrupted(tmp_path, ["fog"], severity=5)
     np.save(tmp_path / "labels.npy", np.zeros(N))
     with pytest.raises(InputError, match="float64 of shape"):

@@ -253,13 +253,15 @@ def test_a_corrupt_file_is_fetched_once_more_from_the_beginning(server, target):
     fetch(server, target, sha256=SHA256, md5=hashlib.md5(FILE).hexdigest(), on_retry=why.append)
     assert target.read_bytes() == FILE
     assert server.seen == [(None, None), (None, None)]
-    assert "once more from the beginning" in why[0]
+    assert "once more from the start" in why[0]
 
 
 def test_a_file_that_is_corrupt_twice_is_refused_with_both_checksums(server, target):
     server.script = ["corrupt", "corrupt"]
     came = hashlib.sha256(bytes([1]) + FILE[1:]).hexdigest()
-    with pytest.raises(InputError, match=f"sha256 {SHA256} was expected, {came} came, twice"):
+    with pytest.raises(
+        InputError, match=f"sha256 {SHA256} was expected, but the file has {came}, twice"
+    ):
         fetch(server, target, sha256=SHA256)
     assert parts(target) == []
     assert len(server.seen) == 2
@@ -302,7 +304,7 @@ def test_a_range_past_the_end_starts_over(server, target):
 
 def test_the_next_call_goes_on_from_what_was_kept(server, target):
     server.script = ["truncate"]
-    with pytest.raises(InputError, match="what has come is kept"):
+    with pytest.raises(InputError, match="the downloaded part is kept"):
         fetch(server, target, attempts=1)
     assert parts(target) == ["set.tar.part", "set.tar.part.json"]
     fetch(server, target)
@@ -408,13 +410,13 @@ def test_memory_does_not_grow_with_the_file(server, target):
 @pytest.mark.parametrize(
     ("url", "settings", "message"),
     [
-        ("ftp://example.org/x", {}, "http://... or https://... is needed"),
-        ("set.tar", {}, "http://... or https://... is needed"),
-        ("http://", {}, "is needed"),
-        ("http://a b/c", {}, "is needed"),
-        ("http://a:port/c", {}, "is needed"),
+        ("ftp://example.org/x", {}, "allowed: http://... or https://..."),
+        ("set.tar", {}, "allowed: http://... or https://..."),
+        ("http://", {}, "allowed: http"),
+        ("http://a b/c", {}, "allowed: http"),
+        ("http://a:port/c", {}, "allowed: http"),
         ("http://é/c", {}, "%XX"),
-        ("http://127.0.0.1/c", {"sha256": "12"}, "sha256 is '12'; 64 hexadecimal digits"),
+        ("http://127.0.0.1/c", {"sha256": "12"}, "sha256 is '12'; allowed: 64 hexadecimal digits"),
         ("http://127.0.0.1/c", {"md5": "g" * 32}, "32 hexadecimal digits"),
     ],
 )
@@ -435,7 +437,7 @@ def test_a_server_that_is_not_there_is_one_sentence(target, server):
 def test_a_full_disk_is_known_before_the_bytes_come(server, target, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"MiB are free .*make room"):
+    with pytest.raises(InputError, match=r"MiB are free .*free some space"):
         fetch(server, target)
     assert parts(target) == []
 

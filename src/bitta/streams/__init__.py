@@ -3,7 +3,7 @@
 from bitta.streams.arrays import read_arrays, read_corrupted
 from bitta.streams.catalogue import data_folder, set_folder
 from bitta.streams.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar10, read_cifar100
-from bitta.streams.digits import CHANCES, coloured_digits, read_mnist
+from bitta.streams.digits import COLOUR_FLIPS, coloured_digits, read_mnist
 from bitta.streams.folders import read_folders
 from bitta.streams.imagenet import (
     DOMAINNET126_DOMAINS,
@@ -15,32 +15,41 @@ from bitta.streams.imagenet import (
     read_tiny_imagenet_c,
     read_visda2021,
 )
-from bitta.streams.images import Chosen, Domain, Entry, Files, Geometry, Images, Mapped, hashed
+from bitta.streams.images import (
+    Domain,
+    Geometry,
+    ImageFile,
+    ImageFiles,
+    Images,
+    MappedImages,
+    SelectedImages,
+    hash_parts,
+)
 from bitta.streams.pack import Pack, embedded_pack, write_pack
-from bitta.streams.stream import ORDERS, Arrangement, Stream, as_floats, correlated
+from bitta.streams.stream import ORDERS, Arrangement, Stream, as_floats, correlated_order
 
 __all__ = [
-    "CHANCES",
     "CIFAR10_CLASSES",
     "CIFAR100_CLASSES",
+    "COLOUR_FLIPS",
     "DOMAINNET126_DOMAINS",
     "ORDERS",
     "Arrangement",
-    "Chosen",
     "Domain",
-    "Entry",
-    "Files",
     "Geometry",
+    "ImageFile",
+    "ImageFiles",
     "Images",
-    "Mapped",
+    "MappedImages",
     "Pack",
+    "SelectedImages",
     "Stream",
     "as_floats",
     "coloured_digits",
-    "correlated",
+    "correlated_order",
     "data_folder",
     "embedded_pack",
-    "hashed",
+    "hash_parts",
     "imagenet_wnids",
     "read_arrays",
     "read_cifar10",

@@ -1,7 +1,7 @@
-"""Data sets as arrays: .npz, .npy, CIFAR-10-C and CIFAR-100-C.
+"""Data sets in arrays: .npz, .npy, CIFAR-10-C and CIFAR-100-C.
 
-x.npz          inputs, labels and, if there are several, domains
-folder/        <domain>.npy each, and labels.npy for all or <domain>-labels.npy for one
+x.npz          arrays inputs and labels, and domains if there are several
+folder/        <domain>.npy for each domain, with labels.npy for all or <domain>-labels.npy for one
 
 Hendrycks and Dietterich, ICLR 2019, https://openreview.net/forum?id=HJz6tiCqYm
 """
@@ -16,39 +16,41 @@ from torch import Tensor
 
 from bitta.config import require
 from bitta.errors import InputError
-from bitta.streams.folders import checked_folder, folders_down_to
-from bitta.streams.images import Domain, Mapped, as_images, open_array
+from bitta.streams.folders import check_folder, list_folders
+from bitta.streams.images import Domain, MappedImages, as_images, open_array
 
 _LABELS = "labels"
 
 
 def read_arrays(path: str | Path) -> list[Domain]:
-    """Domains in the order in which they first appear in the .npz, or of the names of files.
+    """Return the domains of an .npz or of a folder.
 
-    An .npz is read whole; the inputs of a folder stay on disk until they are needed.
+    The order is that of the first samples in an .npz, and that of the file names in a folder. An
+    .npz is read completely. The inputs of a folder stay on disk until they are needed.
     """
     if Path(path).is_dir():
-        return _from_folder(Path(path))
-    arrays = _read(path)
+        return _read_folder(Path(path))
+    arrays = _read_npz(path)
     for name in ("inputs", "labels"):
         if name not in arrays:
             raise InputError(
-                f"{str(path)!r} has no array {name!r}; it has {', '.join(sorted(arrays)) or 'no'}."
+                f"{str(path)!r} has no array {name!r}; it has "
+                f"{', '.join(sorted(arrays)) or 'no arrays'}."
             )
-    inputs, truth = as_images(arrays["inputs"], path), _labels(arrays["labels"], path)
+    inputs, truth = as_images(arrays["inputs"], path), _parse_labels(arrays["labels"], path)
     names = arrays.get("domains", np.full(len(truth), "all"))
     if names.shape != truth.shape or len(inputs) != len(truth):
         raise InputError(
             f"{str(path)!r} has {len(inputs)} inputs, {len(truth)} labels"
             f"{f' and {names.size} domains' if 'domains' in arrays else ''}; "
-            "one of each per sample is needed."
+            "each sample needs one of each."
         )
     texts = names.astype(str)
     rows = {str(name): torch.from_numpy(texts == name) for name in dict.fromkeys(texts.tolist())}
     return [Domain(name, inputs[mask], truth[mask]) for name, mask in rows.items()]
 
 
-def _from_folder(folder: Path) -> list[Domain]:
+def _read_folder(folder: Path) -> list[Domain]:
     stems = sorted(path.stem for path in folder.glob("*.npy"))
     names = [stem for stem in stems if stem != _LABELS and not stem.endswith(f"-{_LABELS}")]
     if not names:
@@ -56,103 +58,105 @@ def _from_folder(folder: Path) -> list[Domain]:
             f"{str(folder)!r} holds no <domain>.npy; write inputs with numpy.save, and labels to "
             "labels.npy or <domain>-labels.npy beside them."
         )
-    return [_from_files(folder, name) for name in names]
+    return [_read_files(folder, name) for name in names]
 
 
-def _from_files(folder: Path, name: str) -> Domain:
-    own, common = folder / f"{name}-{_LABELS}.npy", folder / f"{_LABELS}.npy"
-    path = own if own.is_file() else common
+def _read_files(folder: Path, name: str) -> Domain:
+    own, shared = folder / f"{name}-{_LABELS}.npy", folder / f"{_LABELS}.npy"
+    path = own if own.is_file() else shared
     if not path.is_file():
         raise InputError(
-            f"{name}.npy in {str(folder)!r} has no labels; write {own.name}, or {common.name} "
+            f"{name}.npy in {str(folder)!r} has no labels; write {own.name}, or {shared.name} "
             "for all domains."
         )
-    images, labels = Mapped(folder / f"{name}.npy"), _labels(open_array(path), path)
+    images, labels = MappedImages(folder / f"{name}.npy"), _parse_labels(open_array(path), path)
     if len(images) != len(labels):
         raise InputError(
             f"{name}.npy in {str(folder)!r} has {len(images)} inputs, {path.name} has "
-            f"{len(labels)} labels; one of each per sample is needed."
+            f"{len(labels)} labels; each sample needs one of each."
         )
     return Domain(name, images, labels)
 
 
-def _labels(labels: np.ndarray, path: str | Path) -> Tensor:
+def _parse_labels(labels: np.ndarray, path: str | Path) -> Tensor:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(
             f"labels in {str(path)!r} are {labels.dtype} of shape {labels.shape}; "
-            "whole numbers (samples,) are needed."
+            "allowed: whole numbers of shape (samples,)."
         )
     truth = torch.from_numpy(labels.astype(np.int64))
     if len(truth) and truth.min() < 0:
-        raise InputError(f"labels in {str(path)!r} go down to {truth.min()}; 0 is the first class.")
+        raise InputError(f"labels in {str(path)!r} go down to {truth.min()}; allowed: 0 or more.")
     return truth
 
 
-def _read(path: str | Path) -> dict[str, np.ndarray]:
+def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
-            raise InputError(f"{str(path)!r} is a single array; an .npz with names is needed.")
+            raise InputError(f"{str(path)!r} is a single array; give an .npz with named arrays.")
         with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}.") from None
+        raise InputError(f"there is no file {str(path)!r}; give an existing file.") from None
     except InputError:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         raise InputError(
-            f"{str(path)!r} is not an .npz file of plain arrays; write it with numpy.savez."
+            f"{str(path)!r} is not an .npz file of number arrays; write it with numpy.savez."
         ) from None
 
 
 _N_SEVERITIES = 5
 _N_PROBED = 8
+"""Images that are looked at to find out if a severity is there."""
 
 
 def read_corrupted(
     folder: str | Path, names: Sequence[str], *, severity: int, classes: Sequence[str] = ()
 ) -> list[Domain]:
-    """A domain per corruption, in the order asked for; pixels stay on disk.
+    """Return one domain per corruption, in the given order. The pixels stay on disk.
 
-    The files lie in the folder or in one right below it. A file may hold some severities only; the
-    rows of the others are zero.
+    The files lie in the folder or in a folder directly below it. A file may hold only some
+    severities. The rows of the others are zero.
     """
     require(1 <= severity <= _N_SEVERITIES, "severity", severity, "1 to 5")
-    root = _holding_labels(checked_folder(folder))
+    root = _find_labels_folder(check_folder(folder))
     return [_read_corrupted_array(root, name, severity, tuple(classes)) for name in names]
 
 
-def _holding_labels(root: Path) -> Path:
-    places = [place for place in folders_down_to(root, 1) if (place / "labels.npy").is_file()]
-    if not places or (len(places) > 1 and places[0] != root):
+def _find_labels_folder(root: Path) -> Path:
+    folders = [folder for folder in list_folders(root, 1) if (folder / "labels.npy").is_file()]
+    if not folders or (len(folders) > 1 and folders[0] != root):
         raise InputError(
-            f"{str(root)!r} holds {len(places) or 'no'} labels.npy; give the folder that holds "
-            "it beside <corruption>.npy."
+            f"{str(root)!r} holds {len(folders) or 'no'} labels.npy; give the folder that holds "
+            "labels.npy and <corruption>.npy."
         )
-    return places[0]
+    return folders[0]
 
 
 def _read_corrupted_array(root: Path, name: str, severity: int, classes: tuple[str, ...]) -> Domain:
     path = root / f"{name}.npy"
     if not path.is_file():
-        there = sorted(file.stem for file in root.glob("*.npy") if file.stem != "labels")
+        existing = sorted(file.stem for file in root.glob("*.npy") if file.stem != "labels")
         raise InputError(
-            f"there is no {path.name} in {str(root)!r}; there are {', '.join(there) or 'none'}."
+            f"there is no {path.name} in {str(root)!r}; allowed: {', '.join(existing) or 'none'}."
         )
     array = open_array(path)
     if array.dtype != np.uint8 or array.ndim != 4 or len(array) % _N_SEVERITIES or not len(array):
         raise InputError(
-            f"{str(path)!r} is {array.dtype} of shape {array.shape}; uint8 (5 x samples, height, "
-            "width, 3), all samples of severity 1 first, is needed."
+            f"{str(path)!r} is {array.dtype} of shape {array.shape}; allowed: uint8 (5 x samples, "
+            "height, width, 3), with all samples of severity 1 first."
         )
     n_samples = len(array) // _N_SEVERITIES
     start = (severity - 1) * n_samples
     if not array[start : start + min(_N_PROBED, n_samples)].any():
         raise InputError(
-            f"{str(path)!r} does not hold severity {severity}, its images are blank; it holds "
-            f'{_made(array, n_samples)}. Run "bitta data make-corrupted" for severity {severity}.'
+            f"{str(path)!r} does not hold severity {severity}, because its images are blank; it "
+            f'holds {_list_severities(array, n_samples)}. Run "bitta data make-corrupted" for '
+            f"severity {severity}."
         )
-    images = Mapped(path, start=start, stop=start + n_samples)
+    images = MappedImages(path, start=start, stop=start + n_samples)
     return Domain(name, images, _corrupted_labels(root, n_samples, start), classes)
 
 
@@ -160,22 +164,22 @@ def _corrupted_labels(root: Path, n_samples: int, start: int) -> Tensor:
     labels = open_array(root / "labels.npy")
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(
-            f"labels.npy in {str(root)!r} is {labels.dtype} of shape {labels.shape}; whole "
-            "numbers (samples,) are needed."
+            f"labels.npy in {str(root)!r} is {labels.dtype} of shape {labels.shape}; "
+            "allowed: whole numbers of shape (samples,)."
         )
     if len(labels) not in (n_samples, _N_SEVERITIES * n_samples):
         raise InputError(
-            f"labels.npy in {str(root)!r} holds {len(labels)} labels; {n_samples}, or that for "
-            f"each of {_N_SEVERITIES} severities, is needed."
+            f"labels.npy in {str(root)!r} holds {len(labels)} labels; allowed: {n_samples}, or "
+            f"{_N_SEVERITIES * n_samples} for {_N_SEVERITIES} severities."
         )
     start = start if len(labels) > n_samples else 0
     return torch.from_numpy(labels[start : start + n_samples].astype(np.int64))
 
 
-def _made(array: np.ndarray, n_samples: int) -> str:
-    made = [
-        str(place + 1)
-        for place in range(_N_SEVERITIES)
-        if array[place * n_samples : place * n_samples + min(_N_PROBED, n_samples)].any()
+def _list_severities(array: np.ndarray, n_samples: int) -> str:
+    severities = [
+        str(index + 1)
+        for index in range(_N_SEVERITIES)
+        if array[index * n_samples : index * n_samples + min(_N_PROBED, n_samples)].any()
     ]
-    return ", ".join(made) or "none"
+    return ", ".join(severities) or "none"

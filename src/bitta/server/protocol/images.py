@@ -23,7 +23,7 @@ from bitta.server.protocol.requests import DEFAULT_LIMITS, RequestInput
 from bitta.server.protocol.tensors import BYTES, TOO_LARGE, ProtocolError
 from bitta.server.settings import RequestLimits
 from bitta.streams import Geometry
-from bitta.streams.images import as_rgb
+from bitta.streams.images import convert_to_rgb
 
 MAX_JPEG_SCANS = 50
 """Limit of the scans of a JPEG. A progressive one has about ten."""
@@ -216,7 +216,7 @@ def _check_n_pixels(size: tuple[int, int], limits: RequestLimits) -> None:
 
 def _decode_pixels(image: ImageFile) -> np.ndarray:
     try:
-        rgb = as_rgb(image)
+        rgb = convert_to_rgb(image)
     except _DECODING_ERRORS as error:
         raise _broken_image_error(error) from None
     transpose = _TRANSPOSES.get(_read_orientation(image.info.get("exif")))
