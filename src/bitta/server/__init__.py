@@ -1,1 +1,1 @@
-"""The feedback server: answers, asks, learns, and can go back."""
+"""The feedback server: it serves a model, asks questions, learns from answers and can roll back."""
