@@ -15,7 +15,7 @@ import torch
 
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.models import import_checkpoint
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.statefile import write_atomically
 from bitta.streams import CIFAR10_CLASSES, read_cifar10
 
@@ -63,7 +63,7 @@ def main() -> None:
         "mean_upstream": round(sum(UPSTREAM.values()) / len(UPSTREAM), 2),
         "worst": max(abs(row["accuracy"] - row["upstream"]) for row in rows.values()),
         "corruptions": rows,
-        "environment": environment(torch.device(arguments.device), ""),
+        "environment": describe_environment(torch.device(arguments.device), ""),
     }
     write_atomically(Path(arguments.out), (json.dumps(result, indent=1) + "\n").encode())
     print(f"mean {result['mean']}, upstream {result['mean_upstream']}; clean {result['clean']}")

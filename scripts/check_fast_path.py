@@ -17,7 +17,7 @@ from bitta import Session, Simulated
 from bitta.bench.streams import StreamConfig, build_stream
 from bitta.models import load_model
 from bitta.nn import weight_hash
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.statefile import write_atomically
 from bitta.streams import Stream
 
@@ -44,7 +44,7 @@ def main() -> None:
     for check in checks:
         print(json.dumps(check))
     table = {
-        "environment": environment(device, weight_hash(model)),
+        "environment": describe_environment(device, weight_hash(model)),
         "stream": stream.protocol,
         "checks": checks,
     }

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from bitta.bench.device import device_named
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.grids import cases_of
-from bitta.results import environment
+from bitta.results import describe_environment
 
 N_STEPS = 5
 KINDS = {
@@ -67,7 +67,7 @@ def main() -> None:
     for kind, ms in by_kind.items():
         print(f"{kind:<26} {ms:6.2f} ms a batch")
     table = {
-        "environment": environment(device, ""),
+        "environment": describe_environment(device, ""),
         "execution": str(session.execution),
         "milliseconds_by_kind": by_kind,
         "milliseconds_in_all": sum(by_kind.values()),

@@ -18,7 +18,7 @@ from bitta.bench.device import device_named
 from bitta.bench.filled import filled_session, random_batches
 from bitta.bench.grids import cases_of
 from bitta.metrics import DeviceTimer, SpeedCase, peak_memory, reset_peak_memory
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.session import Session
 
 N_WARM_UP, N_TIMED = 6, 20
@@ -40,7 +40,7 @@ def main() -> None:
             f"{name:<28} {measured[name]['ms']:7.1f} ms {measured[name]['peak_mb']:7.0f} MB",
             flush=True,
         )
-    table = {"environment": environment(device, ""), "measured": measured}
+    table = {"environment": describe_environment(device, ""), "measured": measured}
     if arguments.out:
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -48,7 +48,7 @@ def test_a_model_that_serves_no_numbers_has_no_calibration(tmp_path):
     sure = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
     kept = result([step(confidence=7.5), step(confidence=4.0)], policy_reliability=sure)
     lost = replace(kept, steps=[step(confidence=7.5), step(confidence=0.0, n_correct=0)])
-    assert (kept.lost_at, lost.lost_at) == (None, 2)
+    assert (kept.first_lost_batch, lost.first_lost_batch) == (None, 2)
     assert kept.ece is not None
     assert kept.policy_ece is not None
     lost.save(tmp_path / "r.json")
@@ -82,7 +82,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     result(STEPS).save(tmp_path / "r.json")
     table = json.loads((tmp_path / "r.json").read_text())
     (tmp_path / "r.json").write_text(json.dumps(table | {"format": 1}))
-    with pytest.raises(InputError, match="is not a result of this version"):
+    with pytest.raises(InputError, match="is a result of format 1"):
         RunResult.load(tmp_path / "r.json")
 
 

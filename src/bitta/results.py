@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON with its protocol, from which everything else is made."""
+"""Results of runs: one JSON file per run, from which tables and plots are made."""
 
 import json
 import os
@@ -30,12 +30,12 @@ _FORMAT = 2
 _SHOWN_ONLY = ("cli/", "client/", "report/", "server/")
 """What starts runs and shows results changes none."""
 _NOT_FINITE = "nan"
-"""A loss that was there but was no number; one that was not there is null."""
+"""Value of a loss that was not finite. A loss that was absent is null."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One batch."""
+    """Measurements of one batch."""
 
     domain: str
     n: int
@@ -44,98 +44,100 @@ class StepRecord:
     n_answered: int
     n_answered_correct: int
     losses: Mapping[str, float | None]
-    """Mean of each term over the epochs; None where it was not finite."""
+    """Mean of each term over the epochs; None if it was not finite."""
     seconds: float
     brier: float | None = None
-    """Sum over its samples, 0 to 2 each; None where it was not measured."""
+    """Sum of the Brier scores of its samples, 0 to 2 each; None if it was not measured."""
     n_measured: int = 0
-    """Samples on which the policy was computed, to choose questions."""
+    """Number of samples for which the policy was computed to choose questions."""
     n_agreeing: int = 0
-    """As many of these as were served the policy's own first choice."""
+    """Number of these samples whose served label has the highest probability in the policy."""
     n_agreeing_correct: int = 0
     confidence: float | None = None
-    """Sum over its samples of what the label served had; None where it was not measured."""
+    """Sum of the confidences of the served labels; None if it was not measured."""
     policy_confidence: float | None = None
-    """Sum of the policy's, each time in its own first choice, where it was computed."""
+    """Sum of the highest probabilities of the policy, if it was computed."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: settings, circumstances, and what happened at each step."""
+    """Result of one run: settings, environment and a record per batch."""
 
     experiment: Mapping[str, Any]
-    """Every setting, defaults included."""
+    """Every setting, including defaults."""
     protocol: str
-    """Samples, order, reset, batch and seed of the stream."""
+    """Samples, order, resets, batch size and seed of the stream."""
     environment: Mapping[str, Any]
     steps: Sequence[StepRecord]
     reliability: Reliability
     forwards: int
-    """Samples times passes through the model; a fan-out of N counts N."""
+    """Samples times forward passes. A fan-out of N passes counts N."""
     backwards: int
     peak_memory: int
-    """Bytes: of tensors on a GPU, of the whole process on a CPU."""
+    """Peak memory in bytes: of tensors on a GPU, of the whole process on a CPU."""
     final_weights: str
-    """Hash of the weights at the end."""
+    """Hash of the weights after the last batch."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     spreads: LabelEntropies = field(default_factory=dict)
     policy_reliability: Reliability = field(default_factory=Reliability)
-    """Of the policy, on the samples on which it was computed; empty where it never was."""
+    """Reliability of the policy on the samples for which it was computed."""
 
     @property
     def name(self) -> str:
-        """The experiment's name."""
+        """Name of the experiment."""
         return str(self.experiment["name"])
 
     @property
     def accuracy(self) -> float:
-        """Percent right of everything served, each sample judged before it is learned from."""
-        return percent_right(self.steps)
+        """Percentage of correct predictions. Each sample is served before it is learned from."""
+        return percent_correct(self.steps)
 
     @cached_property
     def accuracy_by_domain(self) -> dict[str, float]:
-        """Percent right in each domain."""
+        """Percentage of correct predictions by domain."""
         by_domain: dict[str, list[StepRecord]] = {}
         for step in self.steps:
             by_domain.setdefault(step.domain, []).append(step)
-        return {domain: percent_right(steps) for domain, steps in by_domain.items()}
+        return {domain: percent_correct(steps) for domain, steps in by_domain.items()}
 
     def accuracy_by_part(self, parts: int) -> list[float]:
-        """Percent right in equal parts of the stream, in order."""
+        """Return the accuracy in equal parts of the stream, in order."""
         edges = [round(len(self.steps) * part / parts) for part in range(parts + 1)]
-        return [percent_right(self.steps[a:b]) for a, b in pairwise(edges)]
+        return [percent_correct(self.steps[a:b]) for a, b in pairwise(edges)]
 
     def total(self, count: str) -> int:
-        """Sum of a count such as "n_asked" over the steps."""
+        """Return the sum of a count, such as "n_asked", over all batches."""
         return sum(getattr(step, count) for step in self.steps)
 
     @property
-    def lost_at(self) -> int | None:
-        """The first batch, from 1, in which nothing served was a number; None where all were."""
+    def first_lost_batch(self) -> int | None:
+        """First batch, from 1, in which all predictions were NaN; None if there was none."""
         return next((n for n, step in enumerate(self.steps, 1) if step.confidence == 0), None)
 
     @property
     def ece(self) -> float | None:
-        """Calibration error of what was served, in percent; None where that ceased to be numbers,
-        which would pass for doubt that is well founded."""
-        return self.reliability.ece if self.lost_at is None else None
+        """Expected calibration error of the served labels in percent.
+
+        It is None if predictions became NaN: they would look like justified low confidence.
+        """
+        return self.reliability.ece if self.first_lost_batch is None else None
 
     @property
     def policy_ece(self) -> float | None:
-        """That of the policy; None as well where it was not computed, or nobody measured it."""
-        measured = any(self.policy_reliability.count) and self.lost_at is None
-        return self.policy_reliability.ece if measured else None
+        """Expected calibration error of the policy in percent; also None if it was not computed."""
+        is_measured = any(self.policy_reliability.count) and self.first_lost_batch is None
+        return self.policy_reliability.ece if is_measured else None
 
     @property
     def brier(self) -> float | None:
-        """Mean over samples of Σ (p - one-hot)²; None where it was not measured."""
+        """Mean over samples of Σ (p - one-hot)²; None if it was not measured."""
         sums = [step.brier for step in self.steps if step.brier is not None]
         n = sum(step.n for step in self.steps if step.brier is not None)
         return sum(sums) / n if n else None
 
     @property
     def agreement(self) -> Agreement:
-        """How often the policy agreed with what was served, where it was computed."""
+        """Agreement of the policy with the served labels, if the policy was computed."""
         measured = [step for step in self.steps if step.n_measured]
         return Agreement(
             sum(step.n_measured for step in measured),
@@ -146,25 +148,25 @@ class RunResult:
 
     @property
     def looks_collapsed(self) -> list[str]:
-        """Domains in which far fewer classes were served than there are."""
+        """Domains in which far fewer classes were served than occur."""
         return find_low_entropy_domains(self.spreads)
 
     def collapsed(self, source: Self) -> list[str]:
-        """Domains in which accuracy was less than half of what the source model has there."""
+        """Return the domains with less than half of the accuracy of the source model."""
         return find_low_accuracy_domains(self.accuracy_by_domain, source.accuracy_by_domain)
 
     @property
     def seconds_per_batch(self) -> float:
-        """Mean time to serve, select and learn."""
+        """Mean time in seconds to serve, select and learn."""
         return sum(step.seconds for step in self.steps) / len(self.steps)
 
     @property
     def median_seconds(self) -> float:
-        """Of a batch: the first, for which libraries are loaded, weighs no more than another."""
+        """Median time of a batch. The first batch is slow, because libraries are loaded."""
         return median(step.seconds for step in self.steps)
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON, atomically."""
+        """Write a JSON file, atomically."""
         agreement = self.agreement
         summary = {
             "accuracy": self.accuracy,
@@ -182,60 +184,65 @@ class RunResult:
             "seconds_per_batch": self.seconds_per_batch,
         }
         table = {name: getattr(self, name) for name in _FIELDS}
-        table["steps"] = as_columns(self.steps)
+        table["steps"] = steps_to_columns(self.steps)
         table |= {name: asdict(getattr(self, name)) for name in _RELIABILITIES}
         write_table(path, {"format": _FORMAT, "summary": summary, **table})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a result back."""
-        table = read_table(path, form=_FORMAT, what="result")
+        """Read a file written by `save`."""
+        table = read_table(path, format_number=_FORMAT, kind="result")
         try:
             del table["summary"]
-            table["steps"] = from_columns(table["steps"])
+            table["steps"] = columns_to_steps(table["steps"])
             table |= {name: Reliability(**table[name]) for name in _RELIABILITIES if name in table}
             return cls(**table)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise _unreadable(path, "result", reason) from None
+            raise _unreadable_error(path, "result", reason) from None
 
 
 def write_table(path: str | Path, table: Mapping[str, Any]) -> None:
-    """Write as JSON, atomically: a line per key, and per column of numbers."""
-    write_atomically(path, (_text(table) + "\n").encode())
+    """Write a JSON file, atomically, with one line per key and per column of numbers."""
+    write_atomically(path, (_to_json(table) + "\n").encode())
 
 
-def read_table(path: str | Path, *, form: int, what: str) -> dict[str, Any]:
-    """Read a JSON of this version back, without its format."""
+def read_table(path: str | Path, *, format_number: int, kind: str) -> dict[str, Any]:
+    """Read a JSON file of a format. Return it without the key "format"."""
     try:
         table = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise _unreadable(path, what, str(error)) from None
+        raise _unreadable_error(path, kind, str(error)) from None
     if not isinstance(table, dict) or "format" not in table:
-        raise _unreadable(path, what, "it has no format")
-    if table.pop("format") != form:
-        raise InputError(f"{str(path)!r} is not a {what} of this version of bitta.")
+        raise _unreadable_error(path, kind, "it has no format")
+    if (given := table.pop("format")) != format_number:
+        raise InputError(
+            f"{str(path)!r} is a {kind} of format {given}; this version of bitta reads "
+            f"{format_number}. Run it again."
+        )
     return table
 
 
-def _unreadable(path: str | Path, what: str, reason: str) -> UnreadableFileError:
-    return UnreadableFileError(f"{str(path)!r} is not a readable {what} ({reason}).")
+def _unreadable_error(path: str | Path, kind: str, reason: str) -> UnreadableFileError:
+    return UnreadableFileError(f"{str(path)!r} is not a readable {kind} ({reason}).")
 
 
-def as_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Steps as a list per field: domains as [name, how many], losses as a list per term."""
+def steps_to_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return a list per field: domains as [name, length], losses as a list per term."""
     columns: dict[str, Any] = {
         name: [getattr(step, name) for step in steps] for name in _STEP_FIELDS
     }
     runs = groupby(columns["domain"])
     columns["domain"] = [[domain, len(list(run))] for domain, run in runs]
     terms = dict.fromkeys(term for step in steps for term in step.losses)
-    columns["losses"] = {term: [_told(step.losses, term) for step in steps] for term in terms}
+    columns["losses"] = {
+        term: [_encode_loss(step.losses, term) for step in steps] for term in terms
+    }
     return columns
 
 
-def from_columns(columns: Mapping[str, Any]) -> list[StepRecord]:
-    """Steps as they were."""
+def columns_to_steps(columns: Mapping[str, Any]) -> list[StepRecord]:
+    """Restore the steps from columns."""
     domains = [domain for domain, length in columns["domain"] for _ in range(length)]
     losses = [
         {term: None if value == _NOT_FINITE else value
@@ -246,31 +253,31 @@ def from_columns(columns: Mapping[str, Any]) -> list[StepRecord]:
     return [StepRecord(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
-def _told(losses: Mapping[str, float | None], term: str) -> float | str | None:
+def _encode_loss(losses: Mapping[str, float | None], term: str) -> float | str | None:
     value = losses.get(term)
     return _NOT_FINITE if value is None and term in losses else value
 
 
-def _text(value: Any, depth: int = 0) -> str:
-    """JSON with a line per key; lists of plain values stay on theirs."""
+def _to_json(value: Any, depth: int = 0) -> str:
+    """Return JSON with one line per key. A list of plain values stays on one line."""
     pad = "\n" + " " * (depth + 1)
     if isinstance(value, dict) and value:
-        lines = [f"{json.dumps(key)}: {_text(item, depth + 1)}" for key, item in value.items()]
+        lines = [f"{json.dumps(key)}: {_to_json(item, depth + 1)}" for key, item in value.items()]
         return "{" + pad + ("," + pad).join(lines) + pad[:-1] + "}"
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        lines = [_text(item, depth + 1) for item in value]
+        lines = [_to_json(item, depth + 1) for item in value]
         return "[" + pad + ("," + pad).join(lines) + pad[:-1] + "]"
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def percent_right(steps: Collection[StepRecord]) -> float:
-    """Accuracy over some steps, each sample counting once."""
+def percent_correct(steps: Collection[StepRecord]) -> float:
+    """Return the accuracy in percent over the samples of some batches."""
     n = sum(step.n for step in steps)
     return 100 * sum(step.n_correct for step in steps) / n if n else 0.0
 
 
-def environment(device: torch.device, weights: str) -> dict[str, Any]:
-    """Versions, machine and source weights: what a result must not be compared without."""
+def describe_environment(device: torch.device, weights: str) -> dict[str, Any]:
+    """Return versions, machine and source weights. Results are compared together with them."""
     return {
         "bitta": __version__,
         "torch": torch.__version__,
@@ -297,7 +304,7 @@ def code_hash() -> str:
 
 
 def table_hash(table: Mapping[str, Any]) -> str:
-    """SHA-256 of plain values, whatever the order of their keys."""
+    """Return the SHA-256 hash of plain values. The order of keys does not matter."""
     return sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 

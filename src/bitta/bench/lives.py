@@ -12,7 +12,7 @@ from torch import Tensor
 from bitta.bench.prefetch import Prefetch
 from bitta.bench.seconds import Clock, Seconds
 from bitta.metrics import LabelHistograms, Reliability, peak_memory
-from bitta.results import StepRecord, as_columns, from_columns
+from bitta.results import StepRecord, columns_to_steps, steps_to_columns
 from bitta.session import Session
 from bitta.statefile import save_state
 
@@ -93,7 +93,7 @@ def save_life(checkpoint: Path, identity: Mapping[str, Any], life: Life) -> None
 def saved_progress(state: Mapping[str, Any]) -> Progress:
     """What the lives before the checkpoint have done."""
     return Progress(
-        steps=from_columns(json.loads(bytes(state["steps"].tolist()))),
+        steps=columns_to_steps(json.loads(bytes(state["steps"].tolist()))),
         reliability=Reliability(**state["reliability"]),
         policy_reliability=Reliability(**state["policy_reliability"]),
         histograms=LabelHistograms.from_state_dict(state["histograms"]),
@@ -106,5 +106,5 @@ def saved_progress(state: Mapping[str, Any]) -> Progress:
 
 def _packed(steps: Sequence[StepRecord]) -> Tensor:
     """As bytes: there may be more of them than the header of a state file holds."""
-    text = json.dumps(as_columns(steps))
+    text = json.dumps(steps_to_columns(steps))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

@@ -20,7 +20,7 @@ from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.methods import METHODS, get_method
 from bitta.nn import Precision, WrappedModel
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.seeding import derive_seed
 from bitta.selection import Budget
 from bitta.session import Session
@@ -74,7 +74,7 @@ class Prepared:
             if self.clean is not None:
                 told["clean"] = self.clean.accuracy(lambda inputs: _source_labels(wrapped, inputs))
             if enhanced:
-                here = environment(wrapped.device, identity["source_weights"])
+                here = describe_environment(wrapped.device, identity["source_weights"])
                 way = [*(here[part] for part in ("torch", "device", "threads")), eager, precision]
                 told["enhanced"] = self._fine_tune(
                     wrapped, identity, way=way, tunings=tunings, on_batch=on_batch

@@ -31,7 +31,7 @@ from bitta.models import (
     save_model,
     weights_at,
 )
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.seeding import generator
 from bitta.statefile import check_writable, load_state, save_state
 from bitta.streams import Domain, set_folder
@@ -281,7 +281,7 @@ def _log(
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return {
         "card": asdict(card),
-        "environment": environment(device, ""),
+        "environment": describe_environment(device, ""),
         "seconds": round(sum(epoch.seconds for epoch in epochs), 1),
         "sha256": hashes,
         "epochs": [asdict(epoch) for epoch in epochs],

@@ -34,7 +34,7 @@ from bitta.metrics import (
     reset_peak_memory,
 )
 from bitta.nn import Precision, weight_hash
-from bitta.results import RunResult, StepRecord, environment, table_hash
+from bitta.results import RunResult, StepRecord, describe_environment, table_hash
 from bitta.session import Session
 from bitta.statefile import check_writable
 from bitta.streams import Stream
@@ -87,7 +87,7 @@ def run(
     checkpoint = checkpoint_path(experiment, out)
     prepared = prepare(experiment, clock)
     stream, model = prepared.stream, prepared.model.to(place)
-    circumstances = environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
+    circumstances = describe_environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and resume:
         for part in ("stream", "source_weights"):
             if earlier.environment.get(part) != circumstances[part]:

@@ -36,7 +36,7 @@ class SpeedResult:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a result back."""
-        table = read_table(path, form=_FORMAT, what="speed result")
+        table = read_table(path, format_number=_FORMAT, kind="speed result")
         table["measurements"] = [
             SpeedMeasurement.from_table(each) for each in table["measurements"]
         ]

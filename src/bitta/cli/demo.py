@@ -14,7 +14,7 @@ from bitta.bench.toml import read_toml
 from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table, write_accuracy_plot
-from bitta.results import RunResult, StepRecord, percent_right
+from bitta.results import RunResult, StepRecord, percent_correct
 
 _DESCRIPTIONS = {
     "digits": (
@@ -95,7 +95,7 @@ def _run(name: str, experiment: Experiment, out: Path, display: ProgressDisplay)
 
     def on_step(done: int, total: int, step: StepRecord) -> None:
         steps.append(step)
-        display.update(name, done, total, f"{percent_right(steps[-8:]):.0f} % right")
+        display.update(name, done, total, f"{percent_correct(steps[-8:]):.0f} % right")
 
     return run(experiment, out=out, overwrite=True, on_step=on_step)
 

@@ -17,7 +17,7 @@ from bitta.cli.progress import show_progress, stop_on_signal
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table
 from bitta.report.tables import agreement_line, collapse_line
-from bitta.results import RunResult, StepRecord, percent_right
+from bitta.results import RunResult, StepRecord, percent_correct
 from bitta.statefile import check_writable
 
 _N_RECENT_SAMPLES = 64
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
 
         def on_step(done: int, total: int, step: StepRecord) -> None:
             recent.append(step)
-            note = f"{step.domain}: {percent_right(recent):.0f} % right"
+            note = f"{step.domain}: {percent_correct(recent):.0f} % right"
             display.update(experiment.name, done, total, note)
 
         def on_tuning(done: int, total: int, loss: float) -> None:

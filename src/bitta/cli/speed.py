@@ -30,7 +30,7 @@ from bitta.report import (
     text_table,
     write_speed_plot,
 )
-from bitta.results import environment
+from bitta.results import describe_environment
 from bitta.statefile import check_writable, write_atomically
 
 _CASE_OPTIONS = {
@@ -128,7 +128,7 @@ class _SpeedSession:
     @property
     def result(self) -> SpeedResult:
         return SpeedResult(
-            environment=environment(self.conditions.device, "random"),
+            environment=describe_environment(self.conditions.device, "random"),
             settings={**self.settings, **self.conditions.as_table()},
             matmul=self.matmul,
             measurements=self.measurements,

@@ -131,7 +131,7 @@ def _rows(n: int) -> str:
 
 def _lost(row: Row) -> str:
     """Since when a model whose weights have left their range serves no numbers."""
-    found = {seed: batch for seed, run in row.runs.items() if (batch := run.lost_at)}
+    found = {seed: batch for seed, run in row.runs.items() if (batch := run.first_lost_batch)}
     if not found:
         return ""
     return f"; no numbers from batch {between(list(found.values()))} on{_seeds(row, found)}"

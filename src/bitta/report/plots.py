@@ -384,7 +384,7 @@ def _bin_percentages(
 
 def _finite_runs(row: Row) -> list[RunResult]:
     """Return the runs whose model always served finite outputs."""
-    return [run for run in row.runs.values() if run.lost_at is None]
+    return [run for run in row.runs.values() if run.first_lost_batch is None]
 
 
 def _reliability_title(row: Row) -> str:

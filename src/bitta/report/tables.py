@@ -39,7 +39,7 @@ def agreement_line(result: RunResult) -> str:
 
 def collapse_line(result: RunResult) -> str:
     """A warning, empty where there is nothing to warn of."""
-    if lost := result.lost_at:
+    if lost := result.first_lost_batch:
         return (
             f"from batch {lost} of {len(result.steps)} on the model serves no numbers: its weights "
             "have left their range; try a smaller method.lr."
