@@ -82,7 +82,7 @@ class Server:
 
     def done(self) -> dict[str, int]:
         """Windows that were full and that asked, steps, and answers learned from, so far."""
-        with Store.open(None, self.data_dir, alone=False) as store:
+        with Store.open(None, self.data_dir, exclusive=False) as store:
             served, after, events = store.counts().served, 0, []
             while page := store.events(after=after, kinds=("asked", "learned")):
                 events += page

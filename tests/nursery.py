@@ -17,10 +17,10 @@ import bitta.cli.sweep
 import bitta.server.process
 import bitta.server.bootstrap
 from bitta.cli.main import main
-from bitta.server.store import Store, connect
+from bitta.server.store import Store, connection
 
 torch.set_num_threads(1)
-connect._OWNER_WAITS = "60s"  # a machine under load takes its time to end what was killed
+connection.OWNER_LOCK_TIMEOUT = "60s"  # a machine under load takes its time to end what was killed
 
 
 def born(arguments, log, busy_seconds):

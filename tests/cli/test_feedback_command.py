@@ -300,9 +300,9 @@ def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda line: line[: len(line) // 2], "it is no JSON"),
-        (lambda line: "id,idempotency_key,seq", "it is no JSON"),
-        (lambda line: f"[{line}]", "it is list; give an object per line"),
+        (lambda line: line[: len(line) // 2], "it is not JSON"),
+        (lambda line: "id,idempotency_key,seq", "it is not JSON"),
+        (lambda line: f"[{line}]", "it is list; give one object per line"),
         (lambda line: line.replace('"verdict"', '"Verdict"'), "it has no verdict"),
         (lambda line: line.replace('"incorrect"', '"yes"'), "verdict is 'yes'"),
         (lambda line: line.replace('"undone": false', '"undone": "no"'), "undone is 'no'"),
@@ -334,7 +334,7 @@ def test_an_id_that_another_answer_has_is_refused(answered, export, run):
     write("odd.jsonl", first | {"idempotency_key": "another"})
     code, output = run("import", "odd.jsonl", "--data-dir", answered)
     assert code == 2
-    assert f"the id '{first['id']}' is that of another stored answer" in output.err
+    assert f"the id '{first['id']}' belongs to another stored answer" in output.err
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])

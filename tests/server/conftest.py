@@ -2,12 +2,12 @@
 
 import pytest
 
-from bitta.server.store import connect
+from bitta.server.store import connection
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _patient():
     """A machine under load takes its time to end what was killed, and its hold on a database."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "_OWNER_WAITS", "60s")
+        patch.setattr(connection, "OWNER_LOCK_TIMEOUT", "60s")
         yield

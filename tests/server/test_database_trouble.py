@@ -84,7 +84,7 @@ def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
         with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")  # and held for longer than the server waits
             for sentence in check_refusals(server, load, served):
-                assert "another program holds the database" in sentence
+                assert "another program locks the database" in sentence
 
 
 def test_a_server_killed_while_its_database_is_locked_has_lost_nothing(tmp_path, nursery):

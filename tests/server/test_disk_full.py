@@ -100,10 +100,10 @@ def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(ser
             status, body = server.call("POST", "/v1/snapshots")
             return f"{status} {body}"
 
-        told = on_full(disk, answer, "the database has no room left", what="answers are refused")
+        told = on_full(disk, answer, "the database is full", what="answers are refused")
         assert told.startswith("503 ")
         on_full(disk, server.ready, "the disk of the data folder has", what="it is not ready")
-        full = "a snapshot cannot be kept (No space left on device)"
+        full = "a snapshot cannot be written (No space left on device)"
         told = on_full(disk, snapshot, full, what="snapshots are refused")
         assert told.startswith("503 ")
         assert "unavailable" in told
@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(ser
         assert client.answer(served, correct=True).id not in load.acknowledged
         assert server.call("POST", "/v1/snapshots")[0] == 201
     assert load.statuses() == {503}
-    assert "cannot be stored: the database has no room left" in str(load.refused["predict"][0])
+    assert "cannot be stored: the database is full" in str(load.refused["predict"][0])
     assert "raceback" not in server.log.read_text()
     assert server.stop() == 0
     check_snapshots(server)

@@ -82,7 +82,7 @@ def open_store(arguments: argparse.Namespace, *, make: bool) -> "Store":
         from bitta.server.store import Store  # noqa: PLC0415 (an optional dependency)
     except ModuleNotFoundError as error:
         raise missing_server_package_error(error) from None
-    return Store.open(arguments.database, Path(arguments.data_dir), alone=False, make=make)
+    return Store.open(arguments.database, Path(arguments.data_dir), exclusive=False, create=make)
 
 
 def missing_server_package_error(error: ModuleNotFoundError) -> InputError:

@@ -66,9 +66,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _export(store: "Store", format_name: str, out: str | None) -> int:
-    from bitta.server.store.exports import export  # noqa: PLC0415
+    from bitta.server.store.exports import export_records  # noqa: PLC0415
 
-    lines = export(format_name, store.all_feedback(), names=store.keys.names())
+    lines = export_records(format_name, store.all_feedback(), annotator_names=store.keys.names())
     if out is None:
         sys.stdout.writelines(lines)
         return 0
@@ -85,22 +85,22 @@ def _export(store: "Store", format_name: str, out: str | None) -> int:
 
 def _import(store: "Store", path: Path) -> int:
     """Store the answers of a file that are not stored yet."""
-    from bitta.server.store.imports import read  # noqa: PLC0415
+    from bitta.server.store.exports import parse_exported_answer  # noqa: PLC0415
 
     n_new = n_known = n_withdrawn = n_superseded = 0
     for number, line in _read_lines(path):
         try:
-            restored = store.import_answer(read(line)).result()
+            imported = store.import_answer(parse_exported_answer(line)).result()
         except BittaError as error:
             raise InputError(
                 f"line {number} of {str(path)!r} cannot be imported ({error}); of the answers "
                 f"before it, {n_new} were new and {n_known} were already stored."
             ) from None
-        is_known = restored.record.repeated
+        is_known = imported.record.repeated
         n_known += is_known
         n_new += not is_known
-        n_withdrawn += not (is_known or restored.record.standing)
-        n_superseded += restored.ended
+        n_withdrawn += not (is_known or imported.record.standing)
+        n_superseded += imported.has_ended_answer
     print(f"{n_new} answers imported, {n_known} were already stored")
     if n_withdrawn:
         print(f"{n_withdrawn} of the imported answers were undone or replaced and teach nothing")

@@ -183,7 +183,7 @@ def _check(settings: "ServeSettings") -> int:
     print(f"model      {model.name}, {len(model.classes)} classes, input {model.input_shape}")
     with (
         _database_for_check(settings) as (database, folder),
-        Store.open(database, folder, alone=False) as store,
+        Store.open(database, folder, exclusive=False) as store,
     ):
         require_same_settings(store, settings, weights_hash=weights_hash, data_dir=folder)
         print(f"data       {settings.data_dir}, {store.counts().served} predictions so far")
@@ -198,10 +198,10 @@ def _check(settings: "ServeSettings") -> int:
 @contextmanager
 def _database_for_check(settings: "ServeSettings") -> Iterator[tuple[str | None, Path]]:
     """Yield the database and the data folder, or temporary ones if no server has used them."""
-    from bitta.server.store.connect import is_new  # noqa: PLC0415
+    from bitta.server.store.connection import is_missing  # noqa: PLC0415
 
     database, folder = settings.database, settings.data_dir
-    database_is_new = is_new(database, folder)
+    database_is_new = is_missing(database, folder)
     if folder.exists() and not (folder.is_dir() and database_is_new):
         yield database, folder
         return

@@ -19,6 +19,7 @@ from bitta.server.store import (
     NewPrediction,
     NewQuestion,
     NewSnapshot,
+    Rollback,
     ServedBatch,
     new_id,
     now,
@@ -178,9 +179,7 @@ class FakeEngine:
         name = new_id(now())
         new = NewSnapshot(name, "2.0", f"snapshots/{name}", "0" * 64, "1" * 64, "rollback")
         before, self.now = self.model_version, replace(self.now, model_version="2.0", n_steps=0)
-        self.store.log_rollback(
-            snapshot_id, new, from_version=before, reason=reason, by=by
-        ).result()
+        self.store.log_rollback(Rollback(snapshot_id, new, before, reason, by)).result()
         return completed("2.0")
 
     def pause(self, by, reason):

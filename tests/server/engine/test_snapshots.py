@@ -25,7 +25,7 @@ def half_written(path, state):
 def refuse(*_, **__):
     """Fail like a locked database."""
     future = Future()
-    future.set_exception(StoreBusy("another program holds the database; try again"))
+    future.set_exception(StoreBusy("another program locks the database; try again"))
     return future
 
 
@@ -50,7 +50,7 @@ def test_rollback_on_full_disk_is_refused_and_changes_nothing(tmp_path, monkeypa
         source, before = store.snapshots()[0].id, files(tmp_path)
         with monkeypatch.context() as full:
             full.setattr(learner, "save_state", half_written)
-            with pytest.raises(StoreFull, match=r"a snapshot cannot be kept \(No space left"):
+            with pytest.raises(StoreFull, match=r"a snapshot cannot be written \(No space left"):
                 engine.rollback(source, by="ada", reason="to see").result(20)
         assert engine.model_version.startswith("1.")
         assert files(tmp_path) == before

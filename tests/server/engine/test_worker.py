@@ -180,7 +180,7 @@ def test_requests_are_refused_while_rollback_cannot_be_logged(tmp_path, monkeypa
 
         def refuse(*_, **__):
             attempts.append(Future())
-            attempts[-1].set_exception(StoreBusy("another program holds the database; try again"))
+            attempts[-1].set_exception(StoreBusy("another program locks the database; try again"))
             return attempts[-1]
 
         with monkeypatch.context() as locked:

@@ -53,7 +53,7 @@ def test_one_person_answers_thirty_questions_by_keyboard_and_the_model_learns_th
     assert heard == seen == []
     annotator.context.close()
     operator.context.close()
-    with Store.open(None, server.data_dir, alone=False) as store:
+    with Store.open(None, server.data_dir, exclusive=False) as store:
         records = [one for one in store.list_feedback(limit=100) if one.standing]
         assert {one.prediction_id: one.verdict for one in records} == given
         assert {one.status for one in records} == {"applied"}

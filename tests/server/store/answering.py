@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from bitta.server.store import LearnedStep, Store, connect
+from bitta.server.store import LearnedStep, Store, connection
 from server.store.made import given, served
 
 THREADS = 4
@@ -11,7 +11,7 @@ THREADS = 4
 
 def answer_until_killed(url, folder, first, told):
     """Send the key of each answer once it is acknowledged."""
-    connect._OWNER_WAITS = "60s"  # the one before was killed a moment ago
+    connection.OWNER_LOCK_TIMEOUT = "60s"  # the one before was killed a moment ago
     store = Store.open(url, Path(folder))
     lock = threading.Lock()
 

@@ -208,7 +208,7 @@ def test_the_last_of_three_words_is_learned_and_overrules_the_one_before(asked):
         record = asked.add_answer(given(0, verdict)).result()
         (taken,) = asked.claim_answers().result()
         assert taken.feedback_id == record.id
-        steps[number] = taken.overrules
+        steps[number] = taken.replaces_answer
         learn(asked, f"1.{number}", record)
     assert steps == {1: False, 2: True, 3: True}
     last = asked.add_answer(given(0, "correct")).result()
@@ -223,14 +223,14 @@ def test_a_change_of_mind_waits_for_the_step_that_learns_the_word_before(asked):
     assert asked.claim_answers().result() == []
     learn(asked, "1.1", first)
     (taken,) = asked.claim_answers().result()
-    assert (taken.verdict, taken.overrules) == ("incorrect", True)
+    assert (taken.verdict, taken.replaces_answer) == ("incorrect", True)
 
 
 def test_a_change_of_mind_overrules_nobody_else(asked):
     learn(asked, "1.1", asked.add_answer(given(0)).result())
     asked.add_answer(given(0, "incorrect", by="bert")).result()
     (taken,) = asked.claim_answers().result()
-    assert not taken.overrules
+    assert not taken.replaces_answer
 
 
 def test_two_annotators_replace_nothing_of_each_other(asked):

@@ -9,8 +9,8 @@ import pytest
 
 from bitta.errors import SettingError
 from bitta.records import FeedbackRecord
-from bitta.server.store import reads
-from bitta.server.store.exports import COLUMNS, MEDIA_TYPES, export
+from bitta.server.store import reader
+from bitta.server.store.exports import COLUMNS, MEDIA_TYPES, export_records
 from server.store.made import given, name, question, served
 
 
@@ -28,7 +28,13 @@ def answered(store):
 
 
 def written(store, form):
-    return "".join(export(form, store.all_feedback()))
+    return "".join(export_records(form, store.all_feedback()))
+
+
+def labelstudio_tasks(store):
+    names = store.keys.names()
+    pieces = export_records("labelstudio", store.all_feedback(), annotator_names=names)
+    return json.loads("".join(pieces))
 
 
 def test_jsonl_has_every_field_of_every_answer(answered):
@@ -83,8 +89,7 @@ def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, comp
     store.log_served_batch(served(range(1)))
     store.add_answer(given(0, by=key.id, key="a")).result()
     store.keys.revoke(key.id)
-    names = store.keys.names()
-    (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
+    (task,) = labelstudio_tasks(store)
     (annotation,) = task["annotations"]
     assert annotation.get("completed_by") == completed_by
     (choice,) = annotation["result"]
@@ -97,8 +102,7 @@ def test_label_studio_is_told_who_skipped(store):
     key = store.keys.create("annotator", "Bert").record
     store.log_served_batch(served(range(1)))
     store.add_answer(given(0, "skip", by=key.id, key="a", comment="too dark")).result()
-    names = store.keys.names()
-    (task,) = json.loads("".join(export("labelstudio", store.all_feedback(), names=names)))
+    (task,) = labelstudio_tasks(store)
     assert task["annotations"][0]["result"] == []
     (said,) = task["meta"]["answers"]
     assert (said["annotator_id"], said["annotator_name"]) == (key.id, "Bert")
@@ -113,11 +117,11 @@ def test_nothing_is_exported_as_nothing(store, form, empty):
 def test_pages_of_an_export_join_without_gap(answered, monkeypatch):
     whole = written(answered, "jsonl")
     for page in (1, 2, 3, 4):
-        monkeypatch.setattr(reads, "_PAGE", page)
+        monkeypatch.setattr(reader, "_PAGE_ROWS", page)
         assert written(answered, "jsonl") == whole
 
 
 def test_other_formats_are_refused():
     assert set(MEDIA_TYPES) == {"jsonl", "csv", "labelstudio"}
     with pytest.raises(SettingError, match="unknown export format 'jsn'; did you mean 'jsonl'"):
-        export("jsn", [])
+        export_records("jsn", [])

@@ -78,13 +78,13 @@ def test_a_name_is_a_hash_and_no_path(tmp_path, wrong):
 
 
 def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(store, monkeypatch):
-    order, keep = [], store.images.keep
+    order, keep = [], store.images.write
 
     def watched(contents):
         order.append(threading.current_thread().name)
         keep(contents)
 
-    monkeypatch.setattr(store.images, "keep", watched)
+    monkeypatch.setattr(store.images, "write", watched)
     store.keep_images([CAT])
     store.submit(lambda _: order.append(store.images.read(NAME)), must=True).result()
     assert order[:2] == ["bitta-store", CAT.content]
@@ -94,7 +94,7 @@ def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
     def full(_):
         raise StoreFull("no room")
 
-    monkeypatch.setattr(store.images, "keep", full)
+    monkeypatch.setattr(store.images, "write", full)
     kept, event = store.keep_images([CAT]), store.log_event("x", {})
     assert isinstance(kept.exception(), StoreFull)
     assert event.result()
@@ -106,7 +106,7 @@ def test_images_that_are_not_kept_are_told_once_and_counted(store, monkeypatch, 
         raise StoreFull("no room")
 
     with monkeypatch.context() as disk:
-        disk.setattr(store.images, "keep", full)
+        disk.setattr(store.images, "write", full)
         for images in ([CAT], [CAT, CAT]):
             assert isinstance(store.keep_images(images).exception(), StoreFull)
     store.keep_images([CAT]).result()
@@ -116,4 +116,4 @@ def test_images_that_are_not_kept_are_told_once_and_counted(store, monkeypatch, 
         "images are not kept: no room",
         "images are kept again; 3 were not",
     ]
-    assert store.images.missed == 3
+    assert store.images.n_failed == 3

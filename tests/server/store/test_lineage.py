@@ -3,7 +3,7 @@
 import pytest
 
 from bitta.errors import InputError
-from bitta.server.store import LearnedStep, UnknownSnapshot
+from bitta.server.store import LearnedStep, Rollback, UnknownSnapshot
 from server.store.made import given, served, snapshot
 
 
@@ -55,7 +55,7 @@ def test_a_step_whose_commit_was_not_heard_of_is_logged_once(answered):
 def test_a_step_made_again_after_a_restart_is_logged_again(answered):
     answered.add_snapshot(snapshot(0, "1.0")).result()
     learn(answered, "1.1", answered.claim_answers(2).result())
-    assert len(answered.log_restart(f"S{0:025d}").result().reentered) == 2
+    assert len(answered.log_restart(f"S{0:025d}").result().pending_again) == 2
     learn(answered, "1.1", answered.claim_answers().result())
     assert [len(event.body["answers"]) for event in answered.events(kinds=["learned"])] == [2, 6]
 
@@ -118,7 +118,7 @@ def test_snapshots_are_listed_until_dropped(store):
     assert store.snapshots() == [first]
     assert store.newest_snapshot() == first
     assert store.find_snapshot(second.id).dropped_at is not None
-    assert len(store.snapshots(dropped=True)) == 2
+    assert len(store.snapshots(include_dropped=True)) == 2
 
 
 def test_recovery_learns_again_what_came_after_the_snapshot(answered):
@@ -128,7 +128,7 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     learn(answered, "1.2", answered.claim_answers(2).result())
     assert ids(answered.answers_applied_after(kept)) == [2, 3]
     recovered = answered.log_restart(kept.id, {"threads": 2}).result()
-    assert [answered.find_feedback(one).idempotency_key for one in recovered.reentered] == [
+    assert [answered.find_feedback(one).idempotency_key for one in recovered.pending_again] == [
         "k2",
         "k3",
     ]
@@ -137,11 +137,11 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     assert (event.seq, event.kind) == (recovered.seq, "recovered")
     assert event.body == {
         "snapshot": kept.id,
-        "reentered": list(recovered.reentered),
+        "reentered": list(recovered.pending_again),
         "environment": {"threads": 2},
     }
     again = answered.log_restart(kept.id).result()
-    assert again.reentered == ()
+    assert again.pending_again == ()
 
 
 def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_later_ones(answered):
@@ -152,21 +152,23 @@ def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_la
     learn(answered, "1.1", answered.claim_answers(1).result())
     oldest = kept = answered.add_snapshot(snapshot(1, "1.1")).result()
     for lineage in (2, 3):
-        assert answered.log_restart(kept.id, lineage=lineage).result().reentered == ()
+        assert answered.log_restart(kept.id, lineage=lineage).result().pending_again == ()
         version = f"{lineage}.{kept.step + 1}"
         learn(answered, version, answered.claim_answers(1).result())
         kept = answered.add_snapshot(snapshot(lineage, version)).result()
     recovered = answered.log_restart(oldest.id, lineage=4).result()
-    assert [answered.find_feedback(one).idempotency_key for one in recovered.reentered] == [
+    assert [answered.find_feedback(one).idempotency_key for one in recovered.pending_again] == [
         "k1",
         "k2",
     ]
     assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
     learn(answered, "4.2", answered.claim_answers(1).result())
     answered.log_rollback(
-        oldest.id, snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
+        Rollback(
+            oldest.id, snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
+        )
     ).result()
-    assert answered.log_restart(oldest.id).result().reentered == ()
+    assert answered.log_restart(oldest.id).result().pending_again == ()
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
@@ -178,13 +180,13 @@ def test_recovery_past_a_rollback_whose_file_is_lost_learns_again_what_came_afte
         if version == "1.2":
             kept = answered.add_snapshot(snapshot(2, version)).result()
     answered.log_rollback(
-        kept.id, snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga"
+        Rollback(kept.id, snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga")
     ).result()
     learn(answered, "2.3", answered.claim_answers(1).result())
     if what == "missing":
         answered.drop_snapshots([snapshot(3, "2.2").id], must=True).result()
     recovered = answered.log_restart(oldest.id, lineage=3).result()
-    keys = [answered.find_feedback(one).idempotency_key for one in recovered.reentered]
+    keys = [answered.find_feedback(one).idempotency_key for one in recovered.pending_again]
     assert keys == ["k0", "k1", "k3"]
     assert ids(answered.pending_answers()) == [0, 1, 3, 4, 5]
 
@@ -194,7 +196,7 @@ def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
     taken = answered.claim_answers(2).result()
     learn(answered, "1.1", taken)
     answered.undo_answer(taken[0].feedback_id, by="anna").result()
-    assert answered.log_restart(kept.id).result().reentered == (taken[1].feedback_id,)
+    assert answered.log_restart(kept.id).result().pending_again == (taken[1].feedback_id,)
     assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
 
 
@@ -210,7 +212,13 @@ def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
     source = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
     learn(answered, "1.1", answered.claim_answers(1).result())
     back = answered.log_rollback(
-        source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="collapse", by="guard"
+        Rollback(
+            source.id,
+            snapshot(2, "2.0", "rollback"),
+            from_version="1.1",
+            reason="collapse",
+            by="guard",
+        )
     ).result()
     assert (back.lineage, back.step, back.reason) == (2, 0, "rollback")
     assert answered.newest_snapshot() == back
@@ -234,9 +242,15 @@ def test_going_back_after_a_failure_lets_what_was_learned_since_pend_again(answe
     learn(answered, "1.2", answered.claim_answers(1).result())
     answered.claim_answers(1).result()
     answered.log_rollback(
-        kept.id, snapshot(2, "2.1", "rollback"),
-        from_version="1.2", reason="out of memory", by="guard", again=True,
-    ).result()  # fmt: skip
+        Rollback(
+            kept.id,
+            snapshot(2, "2.1", "rollback"),
+            from_version="1.2",
+            reason="out of memory",
+            by="guard",
+            repeats_answers=True,
+        )
+    ).result()
     assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
     (event,) = answered.events(kinds=["rollback"])
     assert [answered.find_feedback(one).idempotency_key for one in event.body["reentered"]] == [
@@ -250,7 +264,9 @@ def test_a_snapshot_that_was_dropped_begins_no_lineage(answered):
     first, *_ = taken = answered.claim_answers().result()
     learn(answered, "1.1", taken)
     answered.log_rollback(
-        source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
+        Rollback(
+            source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
+        )
     ).result()
     answered.drop_snapshots([snapshot(2, "2.0").id], must=True).result()
     answered.add_answer(given(0)).result()

@@ -26,11 +26,11 @@ from bitta.server.store import (
     NewImage,
     NewQuestion,
     QuestionExpired,
+    Rollback,
     Store,
     UnknownPrediction,
 )
-from bitta.server.store.exports import export
-from bitta.server.store.imports import read
+from bitta.server.store.exports import export_records, parse_exported_answer
 from server.store.machine_model import Ask, Kept, Model, Said
 from server.store.made import SECOND, Watch, database, given, name, served, snapshot
 
@@ -166,18 +166,18 @@ class Plain(RuleBasedStateMachine):
         said = Said(new, f"I{len(self.model.said):025d}", at)
         replaced = None if after is None else self.one_said(pick + after).id
         told = fate | {"supersedes_id": replaced}
-        restored = self.store.import_answer(read(line_of(said, **told))).result()
+        restored = self.store.import_answer(parse_exported_answer(line_of(said, **told))).result()
         assert not restored.record.repeated
-        assert restored.ended == self.model.restore(said, **told)
+        assert restored.has_ended_answer == self.model.restore(said, **told)
 
     @rule(pick=PICK, fate=FATES)
     def restore_again(self, pick, fate):
         """One that is here, and that may have ended there."""
         said = self.one_said(pick)
-        restored = self.store.import_answer(read(line_of(said, **fate))).result()
+        restored = self.store.import_answer(parse_exported_answer(line_of(said, **fate))).result()
         assert (restored.record.id, restored.record.repeated) == (said.id, True)
         ends = fate["undone"] or not fate["standing"]
-        assert restored.ended == (said.standing and ends)
+        assert restored.has_ended_answer == (said.standing and ends)
         if ends:
             self.model.end(said, undone=fate["undone"] or said.undone)
         other = {"idempotency_key": "another"}
@@ -187,15 +187,15 @@ class Plain(RuleBasedStateMachine):
             (IdempotencyConflict, other),
             (UnknownPrediction, other | {"id": None, "prediction_id": name(999)}),
         ):
-            refused(self.store.import_answer(read(line_of(said, **changed))), kind)
+            refused(self.store.import_answer(parse_exported_answer(line_of(said, **changed))), kind)
 
     @rule()
     def import_own(self):
         """What was exported before brings nothing back and ends nothing."""
         for line in self.exported:
-            restored = self.store.import_answer(read(line)).result()
-            assert (restored.record.repeated, restored.ended) == (True, False)
-        self.exported = list(export("jsonl", self.store.all_feedback()))
+            restored = self.store.import_answer(parse_exported_answer(line)).result()
+            assert (restored.record.repeated, restored.has_ended_answer) == (True, False)
+        self.exported = list(export_records("jsonl", self.store.all_feedback()))
 
     @rule(limit=st.sampled_from([None, None, 2]), learn=st.booleans())
     def take(self, limit, learn):
@@ -206,7 +206,7 @@ class Plain(RuleBasedStateMachine):
         assert [one.feedback_id for one in taken] == [said.id for said in mine]
         for said in mine:
             said.taken = True
-        self.model.overruling |= {one.feedback_id for one in taken if one.overrules}
+        self.model.overruling |= {one.feedback_id for one in taken if one.replaces_answer}
         if learn:
             self.learn()
 
@@ -278,7 +278,7 @@ class Plain(RuleBasedStateMachine):
         same = in_order and not lost and to.state.lineage == self.model.live.lineage
         lineage = None if same else self.model.newest + 1
         recovered = self.store.log_restart(to.id, lineage=lineage).result()
-        assert list(recovered.reentered) == self.model.forget_since(to.state)
+        assert list(recovered.pending_again) == self.model.forget_since(to.state)
         self.model.go_on_from(to.state, lineage or to.state.lineage)
 
     @rule(content=st.sampled_from([b"cat", b"dog"]))
@@ -316,7 +316,7 @@ class Plain(RuleBasedStateMachine):
 
     @invariant()
     def same_snapshots(self):
-        stored = self.store.snapshots(dropped=True)
+        stored = self.store.snapshots(include_dropped=True)
         told = [(one.id, one.model_version, one.dropped_at) for one in stored]
         assert told == [(one.id, one.state.version, one.dropped) for one in self.model.snapshots]
         kept = [one.id for one in self.model.kept()]
@@ -348,8 +348,8 @@ class Plain(RuleBasedStateMachine):
         """Begin a lineage from a snapshot, with one of its own."""
         state = to.state.copy(lineage=self.model.newest + 1)
         new = snapshot(len(self.model.snapshots), state.version, "rollback")
-        who = {"from_version": self.model.live.version, "reason": "?", "by": "olga"}
-        self.store.log_rollback(to.id, new, **who, again=again).result()
+        rollback = Rollback(to.id, new, self.model.live.version, "?", "olga", again)
+        self.store.log_rollback(rollback).result()
         self.model.newest = state.lineage
         return self.model.keep(Kept(new.id, "rollback", state))
 

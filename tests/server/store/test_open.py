@@ -8,17 +8,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from bitta.errors import SettingError
-from bitta.server.store import NewerSchema, Store, StoreError, StoreInUse, connect, lineage
-from bitta.server.store.migrate import HEAD, VERSION_TABLE
-from bitta.server.store.tables import metadata
+from bitta.server.store import NewerSchema, Store, StoreError, StoreInUse, connection, versions
+from bitta.server.store.connection import SCHEMA_VERSION, SCHEMA_VERSION_TABLE
+from bitta.server.store.schema import metadata
 from server.store.made import Watch
 
 
 def test_migrations_give_the_tables_that_the_code_means(store):
-    with store._place.reader.begin() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    with store._database.reader.begin() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": SCHEMA_VERSION_TABLE}
+        )
         assert compare_metadata(context, metadata) == []
-        assert context.get_current_revision() == HEAD
+        assert context.get_current_revision() == SCHEMA_VERSION
 
 
 def test_what_was_stored_is_there_after_opening_again(store, reopen):
@@ -28,7 +30,7 @@ def test_what_was_stored_is_there_after_opening_again(store, reopen):
 
 
 def test_sqlite_writes_safely(tmp_path):
-    with Store.open(None, tmp_path) as store, store._place.writer.begin() as connection:
+    with Store.open(None, tmp_path) as store, store._database.writer.begin() as connection:
         read = connection.exec_driver_sql
         assert read("PRAGMA journal_mode").scalar() == "wal"
         assert read("PRAGMA synchronous").scalar() == 2
@@ -39,11 +41,11 @@ def test_sqlite_writes_safely(tmp_path):
 def test_a_transaction_that_writes_is_alone_from_its_beginning(tmp_path):
     other = sqlite3.connect(tmp_path / "bitta.db", timeout=0, isolation_level=None)
     with Store.open(None, tmp_path) as store:
-        with store._place.writer.begin() as connection:
+        with store._database.writer.begin() as connection:
             connection.exec_driver_sql("SELECT 1")
             with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
-        with store._place.reader.begin() as connection:
+        with store._database.reader.begin() as connection:
             connection.exec_driver_sql("SELECT * FROM events")
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
@@ -53,13 +55,13 @@ def test_a_transaction_that_writes_is_alone_from_its_beginning(tmp_path):
 def test_reading_connections_cannot_write(store):
     with (
         pytest.raises(sa.exc.DBAPIError, match=r"readonly|read-only"),
-        store._place.reader.begin() as connection,
+        store._database.reader.begin() as connection,
     ):
         connection.exec_driver_sql("DELETE FROM events")
 
 
 def test_a_folder_has_one_owner(store, url, tmp_path):
-    with pytest.raises(StoreInUse, match=r"belongs to a bitta server that runs \(process \d+\)"):
+    with pytest.raises(StoreInUse, match=r"belongs to a running bitta server \(process \d+\)"):
         Store.open(url, tmp_path)
     store.log_event("x", {}).result()
 
@@ -67,15 +69,15 @@ def test_a_folder_has_one_owner(store, url, tmp_path):
 def test_a_database_has_one_owner_wherever_its_folder_is(kind, store, url, tmp_path, monkeypatch):
     if kind == "sqlite":
         pytest.skip("of a database apart from its folder; set BITTA_TEST_POSTGRES")
-    monkeypatch.setattr(connect, "_OWNER_WAITS", "100ms")
-    with pytest.raises(StoreError, match="the database belongs to a bitta server that runs"):
+    monkeypatch.setattr(connection, "OWNER_LOCK_TIMEOUT", "100ms")
+    with pytest.raises(StoreError, match="the database belongs to a running bitta server"):
         Store.open(url, tmp_path / "other")
     store.log_event("x", {}).result()
 
 
 def test_a_visitor_reads_and_makes_keys_beside_the_owner(store, url, tmp_path, watch):
     store.log_event("x", {}).result()
-    with Store.open(url, tmp_path, clock=watch, alone=False) as visitor:
+    with Store.open(url, tmp_path, clock=watch, exclusive=False) as visitor:
         token = visitor.keys.create("client", "made beside").token
         assert len(visitor.events()) == 1
     assert store.keys.verify(token).name == "made beside"
@@ -83,7 +85,7 @@ def test_a_visitor_reads_and_makes_keys_beside_the_owner(store, url, tmp_path, w
 
 
 def test_a_visitor_may_be_the_first(url, tmp_path):
-    with Store.open(url, tmp_path, alone=False) as visitor:
+    with Store.open(url, tmp_path, exclusive=False) as visitor:
         visitor.keys.create("operator", "first")
     with Store.open(url, tmp_path) as store:
         assert [key.name for key in store.keys.list()] == ["first"]
@@ -92,7 +94,7 @@ def test_a_visitor_may_be_the_first(url, tmp_path):
 def test_a_newer_schema_is_refused_in_a_sentence(store, url, tmp_path, reopen):
     store.submit(
         lambda connection: connection.exec_driver_sql(
-            f"UPDATE {VERSION_TABLE} SET version_num = '9999'"
+            f"UPDATE {SCHEMA_VERSION_TABLE} SET version_num = '9999'"
         )
     ).result()
     store.close()
@@ -118,10 +120,10 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("sqlite://", "would not outlive the process"),
-        ("sqlite:///:memory:", "would not outlive the process"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
         ("mysql://root:hidden@host/x", "'mysql' are not supported"),
-        ("what is this hidden", "cannot be read"),
+        ("what is this hidden", "cannot be parsed"),
     ],
 )
 def test_other_addresses_are_refused(tmp_path, address, says):
@@ -148,7 +150,7 @@ def test_an_address_of_a_file_is_taken(tmp_path):
 def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path, alone):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the data folder .* cannot be used"):
-        Store.open(None, tmp_path / "file" / "data", alone=alone)
+        Store.open(None, tmp_path / "file" / "data", exclusive=alone)
 
 
 def test_what_cannot_be_begun_is_let_go(url, tmp_path, monkeypatch):
@@ -156,7 +158,7 @@ def test_what_cannot_be_begun_is_let_go(url, tmp_path, monkeypatch):
         raise KeyError("mine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lineage, "forget_taken", fail)
+        patch.setattr(versions, "release_all_answers", fail)
         with pytest.raises(KeyError, match="mine"):
             Store.open(url, tmp_path)
     Store.open(url, tmp_path).close()

@@ -39,11 +39,11 @@ def test_the_newest_window_comes_first_then_audits_then_the_most_uncertain(serve
 
 def test_a_lease_tells_what_to_show_and_until_when(served_ten, watch):
     served_ten.add_questions([question(4), question(5, seconds=30)]).result()
-    held = served_ten.lease_question("anna", seconds=60, besides=[name(5)]).result()
+    held = served_ten.lease_question("anna", seconds=60, exclude=[name(5)]).result()
     assert (held.question.label, held.question.class_index) == ("class 4", 4)
     assert (held.question.model_version, held.question.input_sha256) == ("1.0", f"{4:064x}")
     assert (held.lease.until, held.left) == (START + 60_000_000, 2)
-    short = served_ten.lease_question("anna", seconds=60, besides=[name(4)]).result()
+    short = served_ten.lease_question("anna", seconds=60, exclude=[name(4)]).result()
     assert short.lease.until == START + 30_000_000  # no longer than the question itself
 
 

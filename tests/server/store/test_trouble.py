@@ -20,7 +20,7 @@ from bitta.server.store import (
     StoreClosed,
     StoreFull,
     StoreUnavailable,
-    connect,
+    connection,
 )
 from server.store.made import database, given, name, question, served
 
@@ -53,7 +53,7 @@ def full(store):
     def limit(connection):
         connection.exec_driver_sql(f"PRAGMA max_page_count={most[0]}")
 
-    sa.event.listen(store._place.writer, "begin", limit)
+    sa.event.listen(store._database.writer, "begin", limit)
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def large(number, **more):
 def test_a_locked_database_refuses_in_a_sentence_and_then_goes_on(opened, tmp_path):
     with locked(tmp_path):
         refused = opened.add_answer(given(1, key="k"))
-        with pytest.raises(StoreBusy, match="another program holds the database"):
+        with pytest.raises(StoreBusy, match="another program locks the database"):
             refused.result(timeout=10)
         assert opened.list_feedback() == []  # reads go on meanwhile
     assert not opened.add_answer(given(1, key="k")).result().repeated
@@ -94,7 +94,7 @@ def test_the_store_says_why_it_takes_nothing_until_it_does(opened, tmp_path):
     assert opened.last_write_error is None
     with locked(tmp_path), pytest.raises(StoreBusy):
         opened.add_answer(given(1)).result(timeout=10)
-    assert "another program holds the database" in str(opened.last_write_error)
+    assert "another program locks the database" in str(opened.last_write_error)
     opened.add_answer(given(1)).result(timeout=10)
     assert opened.last_write_error is None
 
@@ -131,7 +131,7 @@ def test_a_full_database_refuses_in_a_sentence_and_then_goes_on(opened):
     with full(opened):
         refused = [opened.add_answer(large(number, key=f"k{number}")) for number in range(3)]
         for future in refused:
-            with pytest.raises(StoreFull, match=r"has no room left .*; free some space"):
+            with pytest.raises(StoreFull, match=r"is full .*; free space"):
                 future.result(timeout=10)
     stored = [opened.add_answer(large(number, key=f"k{number}")).result() for number in range(3)]
     assert not any(record.repeated for record in stored)
@@ -188,7 +188,7 @@ def test_a_disk_that_takes_no_more_loses_nothing_it_took(tmp_path):
     number, kind, sentence = here.recv()
     assert kind in ("StoreFull", "StoreUnavailable")
     assert sentence.startswith("the database")
-    assert "an image cannot be kept (File too large)" in here.recv()
+    assert "an image cannot be written (File too large)" in here.recv()
     assert here.recv() is False
     process.join()
     with Store.open(None, tmp_path) as store:
@@ -223,7 +223,7 @@ def postgres():
 def test_a_statement_that_takes_too_long_is_a_trouble_and_then_everything_goes_on(
     postgres, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(connect, "_LONGEST", 2000)
+    monkeypatch.setattr(connection, "_POSTGRES_TIMEOUT_MS", 2000)
     with Store.open(postgres, tmp_path) as store:
         slow = store.submit(lambda connection: connection.exec_driver_sql("SELECT pg_sleep(600)"))
         with pytest.raises(StoreBusy, match="canceling statement due to statement timeout"):
@@ -240,5 +240,5 @@ def test_no_statement_and_no_lock_is_waited_for_without_end(postgres, tmp_path):
 
     with Store.open(postgres, tmp_path) as store:
         assert store.submit(limits).result(30) == ["30s", "5s"]
-        with store._place.reader.begin() as connection:
+        with store._database.reader.begin() as connection:
             assert limits(connection) == ["30s", "5s"]

@@ -31,7 +31,7 @@ def held(store):
 
 def test_many_changes_are_committed_at_once_and_in_order(store, held):
     commits = []
-    sa.event.listen(store._place.writer, "commit", commits.append)
+    sa.event.listen(store._database.writer, "commit", commits.append)
     futures = [insert(store, f"e{number}") for number in range(100)]
     assert not any(future.done() for future in futures)
     held.set()
@@ -42,7 +42,7 @@ def test_many_changes_are_committed_at_once_and_in_order(store, held):
 
 def test_nothing_is_acknowledged_before_it_is_committed(store, held):
     order = []
-    sa.event.listen(store._place.writer, "commit", lambda _: order.append("commit"))
+    sa.event.listen(store._database.writer, "commit", lambda _: order.append("commit"))
     futures = [insert(store, "x") for _ in range(3)]
     for future in futures:
         future.add_done_callback(lambda _: order.append("told"))
@@ -121,7 +121,7 @@ def test_listeners_are_called_after_commits_and_a_broken_one_breaks_nothing(stor
 
 
 def test_too_much_that_waits_is_refused(store, held, monkeypatch):
-    monkeypatch.setattr(writing, "_MOST_WAITING", 5)
+    monkeypatch.setattr(writing, "_MAX_WAITING", 5)
     kept = [insert(store, "x") for _ in range(5)]
     with pytest.raises(StoreBusy, match="wait to be written; try again later"):
         insert(store, "y").result(timeout=1)
@@ -142,10 +142,10 @@ def test_reads_do_not_wait_for_the_writer(store, held):
 
 
 def test_what_has_happened_already_gathers_until_somebody_waits_for_a_change(store, monkeypatch):
-    monkeypatch.setattr(writing, "_SECONDS_BEHIND", 1000.0)
+    monkeypatch.setattr(writing, "_GATHER_SECONDS", 1000.0)
     store.log_event("x", {}).result(10)
     commits = []
-    sa.event.listen(store._place.writer, "commit", commits.append)
+    sa.event.listen(store._database.writer, "commit", commits.append)
     behind = [store.submit(lambda _: None, must=True) for _ in range(3)]
     store.log_event("y", {}).result(10)
     assert all(future.done() for future in behind)

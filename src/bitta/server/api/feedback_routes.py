@@ -32,7 +32,7 @@ from bitta.server.api.schemas import (
     NextQuestion,
 )
 from bitta.server.store import ImageRecord, LeasedQuestion, NewAnswer, now
-from bitta.server.store.exports import MEDIA_TYPES, export
+from bitta.server.store.exports import MEDIA_TYPES, export_records
 
 router = APIRouter(prefix="/v1", tags=["feedback"], route_class=AuthenticatedRoute)
 
@@ -105,7 +105,7 @@ async def _lease(
             notification = watcher.new_questions.next_notification()
             lease_seconds = state.settings.lease_seconds
             leased = await state.wait(
-                state.store.lease_question(caller.id, seconds=lease_seconds, besides=besides)
+                state.store.lease_question(caller.id, seconds=lease_seconds, exclude=besides)
             )
             seconds_left = deadline - loop.time()
             if leased is not None or seconds_left <= 0 or watcher.is_closing:
@@ -229,7 +229,7 @@ async def export_feedback(
     suffix = "json" if format == "labelstudio" else format
     names = await run_in_threadpool(state.store.keys.names)
     return StreamingResponse(
-        _in_chunks(export(format, state.store.all_feedback(), names=names)),
+        _in_chunks(export_records(format, state.store.all_feedback(), annotator_names=names)),
         media_type=MEDIA_TYPES[format],
         headers={"Content-Disposition": f'attachment; filename="feedback.{suffix}"'},
     )

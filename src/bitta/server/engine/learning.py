@@ -150,7 +150,7 @@ class LearningSteps:
                 answers=[answer.feedback_id for answer in used],
                 losses=self.last_losses,
                 seconds=seconds,
-                overruling=[answer.feedback_id for answer in used if answer.overrules],
+                replacing=[answer.feedback_id for answer in used if answer.replaces_answer],
             )
         )
 
@@ -163,7 +163,7 @@ def _answered_samples(answers: AnswersWithInputs) -> list[AnsweredSample]:
             correct=answer.verdict == "correct",
             position=answer.position,
             sample_id=derive_sample_id(answer.prediction_id, answer.annotator_id),
-            replaces_answer=answer.overrules,
+            replaces_answer=answer.replaces_answer,
         )
         for answer, inputs in answers
         if inputs is not None

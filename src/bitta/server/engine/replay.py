@@ -52,7 +52,9 @@ class Replay:
     ) -> None:
         self._learner, self._store, self._folder = learner, store, folder
         self._on_event = on_event
-        self._snapshots = {snapshot.id: snapshot for snapshot in store.snapshots(dropped=True)}
+        self._snapshots = {
+            snapshot.id: snapshot for snapshot in store.snapshots(include_dropped=True)
+        }
         self._progress = _Progress()
 
     def run(self) -> ReplayResult:

@@ -291,8 +291,8 @@ class ServedLog:
             model_name=self._model_name,
             model_version=served.model_version,
             predictions=predictions,
-            during=during,
-            silent=silent,
+            interrupted_epoch=during,
+            is_silent=silent,
         )
         self._writing.append((self._store.log_served_batch(batch), len(samples)))
         self.n_unwritten += len(samples)

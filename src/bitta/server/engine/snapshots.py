@@ -19,12 +19,12 @@ from bitta.server.engine.learner import Learner, copy_into_lineage
 from bitta.server.settings import ServeSettings
 from bitta.server.store import (
     NewSnapshot,
+    Rollback,
     Store,
     StoredSnapshot,
     new_id,
 )
-from bitta.server.store.errors import StoreError, UnknownSnapshot
-from bitta.server.store.trouble import of_disk
+from bitta.server.store.errors import StoreError, UnknownSnapshot, translate_disk_error
 from bitta.version import __version__
 
 SNAPSHOT_FOLDER = "snapshots"
@@ -75,7 +75,7 @@ class SnapshotStore:
             new_lineage = None if lineage == snapshot.lineage else lineage
             recovered = self._store.log_restart(snapshot.id, self._environment, lineage=new_lineage)
             self.last = snapshot
-            n_answers = len(recovered.result().reentered)
+            n_answers = len(recovered.result().pending_again)
             return (
                 f"version {self._learner.version} from snapshot {snapshot.id}; {n_answers} answers "
                 "learned after it are learned again"
@@ -156,14 +156,8 @@ class SnapshotStore:
             copy_into_lineage(self._path(target), path, lineage=lineage)
             version = f"{lineage}.{target.step}"
             new = _describe(path, new_snapshot_id, version, target.weights_hash, "rollback")
-            snapshot = self._store.log_rollback(
-                target.id,
-                new,
-                from_version=self._learner.version,
-                reason=reason,
-                by=by,
-                again=again,
-            ).result()
+            rollback = Rollback(target.id, new, self._learner.version, reason, by, again)
+            snapshot = self._store.log_rollback(rollback).result()
         try:
             self._learner.load(path)
         except RuntimeError:  # out of memory: the next attempt writes its own snapshot
@@ -216,7 +210,9 @@ class SnapshotStore:
                 leftover.unlink(missing_ok=True)
             if isinstance(error, StoreError):  # the row may exist although the reply was lost
                 self._store.drop_snapshots([path.stem], must=True)
-            reported = of_disk(error, "a snapshot") if isinstance(error, OSError) else error
+            reported = (
+                translate_disk_error(error, "a snapshot") if isinstance(error, OSError) else error
+            )
             _log.warning("a snapshot could not be written: %s", reported)
             raise reported from error
 

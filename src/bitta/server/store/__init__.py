@@ -1,6 +1,5 @@
-"""Everything that must outlive the process: predictions, questions, answers, snapshots, keys."""
+"""Store of the server: predictions, questions, answers, snapshots, images and keys."""
 
-from bitta.server.store.connect import Clock
 from bitta.server.store.errors import (
     IdempotencyConflict,
     NewerSchema,
@@ -15,10 +14,10 @@ from bitta.server.store.errors import (
     UnknownPrediction,
     UnknownSnapshot,
 )
-from bitta.server.store.ids import new_id, now
 from bitta.server.store.records import (
     AnnotatorCounts,
     AuditAnswer,
+    Clock,
     ExportedAnswer,
     ImageRecord,
     ImportResult,
@@ -34,14 +33,17 @@ from bitta.server.store.records import (
     NewQuestion,
     NewSnapshot,
     RestartResult,
+    Rollback,
     ServedBatch,
     StoreCounts,
     StoredPrediction,
     StoredQuestion,
     StoredSnapshot,
+    new_id,
+    now,
+    parse_version,
 )
 from bitta.server.store.store import Store
-from bitta.server.store.ways import parse_version
 
 __all__ = [
     "AnnotatorCounts",
@@ -65,6 +67,7 @@ __all__ = [
     "NewerSchema",
     "QuestionExpired",
     "RestartResult",
+    "Rollback",
     "ServedBatch",
     "Store",
     "StoreBusy",

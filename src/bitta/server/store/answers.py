@@ -1,4 +1,4 @@
-"""Changes to answers: given once, replaced, taken back, brought back from a file."""
+"""Changes to answers: added, replaced, undone, imported."""
 
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -12,199 +12,150 @@ from bitta.server.store.errors import (
     UnknownFeedback,
     UnknownPrediction,
 )
-from bitta.server.store.log import append
-from bitta.server.store.questions import end_lease, holds, settle, taken_by_others
-from bitta.server.store.records import (
-    ExportedAnswer,
-    ImportResult,
-    NewAnswer,
+from bitta.server.store.questions import (
+    count_other_annotators,
+    end_lease,
+    find_lease_token,
+    update_status,
 )
-from bitta.server.store.rows import as_feedback, feedback_records
-from bitta.server.store.strict import canonical
-from bitta.server.store.tables import feedback, predictions, questions
-
-PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.taken_at.is_(None)
-"""Nothing has learned from it, and no step that runs does."""
-_SAID = (
-    *("prediction_id", "verdict", "annotator_id", "annotator_kind", "comment", "metadata"),
-    *("shown_at", "answered_at", "lead_time_ms", "weight"),
+from bitta.server.store.records import ExportedAnswer, ImportResult, NewAnswer, canonical_json
+from bitta.server.store.schema import (
+    feedback,
+    predictions,
+    questions,
+    select_feedback,
+    to_feedback,
 )
+from bitta.server.store.writer import append_event
+
+IS_PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.claimed_at.is_(None)
+"""Condition for answers that were not learned and that no running step has claimed."""
+_COMPARED_COLUMNS = (
+    "prediction_id",
+    "verdict",
+    "annotator_id",
+    "annotator_kind",
+    "comment",
+    "metadata",
+    "shown_at",
+    "answered_at",
+    "lead_time_ms",
+    "weight",
+)
+"""Columns that must be equal when an idempotency key is used again."""
 
 
-def answer(
-    connection: Connection, *, given: NewAnswer, feedback_id: str, at: int
+def add_answer(
+    connection: Connection, *, answer: NewAnswer, feedback_id: str, at: int
 ) -> FeedbackReceipt:
-    """Store a verdict, unless it is stored already."""
-    stored = _one(connection, feedback.c.idempotency_key == given.idempotency_key)
+    """Store an answer, unless it is stored already."""
+    stored = _find_answer(connection, feedback.c.idempotency_key == answer.idempotency_key)
     if stored is not None:
-        _same(stored, replace(given, answered_at=None))
-        return _record(connection, stored["id"], repeated=True)
-    _known(connection, given.prediction_id)
-    question = _question(connection, given.prediction_id)
-    standing = _one(
-        connection,
-        (feedback.c.prediction_id == given.prediction_id)
-        & (feedback.c.annotator_id == given.annotator_id)
-        & feedback.c.standing,
-    )
-    if standing is None and question is not None:
-        _in_time(connection, question, given, at)
-    seq = append(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
-    if standing is not None:
-        _retire(connection, standing["id"])
-    asked = question or {"uncertainty": None, "reason": None}
+        _check_repetition(stored, replace(answer, answered_at=None))
+        return _receipt(connection, stored["id"], repeated=True)
+    _check_prediction(connection, answer.prediction_id)
+    question = _find_question(connection, answer.prediction_id)
+    previous = _find_answer(connection, _is_by_annotator(answer) & feedback.c.standing)
+    if previous is None and question is not None:
+        _check_in_time(connection, question, answer, at)
+    seq = append_event(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
+    if previous is not None:
+        _end_standing(connection, previous["id"])
     connection.execute(
         insert(feedback).values(
-            **_columns(given, at),
+            **_to_row(answer, at),
             id=feedback_id,
             seq=seq,
-            uncertainty=asked["uncertainty"],
-            selection_reason=asked["reason"],
-            supersedes_id=None if standing is None else standing["id"],
+            uncertainty=None if question is None else question["uncertainty"],
+            selection_reason=None if question is None else question["reason"],
+            supersedes_id=None if previous is None else previous["id"],
         )
     )
-    end_lease(connection, given.prediction_id, given.annotator_id)
-    settle(connection, [given.prediction_id])
-    return _record(connection, feedback_id)
+    end_lease(connection, answer.prediction_id, answer.annotator_id)
+    update_status(connection, [answer.prediction_id])
+    return _receipt(connection, feedback_id)
 
 
-def restore(
-    connection: Connection, *, told: ExportedAnswer, feedback_id: str, at: int
+def import_answer(
+    connection: Connection, *, exported: ExportedAnswer, feedback_id: str, at: int
 ) -> ImportResult:
-    """Store an answer with what became of it elsewhere; one that stood no longer does not stand."""
-    stored = _one(connection, feedback.c.idempotency_key == told.given.idempotency_key)
+    """Store an exported answer with its state: standing, replaced or undone.
+
+    An answer that is stored already ends if the export says that it no longer stands.
+    """
+    answer = exported.answer
+    stored = _find_answer(connection, feedback.c.idempotency_key == answer.idempotency_key)
     if stored is None:
-        ended = _put_back(connection, told, feedback_id, at)
+        has_ended_answer = _insert_exported(connection, exported, feedback_id, at)
     else:
-        _same(stored, told.given)
+        _check_repetition(stored, answer)
         feedback_id = stored["id"]
-        ended = bool(stored["standing"]) and not told.stood
-        if ended:
-            _retire(connection, feedback_id)
-    if told.undone:
-        undo(connection, feedback_id=feedback_id, by="import", at=at)
-    settle(connection, [told.given.prediction_id])
-    return ImportResult(_record(connection, feedback_id, repeated=stored is not None), ended)
+        has_ended_answer = bool(stored["standing"]) and not exported.is_standing
+        if has_ended_answer:
+            _end_standing(connection, feedback_id)
+    if exported.undone:
+        undo_answer(connection, feedback_id=feedback_id, by="import", at=at)
+    update_status(connection, [answer.prediction_id])
+    receipt = _receipt(connection, feedback_id, repeated=stored is not None)
+    return ImportResult(receipt, has_ended_answer)
 
 
-def _put_back(connection: Connection, told: ExportedAnswer, feedback_id: str, at: int) -> bool:
-    """Insert an answer that was in time once; whether it replaces one that stood."""
-    given = told.given
-    _known(connection, given.prediction_id)
-    if _one(connection, feedback.c.id == feedback_id) is not None:
+def _insert_exported(
+    connection: Connection, exported: ExportedAnswer, feedback_id: str, at: int
+) -> bool:
+    """Insert an exported answer. Return True if it replaces a standing answer.
+
+    It was in time in its own store, so the expiry of the question does not matter.
+    """
+    answer = exported.answer
+    _check_prediction(connection, answer.prediction_id)
+    if _find_answer(connection, feedback.c.id == feedback_id) is not None:
         raise IdempotencyConflict(
-            f"the id {feedback_id!r} is that of another stored answer; leave it out"
+            f"the id {feedback_id!r} belongs to another stored answer; leave it out"
         )
-    mine = (feedback.c.prediction_id == given.prediction_id) & (
-        feedback.c.annotator_id == given.annotator_id
+    row = _to_row(answer, at)
+    by_annotator = _is_by_annotator(answer)
+    superseded = _find_answer(connection, by_annotator & (feedback.c.id == exported.supersedes_id))
+    standing = _find_answer(connection, by_annotator & feedback.c.standing)
+    # A later answer in this store stays the standing one.
+    stands = exported.is_standing and (
+        standing is None or standing["answered_at"] <= row["answered_at"]
     )
-    columns = _columns(given, at)
-    replaced = _one(connection, mine & (feedback.c.id == told.supersedes_id))
-    last = _one(connection, mine & feedback.c.standing)
-    # Said after the one in the file, it is still the last word.
-    stands = told.stood and (last is None or last["answered_at"] <= columns["answered_at"])
     if not stands:
-        columns |= {"standing": False, "status": "superseded"}
-    elif last is not None:
-        _retire(connection, last["id"])
-        replaced = last
-    seq = append(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
-    asked = _question(connection, given.prediction_id)
+        row |= {"standing": False, "status": "superseded"}
+    elif standing is not None:
+        _end_standing(connection, standing["id"])
+        superseded = standing
+    seq = append_event(connection, kind="answered", body={"feedback_id": feedback_id}, at=at)
+    question = _find_question(connection, answer.prediction_id)
     connection.execute(
         insert(feedback).values(
-            **columns,
+            **row,
             id=feedback_id,
             seq=seq,
-            uncertainty=told.uncertainty if asked is None else asked["uncertainty"],
-            selection_reason=told.selection_reason if asked is None else asked["reason"],
-            supersedes_id=None if replaced is None else replaced["id"],
+            uncertainty=exported.uncertainty if question is None else question["uncertainty"],
+            selection_reason=exported.selection_reason if question is None else question["reason"],
+            supersedes_id=None if superseded is None else superseded["id"],
         )
     )
     if stands:
-        end_lease(connection, given.prediction_id, given.annotator_id)
-    return stands and last is not None
+        end_lease(connection, answer.prediction_id, answer.annotator_id)
+    return stands and standing is not None
 
 
-def undo(connection: Connection, *, feedback_id: str, by: str, at: int) -> UndoReceipt:
-    """Take an answer back; once is enough."""
-    found = _one(connection, feedback.c.id == feedback_id)
-    if found is None:
+def undo_answer(connection: Connection, *, feedback_id: str, by: str, at: int) -> UndoReceipt:
+    """Undo an answer. Undoing it again changes nothing."""
+    stored = _find_answer(connection, feedback.c.id == feedback_id)
+    if stored is None:
         raise UnknownFeedback(f"no feedback has the id {feedback_id!r}; it cannot be undone")
-    applied = found["status"] == "applied" or found["taken_at"] is not None
-    if found["undone_seq"] is not None:
-        return _undo_receipt(feedback_id, is_applied=applied)
-    body = {"feedback_id": feedback_id, "undoes": found["seq"], "applied": applied, "by": by}
-    seq = append(connection, kind="undone", body=body, at=at)
-    connection.execute(update(feedback).where(feedback.c.id == feedback_id).values(undone_seq=seq))
-    _retire(connection, feedback_id)
-    settle(connection, [found["prediction_id"]])
-    return _undo_receipt(feedback_id, is_applied=applied)
-
-
-def _retire(connection: Connection, feedback_id: str) -> None:
-    """Let an answer stand no longer; what was learned from it stays learned."""
-    connection.execute(
-        update(feedback)
-        .where(feedback.c.id == feedback_id)
-        .values(standing=False, status=case((PENDING, "superseded"), else_=feedback.c.status))
-    )
-
-
-def _same(stored: RowMapping, given: NewAnswer) -> None:
-    """Refuse an answer that says something else than the stored one of its key.
-
-    The lease is how they came by the question; a moment that is left out is the stored one's.
-    """
-    told = _columns(given, at=stored["answered_at"])
-    for name in _SAID:
-        if stored[name] != told[name]:
-            raise IdempotencyConflict(  # without saying which, as it may be somebody else's
-                f"the idempotency key {given.idempotency_key!r} was used for another answer, with "
-                f"another {name}; give each answer a key of its own, and repeat one only as it was"
-            )
-
-
-def _known(connection: Connection, prediction_id: str) -> None:
-    found = select(predictions.c.id).where(predictions.c.id == prediction_id)
-    if connection.execute(found).first() is None:
-        raise UnknownPrediction(
-            f"no prediction has the id {prediction_id!r}; give the prediction_id that came with it"
-        )
-
-
-def _question(connection: Connection, prediction_id: str) -> RowMapping | None:
-    found = select(questions).where(questions.c.prediction_id == prediction_id)
-    return connection.execute(found).mappings().one_or_none()
-
-
-def _in_time(connection: Connection, question: RowMapping, given: NewAnswer, at: int) -> None:
-    """Refuse a first answer that comes too late."""
-    late = question["status"] == "open" and question["expires_at"] <= at
-    if question["status"] == "expired" or late:
-        raise QuestionExpired("this question expired before the answer came; take the next one")
-    if given.lease is None or given.lease == holds(
-        connection, given.prediction_id, given.annotator_id, at
-    ):
-        return
-    others = taken_by_others(connection, given.prediction_id, given.annotator_id, at)
-    if others >= question["overlap"]:
-        raise QuestionExpired(
-            "the lease ran out and another annotator has the question; take the next one"
-        )
-
-
-def _one(connection: Connection, where: ColumnElement[bool]) -> RowMapping | None:
-    return connection.execute(select(feedback).where(where)).mappings().one_or_none()
-
-
-def _record(connection: Connection, feedback_id: str, *, repeated: bool = False) -> FeedbackReceipt:
-    found = feedback_records().where(feedback.c.id == feedback_id)
-    record = as_feedback(connection.execute(found).mappings().one())
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return FeedbackReceipt(**values, repeated=repeated)
-
-
-def _undo_receipt(feedback_id: str, *, is_applied: bool) -> UndoReceipt:
+    is_applied = stored["status"] == "applied" or stored["claimed_at"] is not None
+    if stored["undone_seq"] is None:
+        body = {"feedback_id": feedback_id, "undoes": stored["seq"], "applied": is_applied}
+        seq = append_event(connection, kind="undone", body=body | {"by": by}, at=at)
+        is_stored = feedback.c.id == feedback_id
+        connection.execute(update(feedback).where(is_stored).values(undone_seq=seq))
+        _end_standing(connection, feedback_id)
+        update_status(connection, [stored["prediction_id"]])
     note = (
         "The model had already learned from it; a rollback undoes that."
         if is_applied
@@ -213,14 +164,87 @@ def _undo_receipt(feedback_id: str, *, is_applied: bool) -> UndoReceipt:
     return UndoReceipt(feedback_id, is_applied, note)
 
 
-def _columns(given: NewAnswer, at: int) -> dict[str, Any]:
-    fields = asdict(given)
-    del fields["lease"]
-    written = None if given.metadata is None else canonical(given.metadata)
-    moment = at if given.answered_at is None else given.answered_at
-    return fields | {
-        "metadata": written,
-        "answered_at": moment,
+def _end_standing(connection: Connection, feedback_id: str) -> None:
+    """Mark an answer as not standing. An answer that was learned keeps its status."""
+    connection.execute(
+        update(feedback)
+        .where(feedback.c.id == feedback_id)
+        .values(standing=False, status=case((IS_PENDING, "superseded"), else_=feedback.c.status))
+    )
+
+
+def _check_repetition(stored: RowMapping, answer: NewAnswer) -> None:
+    """Refuse an answer that differs from the stored answer with the same key.
+
+    The lease is not compared. A missing time equals any stored time.
+    """
+    row = _to_row(answer, at=stored["answered_at"])
+    for name in _COMPARED_COLUMNS:
+        if stored[name] != row[name]:
+            # The message omits the stored value, which may be another annotator's.
+            raise IdempotencyConflict(
+                f"the idempotency key {answer.idempotency_key!r} was used for another answer, "
+                f"which has another {name}; give each answer its own key, and repeat an answer "
+                "without changes"
+            )
+
+
+def _check_prediction(connection: Connection, prediction_id: str) -> None:
+    found = select(predictions.c.id).where(predictions.c.id == prediction_id)
+    if connection.execute(found).first() is None:
+        raise UnknownPrediction(
+            f"no prediction has the id {prediction_id!r}; give the prediction_id that came with it"
+        )
+
+
+def _check_in_time(
+    connection: Connection, question: RowMapping, answer: NewAnswer, at: int
+) -> None:
+    """Refuse the first answer of an annotator if it comes too late."""
+    is_late = question["status"] == "open" and question["expires_at"] <= at
+    if question["status"] == "expired" or is_late:
+        raise QuestionExpired("this question expired before the answer came; take the next one")
+    held_token = find_lease_token(connection, answer.prediction_id, answer.annotator_id, at)
+    if answer.lease is None or answer.lease == held_token:
+        return
+    n_others = count_other_annotators(connection, answer.prediction_id, answer.annotator_id, at)
+    if n_others >= question["overlap"]:
+        raise QuestionExpired(
+            "the lease ended and another annotator has the question; take the next one"
+        )
+
+
+def _is_by_annotator(answer: NewAnswer) -> ColumnElement[bool]:
+    """Condition for answers of the same annotator about the same prediction."""
+    is_same_annotator = feedback.c.annotator_id == answer.annotator_id
+    return (feedback.c.prediction_id == answer.prediction_id) & is_same_annotator
+
+
+def _find_answer(connection: Connection, condition: ColumnElement[bool]) -> RowMapping | None:
+    return connection.execute(select(feedback).where(condition)).mappings().one_or_none()
+
+
+def _find_question(connection: Connection, prediction_id: str) -> RowMapping | None:
+    found = select(questions).where(questions.c.prediction_id == prediction_id)
+    return connection.execute(found).mappings().one_or_none()
+
+
+def _receipt(
+    connection: Connection, feedback_id: str, *, repeated: bool = False
+) -> FeedbackReceipt:
+    found = select_feedback().where(feedback.c.id == feedback_id)
+    record = to_feedback(connection.execute(found).mappings().one())
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return FeedbackReceipt(**values, repeated=repeated)
+
+
+def _to_row(answer: NewAnswer, at: int) -> dict[str, Any]:
+    row = asdict(answer)
+    del row["lease"]
+    metadata = None if answer.metadata is None else canonical_json(answer.metadata)
+    return row | {
+        "metadata": metadata,
+        "answered_at": at if answer.answered_at is None else answer.answered_at,
         "received_at": at,
         "status": "pending",
         "standing": True,

@@ -1,4 +1,4 @@
-"""Stored answers as files of other tools, written piece by piece."""
+"""Exports of answers to files of other tools, and imports from exported JSON lines."""
 
 import csv
 import io
@@ -11,8 +11,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from bitta.errors import unknown_name_error
+from bitta.errors import InputError, unknown_name_error
 from bitta.records import FeedbackRecord
+from bitta.server.store.records import ExportedAnswer, NewAnswer
 
 MEDIA_TYPES = {
     "jsonl": "application/x-ndjson",
@@ -20,116 +21,150 @@ MEDIA_TYPES = {
     "labelstudio": "application/json",
 }
 COLUMNS = tuple(field.name for field in fields(FeedbackRecord))
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What makes a spreadsheet run a cell."""
-_ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of cells that a spreadsheet would run as a formula."""
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_REQUIRED_FIELDS = ("prediction_id", "verdict", "annotator_id", "idempotency_key")
+_ANSWER_FIELDS = (
+    *_REQUIRED_FIELDS,
+    "annotator_kind",
+    "comment",
+    "metadata",
+    "shown_at",
+    "answered_at",
+    "lead_time_ms",
+    "weight",
+)
+_STATE_FIELDS = (
+    "id",
+    "uncertainty",
+    "selection_reason",
+    "supersedes_id",
+    "standing",
+    "undone",
+)
 
 
-def export(
-    form: str,
+def export_records(
+    export_format: str,
     records: Iterable[FeedbackRecord],
     *,
-    names: Mapping[str, str] = MappingProxyType({}),
+    annotator_names: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Write records as `jsonl`, `csv` or `labelstudio`; each piece ends a line.
+    """Yield the text of a `jsonl`, `csv` or `labelstudio` file. Each piece ends a line.
 
-    `names`: of annotators by their ids, as `ApiKeys.names` gives them; Label Studio asks for them.
+    `annotator_names` are names by annotator id. The Label Studio format uses them.
     """
-    if form not in MEDIA_TYPES:
-        raise unknown_name_error("export format", form, MEDIA_TYPES)
-    if form == "labelstudio":
-        return _labelstudio(records, names)
-    return _csv(records) if form == "csv" else _jsonl(records)
+    if export_format not in MEDIA_TYPES:
+        raise unknown_name_error("export format", export_format, MEDIA_TYPES)
+    if export_format == "labelstudio":
+        return _labelstudio_file(records, annotator_names)
+    return _csv_file(records) if export_format == "csv" else _jsonl_file(records)
 
 
-def _jsonl(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+def parse_exported_answer(line: str) -> ExportedAnswer:
+    """Read a line of a `jsonl` export. Fields of the prediction are ignored."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"it is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"it is {type(values).__name__}; give one object per line")
+    if missing := [name for name in _REQUIRED_FIELDS if name not in values]:
+        raise InputError(f"it has no {missing[0]}; give {', '.join(_REQUIRED_FIELDS)}")
+    answer = NewAnswer(**{name: values[name] for name in _ANSWER_FIELDS if name in values})
+    state = {name: values[name] for name in _STATE_FIELDS if name in values}
+    return ExportedAnswer(answer, **state)
+
+
+def _jsonl_file(records: Iterable[FeedbackRecord]) -> Iterator[str]:
     for record in records:
-        yield json.dumps(_plain(record), ensure_ascii=False) + "\n"
+        yield json.dumps(asdict(record), ensure_ascii=False) + "\n"
 
 
-def _csv(records: Iterable[FeedbackRecord]) -> Iterator[str]:
-    yield _line(COLUMNS)
+def _csv_file(records: Iterable[FeedbackRecord]) -> Iterator[str]:
+    yield _csv_line(COLUMNS)
     for record in records:
-        yield _line([_cell(value) for value in _plain(record).values()])
+        yield _csv_line([_csv_cell(value) for value in asdict(record).values()])
 
 
-def _labelstudio(records: Iterable[FeedbackRecord], names: Mapping[str, str]) -> Iterator[str]:
-    """Tasks with a choice each; answers that were undone or replaced have no place there."""
-    standing = sorted((one for one in records if one.standing), key=attrgetter("prediction_id"))
-    mark = "[\n"
-    for _, group in groupby(standing, key=attrgetter("prediction_id")):
-        task = _task(sorted(group, key=attrgetter("seq")), names)
-        yield mark + json.dumps(task, ensure_ascii=False)
-        mark = ",\n"
-    yield "[]\n" if mark == "[\n" else "\n]\n"
-
-
-def _plain(record: FeedbackRecord) -> dict[str, Any]:
-    values = asdict(record)
-    return {name: values[name] for name in COLUMNS}
-
-
-def _line(cells: Iterable[object]) -> str:
+def _csv_line(cells: Iterable[object]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
     return line.getvalue()
 
 
-def _cell(value: object) -> object:
+def _csv_cell(value: object) -> object:
     if isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and value.startswith(_FORMULA):
+    if isinstance(value, str) and value.startswith(_FORMULA_PREFIXES):
         return "'" + value
     return value
 
 
-def _task(group: list[FeedbackRecord], names: Mapping[str, str]) -> dict[str, Any]:
-    about = group[0]
+def _labelstudio_file(
+    records: Iterable[FeedbackRecord], annotator_names: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield one task per prediction. The format has no form for undone or replaced answers."""
+    by_prediction = attrgetter("prediction_id")
+    standing = sorted((record for record in records if record.standing), key=by_prediction)
+    separator = "[\n"
+    for _, group in groupby(standing, key=by_prediction):
+        task = _labelstudio_task(sorted(group, key=attrgetter("seq")), annotator_names)
+        yield separator + json.dumps(task, ensure_ascii=False)
+        separator = ",\n"
+    yield "[]\n" if separator == "[\n" else "\n]\n"
+
+
+def _labelstudio_task(
+    records: list[FeedbackRecord], annotator_names: Mapping[str, str]
+) -> dict[str, Any]:
+    first = records[0]
     return {
         "data": {
-            "image": f"/v1/predictions/{about.prediction_id}/image",
-            "prediction_id": about.prediction_id,
-            "input_sha256": about.input_sha256,
-            "predicted_label": about.predicted_label,
+            "image": f"/v1/predictions/{first.prediction_id}/image",
+            "prediction_id": first.prediction_id,
+            "input_sha256": first.input_sha256,
+            "predicted_label": first.predicted_label,
         },
-        # Of an annotation no more than its result is kept, and a skip has none.
-        "meta": {"answers": [_answer(record, names) for record in group]},
-        "annotations": [_annotation(record, names) for record in group],
+        # Label Studio keeps only the result of an annotation, and a skip has no result.
+        "meta": {"answers": [_answer_details(record, annotator_names) for record in records]},
+        "annotations": [_annotation(record, annotator_names) for record in records],
         "predictions": [
             {
-                "model_version": about.model_version,
-                "score": about.confidence,
-                "result": [_choice("label", about.predicted_label)],
+                "model_version": first.model_version,
+                "score": first.confidence,
+                "result": [_choice("label", first.predicted_label)],
             }
         ],
     }
 
 
-def _annotation(record: FeedbackRecord, names: Mapping[str, str]) -> dict[str, Any]:
-    skipped = record.verdict == "skip"
-    lead = record.lead_time_ms
-    verdict = _choice("verdict", record.verdict) | {"meta": _answer(record, names)}
+def _annotation(record: FeedbackRecord, annotator_names: Mapping[str, str]) -> dict[str, Any]:
+    is_skip = record.verdict == "skip"
+    lead_time = None if record.lead_time_ms is None else record.lead_time_ms / 1000
+    details = {"meta": _answer_details(record, annotator_names)}
     annotation = {
-        "result": [] if skipped else [verdict],
-        "was_cancelled": skipped,
-        "lead_time": None if lead is None else lead / 1000,
+        "result": [] if is_skip else [_choice("verdict", record.verdict) | details],
+        "was_cancelled": is_skip,
+        "lead_time": lead_time,
         "unique_id": record.id,
     }
-    # Label Studio refuses a file that names a person in any other way than by address.
-    name = names.get(record.annotator_id, record.annotator_id)
-    if _ADDRESS.fullmatch(name):
+    # Label Studio refuses files that name a person other than by an email address.
+    name = annotator_names.get(record.annotator_id, record.annotator_id)
+    if _EMAIL.fullmatch(name):
         annotation["completed_by"] = {"email": name}
     return annotation
 
 
-def _answer(record: FeedbackRecord, names: Mapping[str, str]) -> dict[str, Any]:
+def _answer_details(record: FeedbackRecord, annotator_names: Mapping[str, str]) -> dict[str, Any]:
     return {
         "feedback_id": record.id,
         "verdict": record.verdict,
         "annotator_id": record.annotator_id,
-        "annotator_name": names.get(record.annotator_id),
+        "annotator_name": annotator_names.get(record.annotator_id),
         "annotator_kind": record.annotator_kind,
         "comment": record.comment,
     }

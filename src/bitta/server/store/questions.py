@@ -1,7 +1,7 @@
-"""Changes to predictions and questions: served, asked, leased, closed, expired."""
+"""Changes to predictions, questions and leases."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -21,125 +21,204 @@ from sqlalchemy import (
 )
 
 from bitta.records import Lease
-from bitta.server.store.log import append
-from bitta.server.store.records import LeasedQuestion, NewPrediction, NewQuestion, ServedBatch
-from bitta.server.store.rows import as_question, question_columns
-from bitta.server.store.tables import feedback, leases, predictions, questions
+from bitta.server.store.records import (
+    Clock,
+    LeasedQuestion,
+    NewPrediction,
+    NewQuestion,
+    ServedBatch,
+)
+from bitta.server.store.schema import (
+    feedback,
+    leases,
+    predictions,
+    question_columns,
+    questions,
+    to_question,
+)
+from bitta.server.store.writer import append_event
 
 _MICROSECONDS = 1_000_000
 _ADD_PREDICTIONS = insert(predictions)
 
 
-def served(connection: Connection, *, batch: ServedBatch, at: int) -> None:
-    """Log one pass through the model."""
+def log_served_batch(connection: Connection, *, batch: ServedBatch, at: int) -> None:
+    """Log a forward pass and add its predictions."""
     new = batch.predictions
+    interrupted = batch.interrupted_epoch
     body = {
-        "first_position": min((one.position for one in new), default=None),
-        "prediction_ids": [one.id for one in new],
+        "first_position": min((prediction.position for prediction in new), default=None),
+        "prediction_ids": [prediction.id for prediction in new],
         "model_version": batch.model_version,
-        "during": None if batch.during is None else list(batch.during),
+        "during": None if interrupted is None else list(interrupted),
     }
-    if batch.silent:
+    if batch.is_silent:
         body["silent"] = True
     shared: dict[str, Any] = {
-        "event_seq": append(connection, kind="served", body=body, at=at),
+        "event_seq": append_event(connection, kind="served", body=body, at=at),
         "model_name": batch.model_name,
         "model_version": batch.model_version,
     }
     if new:
-        connection.execute(_ADD_PREDICTIONS, [shared | _fields(one) for one in new])
+        connection.execute(_ADD_PREDICTIONS, [shared | _to_row(prediction) for prediction in new])
 
 
-def asked(connection: Connection, *, asks: Sequence[NewQuestion], at: int) -> None:
-    """Open questions; one that has enough verdicts already is closed at once."""
-    if not asks:
+def add_questions(connection: Connection, *, new: Sequence[NewQuestion], at: int) -> None:
+    """Open questions. A question whose prediction has enough verdicts is closed at once."""
+    if not new:
         return
-    bodies = [_fields(one) for one in asks]
-    seq = append(connection, kind="asked", body={"questions": bodies}, at=at)
+    rows = [_to_row(question) for question in new]
+    seq = append_event(connection, kind="asked", body={"questions": rows}, at=at)
     shared: dict[str, Any] = {"asked_seq": seq, "asked_at": at, "status": "open"}
-    connection.execute(insert(questions), [shared | body for body in bodies])
-    settle(connection, [one.prediction_id for one in asks])
+    connection.execute(insert(questions), [shared | row for row in rows])
+    update_status(connection, [question.prediction_id for question in new])
 
 
-def lease(
+def lease_question(
     connection: Connection,
     *,
     annotator_id: str,
     token: str,
     seconds: float,
-    besides: Collection[str],
-    clock: Callable[[], int],
+    exclude: Collection[str],
+    clock: Clock,
 ) -> LeasedQuestion | None:
-    """Give an annotator the first question that is free for them."""
+    """Lease the first available question to an annotator, or extend the lease they hold."""
     at = clock()
-    free = _free(annotator_id, at)
-    if besides:
-        free = free.where(questions.c.prediction_id.not_in(besides))
-    first = connection.execute(free.limit(1)).mappings().one_or_none()
+    available = _available_questions(annotator_id, at)
+    if exclude:
+        available = available.where(questions.c.prediction_id.not_in(exclude))
+    first = connection.execute(available.limit(1)).mappings().one_or_none()
     if first is None:
         return None
     until = min(at + round(seconds * _MICROSECONDS), first["expires_at"])
-    held = first["held_token"]
-    mine = _mine(first["prediction_id"], annotator_id)
-    if held is None:
-        # One of mine that ran out may still lie there.
-        connection.execute(delete(leases).where(mine))
+    held_token = first["held_token"]
+    own_lease = _is_lease(first["prediction_id"], annotator_id)
+    if held_token is None:
+        # An expired lease of the same annotator can still be there.
+        connection.execute(delete(leases).where(own_lease))
         new = {"prediction_id": first["prediction_id"], "annotator_id": annotator_id}
         connection.execute(insert(leases).values(**new, token=token, until=until))
     else:
-        connection.execute(update(leases).where(mine).values(until=until))
-    left = select(func.count()).select_from(_free(annotator_id, at).order_by(None).subquery())
-    return LeasedQuestion(
-        as_question(first), Lease(held or token, until), int(connection.execute(left).scalar_one())
-    )
+        connection.execute(update(leases).where(own_lease).values(until=until))
+    still_available = _available_questions(annotator_id, at).order_by(None).subquery()
+    left = connection.execute(select(func.count()).select_from(still_available)).scalar_one()
+    return LeasedQuestion(to_question(first), Lease(held_token or token, until), int(left))
 
 
-def expire(connection: Connection, *, at: int) -> list[str]:
-    """Mark open questions whose time is over."""
-    over = and_(questions.c.status == "open", questions.c.expires_at <= at)
-    found = select(questions.c.prediction_id).where(over).order_by(questions.c.asked_seq)
-    ids = list(connection.execute(found.order_by(questions.c.row)).scalars())
+def expire_questions(connection: Connection, *, at: int) -> list[str]:
+    """Mark open questions that have expired, and return the ids of their predictions."""
+    is_over = and_(questions.c.status == "open", questions.c.expires_at <= at)
+    found = select(questions.c.prediction_id).where(is_over)
+    ordered = found.order_by(questions.c.asked_seq, questions.c.row)
+    ids = list(connection.execute(ordered).scalars())
     if ids:
-        append(connection, kind="expired", body={"prediction_ids": ids}, at=at)
-        connection.execute(update(questions).where(over).values(status="expired"))
-        for some in in_parts(ids):
-            connection.execute(delete(leases).where(leases.c.prediction_id.in_(some)))
+        append_event(connection, kind="expired", body={"prediction_ids": ids}, at=at)
+        connection.execute(update(questions).where(is_over).values(status="expired"))
+        for chunk in in_chunks(ids):
+            connection.execute(delete(leases).where(leases.c.prediction_id.in_(chunk)))
     return ids
 
 
-def settle(connection: Connection, prediction_ids: Sequence[str]) -> None:
-    """Close questions that have their verdicts; open those again that have lost some."""
-    enough = verdicts_on(questions.c.prediction_id) >= questions.c.overlap
-    for some in in_parts(prediction_ids):
+def update_status(connection: Connection, prediction_ids: Sequence[str]) -> None:
+    """Close questions that have enough verdicts, and reopen those that have not."""
+    has_enough = _count_verdicts(questions.c.prediction_id) >= questions.c.overlap
+    for chunk in in_chunks(prediction_ids):
         connection.execute(
             update(questions)
-            .where(questions.c.prediction_id.in_(some), questions.c.status != "expired")
-            .values(status=case((enough, "closed"), else_="open"))
+            .where(questions.c.prediction_id.in_(chunk), questions.c.status != "expired")
+            .values(status=case((has_enough, "closed"), else_="open"))
         )
 
 
 def end_lease(connection: Connection, prediction_id: str, annotator_id: str) -> None:
-    """Take an answered question out of the annotator's hands."""
-    connection.execute(delete(leases).where(_mine(prediction_id, annotator_id)))
+    """Delete the lease of an annotator on a question."""
+    connection.execute(delete(leases).where(_is_lease(prediction_id, annotator_id)))
 
 
-def holds(connection: Connection, prediction_id: str, annotator_id: str, at: int) -> str | None:
-    """Token of the lease that an annotator has on a question at a moment."""
-    found = select(leases.c.token).where(_mine(prediction_id, annotator_id), leases.c.until > at)
+def find_lease_token(
+    connection: Connection, prediction_id: str, annotator_id: str, at: int
+) -> str | None:
+    """Return the token of the lease that an annotator holds on a question."""
+    is_valid = leases.c.until > at
+    found = select(leases.c.token).where(_is_lease(prediction_id, annotator_id), is_valid)
     return connection.execute(found).scalar_one_or_none()
 
 
-def taken_by_others(connection: Connection, prediction_id: str, annotator_id: str, at: int) -> int:
+def count_other_annotators(
+    connection: Connection, prediction_id: str, annotator_id: str, at: int
+) -> int:
     """Count the other annotators that hold or have answered a question."""
-    return int(
-        connection.execute(select(_others(literal(prediction_id), annotator_id, at))).scalar_one()
+    count = _count_others(literal(prediction_id), annotator_id, at)
+    return int(connection.execute(select(count)).scalar_one())
+
+
+def in_chunks(ids: Sequence[str], size: int = 500) -> list[Sequence[str]]:
+    """Split ids into lists that are short enough for the parameters of one statement."""
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def _available_questions(annotator_id: str, at: int) -> Select[Any]:
+    """Select the questions that an annotator can get, in the order of leasing."""
+    own_lease = leases.alias("own_lease")
+    own_answer = select(feedback.c.id).where(
+        feedback.c.prediction_id == questions.c.prediction_id,
+        feedback.c.annotator_id == annotator_id,
+        feedback.c.standing,
+    )
+    joined = questions.join(predictions).outerjoin(
+        own_lease,
+        and_(
+            own_lease.c.prediction_id == questions.c.prediction_id,
+            own_lease.c.annotator_id == annotator_id,
+            own_lease.c.until > at,
+        ),
+    )
+    n_others = _count_others(questions.c.prediction_id, annotator_id, at)
+    return (
+        select(*question_columns(), own_lease.c.token.label("held_token"))
+        .select_from(joined)
+        .where(
+            questions.c.status == "open",
+            questions.c.expires_at > at,
+            ~own_answer.exists(),
+            or_(own_lease.c.token.is_not(None), n_others < questions.c.overlap),
+        )
+        .order_by(
+            own_lease.c.token.is_(None),
+            questions.c.step.desc(),
+            questions.c.reason != "audit",
+            questions.c.uncertainty.desc(),
+            questions.c.prediction_id,
+        )
     )
 
 
-def verdicts_on(
+def _count_others(
+    prediction_id: ColumnElement[Any], annotator_id: str, at: int
+) -> ColumnElement[int]:
+    """Count the other annotators that have a lease or a verdict.
+
+    Nobody is counted twice, because an answer ends the lease.
+    """
+    other_lease = leases.alias("other_lease")
+    n_leases = (
+        select(func.count())
+        .select_from(other_lease)
+        .where(
+            other_lease.c.prediction_id == prediction_id,
+            other_lease.c.annotator_id != annotator_id,
+            other_lease.c.until > at,
+        )
+        .scalar_subquery()
+    )
+    return n_leases + _count_verdicts(prediction_id, feedback.c.annotator_id != annotator_id)
+
+
+def _count_verdicts(
     prediction_id: ColumnElement[Any], *conditions: ColumnElement[bool]
 ) -> ColumnElement[int]:
-    """Count standing verdicts, skips left out."""
+    """Count standing verdicts without skips."""
     return (
         select(func.count())
         .where(
@@ -152,73 +231,14 @@ def verdicts_on(
     )
 
 
-def in_parts(ids: Sequence[str], most: int = 500) -> list[Sequence[str]]:
-    """Lists short enough to be parameters of one statement."""
-    return [ids[start : start + most] for start in range(0, len(ids), most)]
-
-
-def _free(annotator_id: str, at: int) -> Select[Any]:
-    """Questions open to an annotator, in the order they are given out."""
-    mine = leases.alias("mine")
-    answered = select(feedback.c.id).where(
-        feedback.c.prediction_id == questions.c.prediction_id,
-        feedback.c.annotator_id == annotator_id,
-        feedback.c.standing,
-    )
-    joined = questions.join(predictions).outerjoin(
-        mine,
-        and_(
-            mine.c.prediction_id == questions.c.prediction_id,
-            mine.c.annotator_id == annotator_id,
-            mine.c.until > at,
-        ),
-    )
-    return (
-        select(*question_columns(), mine.c.token.label("held_token"))
-        .select_from(joined)
-        .where(
-            questions.c.status == "open",
-            questions.c.expires_at > at,
-            ~answered.exists(),
-            or_(
-                mine.c.token.is_not(None),
-                _others(questions.c.prediction_id, annotator_id, at) < questions.c.overlap,
-            ),
-        )
-        .order_by(
-            mine.c.token.is_(None),
-            questions.c.step.desc(),
-            questions.c.reason != "audit",
-            questions.c.uncertainty.desc(),
-            questions.c.prediction_id,
-        )
-    )
-
-
-def _others(prediction_id: ColumnElement[Any], annotator_id: str, at: int) -> ColumnElement[int]:
-    """Count other annotators with a lease or a verdict; an answer ends its lease, so never both."""
-    theirs = leases.alias("theirs")
-    holding = (
-        select(func.count())
-        .select_from(theirs)
-        .where(
-            theirs.c.prediction_id == prediction_id,
-            theirs.c.annotator_id != annotator_id,
-            theirs.c.until > at,
-        )
-        .scalar_subquery()
-    )
-    return holding + verdicts_on(prediction_id, feedback.c.annotator_id != annotator_id)
-
-
-def _mine(prediction_id: str, annotator_id: str) -> ColumnElement[bool]:
+def _is_lease(prediction_id: str, annotator_id: str) -> ColumnElement[bool]:
     return and_(leases.c.prediction_id == prediction_id, leases.c.annotator_id == annotator_id)
 
 
-def _fields(one: NewPrediction | NewQuestion) -> dict[str, Any]:
-    return {field.name: _storable(getattr(one, field.name)) for field in fields(one)}
+def _to_row(new: NewPrediction | NewQuestion) -> dict[str, Any]:
+    return {field.name: _replace_nan(getattr(new, field.name)) for field in fields(new)}
 
 
-def _storable(value: object) -> object:
-    """A model that has diverged says what is no number; it is stored as 0, not refused."""
+def _replace_nan(value: object) -> object:
+    """Replace NaN and infinities by 0. A diverged model yields them, and JSON has no form."""
     return 0.0 if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,9 +1,17 @@
-"""What goes into the store and what comes out of it. Times are microseconds since 1970, UTC."""
+"""Records that go into and come out of the store, their ids, and checks of their values.
 
-from collections.abc import Mapping, Sequence
+Times are microseconds since 1970, UTC. `bitta.records` holds the records that the API shows.
+"""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
+from bitta.errors import InputError
 from bitta.records import (
     AnnotatorKind,
     FeedbackReceipt,
@@ -15,17 +23,140 @@ from bitta.records import (
     SnapshotReason,
     Verdict,
 )
-from bitta.server.store import strict
+
+Clock: TypeAlias = Callable[[], int]
+_ID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Alphabet of Crockford: it leaves out I, L, O and U."""
+_ID_LENGTH = 26
+_MAX_INTEGER = 2**63 - 1
+"""Largest value of an integer column."""
+
+
+def now() -> int:
+    """Return the current time."""
+    return time.time_ns() // 1000
+
+
+def new_id(at: int) -> str:
+    """Return a new id of 26 characters. Ids sort by their time `at`, like ULIDs."""
+    number = (at // 1000 % 2**48) << 80 | secrets.randbits(80)
+    digits = reversed(range(_ID_LENGTH))
+    return "".join(_ID_ALPHABET[number >> 5 * digit & 31] for digit in digits)
+
+
+def new_token() -> str:
+    """Return a new short secret."""
+    return secrets.token_urlsafe(16)
+
+
+def parse_version(version: str) -> tuple[int, int]:
+    """Return lineage and step of a model version "LINEAGE.STEP"."""
+    lineage, dot, step = version.partition(".")
+    if not (dot and lineage.isdecimal() and step.isdecimal()):
+        raise InputError(f"the model version is {version!r}; give LINEAGE.STEP, as in '1.20'")
+    return int(lineage), int(step)
+
+
+def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
+    """Accept exactly the allowed words, in the same case."""
+    if type(value) is not str or value not in allowed:
+        names = ", ".join(repr(word) for word in allowed)
+        raise InputError(f"{name} is {value!r}; allowed: {names}")
+
+
+def check_text(
+    name: str,
+    value: object,
+    *,
+    min_length: int = 1,
+    max_length: int = 200,
+    optional: bool = False,
+) -> None:
+    """Accept text that every database can store as UTF-8."""
+    if value is None and optional:
+        return
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {type(value).__name__}; give text")
+    if not min_length <= len(value) <= max_length:
+        raise InputError(
+            f"{name} has {len(value)} characters; allowed: {min_length} to {max_length}"
+        )
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{name} holds a NUL or surrogate character; leave it out")
+
+
+def check_line(name: str, value: object) -> None:
+    """Accept one line of printable text."""
+    check_text(name, value)
+    if isinstance(value, str) and not value.isprintable():
+        raise InputError(f"{name} is {value!r}; leave out line breaks and unprintable characters")
+
+
+def check_id(name: str, value: object, *, max_length: int, optional: bool = False) -> None:
+    """Accept an id of ASCII letters and digits, which can be a part of a URL."""
+    check_text(name, value, max_length=max_length, optional=optional)
+    if isinstance(value, str) and not (value.isascii() and value.isalnum()):
+        raise InputError(f"{name} is {value!r}; give letters and digits")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Accept True and False."""
+    if type(value) is not bool:
+        raise InputError(f"{name} is {value!r}; allowed: true, false")
+
+
+def check_finite(name: str, value: object, *, optional: bool = False) -> None:
+    """Accept a finite number."""
+    if value is None and optional:
+        return
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise InputError(f"{name} is {value!r}; give a finite number")
+
+
+def check_integer(name: str, value: object, *, optional: bool = False) -> None:
+    """Accept a whole number from 0 that fits into a column."""
+    if value is None and optional:
+        return
+    if type(value) is not int or not 0 <= value <= _MAX_INTEGER:
+        raise InputError(f"{name} is {value!r}; give a whole number from 0 to {_MAX_INTEGER}")
+
+
+def check_weight(name: str, value: object) -> None:
+    """Accept a finite number from 0."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise InputError(f"{name} is {value!r}; give a finite number from 0")
+
+
+def check_json_object(name: str, value: object, *, max_length: int) -> None:
+    """Accept None or a JSON object of limited size."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} is {type(value).__name__}; give an object")
+    try:
+        text = canonical_json(value)
+        json.dumps(value, ensure_ascii=False).encode()  # exports write it in this form
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON ({error}); give text, numbers and lists") from error
+    if len(text) > max_length:
+        raise InputError(f"{name} has {len(text)} characters as JSON; allowed: {max_length}")
+
+
+def canonical_json(value: Mapping[str, Any]) -> str:
+    """Return JSON that is the same text for the same content. It is ASCII."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NewPrediction:
-    """One image that was served."""
+    """Prediction that was served for one image."""
 
     id: str
-    """26 characters that sort by time: `new_id(clock())`."""
+    """Made by `new_id`, so that it sorts by time."""
     position: int
-    """Place in the stream of everything served, from 0."""
+    """Number of the image in the stream of all served images, from 0."""
     request_id: str
     input_sha256: str
     class_index: int
@@ -36,20 +167,20 @@ class NewPrediction:
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """What one pass through the model served; one event."""
+    """Predictions of one forward pass. They make one event."""
 
     model_name: str
     model_version: str
     predictions: Sequence[NewPrediction]
-    during: tuple[int, int] | None = None
-    """Step and epoch between whose optimiser steps it was served; None between learning steps."""
-    silent: bool = False
-    """Whether no questions were to be asked, if a window was full with it."""
+    interrupted_epoch: tuple[int, int] | None = None
+    """Step and epoch of the learning step that was interrupted to serve the batch."""
+    is_silent: bool = False
+    """True if no questions are asked about the window that this batch completes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPrediction:
-    """A stored prediction."""
+    """Row of the predictions."""
 
     id: str
     event_seq: int
@@ -66,23 +197,23 @@ class StoredPrediction:
 
 @dataclass(frozen=True, slots=True)
 class NewQuestion:
-    """A prediction that somebody should judge."""
+    """Question about a prediction."""
 
     prediction_id: str
     step: int
-    """Number of the window that asks; the newest window is leased first."""
+    """Number of the window that the prediction is in. Newer windows are leased first."""
     row: int
-    """Row of the window."""
+    """Row of the prediction in the window."""
     uncertainty: float
     reason: QuestionReason
     expires_at: int
     overlap: int = 1
-    """Verdicts after which it closes, and annotators that may hold it at once."""
+    """Number of verdicts that close it. As many annotators can hold it at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """A stored question with what was predicted."""
+    """Row of the questions, with fields of its prediction."""
 
     prediction_id: str
     asked_seq: int
@@ -103,17 +234,17 @@ class StoredQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LeasedQuestion:
-    """A question that one annotator holds until a moment."""
+    """Question that an annotator holds until the lease ends."""
 
     question: StoredQuestion
     lease: Lease
     left: int
-    """Open questions that this annotator could still be given, this one included."""
+    """Number of open questions that this annotator could get, including this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewAnswer:
-    """One verdict as it came in; `InputError` where it is not strictly of this form."""
+    """Verdict of an annotator on one prediction. Raises `InputError` for invalid values."""
 
     prediction_id: str
     verdict: Verdict
@@ -121,37 +252,37 @@ class NewAnswer:
     idempotency_key: str
     annotator_kind: AnnotatorKind = "HUMAN"
     lease: str | None = None
-    """Token of the lease it answers under; None where nobody asked, as from an application."""
+    """Token of the lease; None if the annotator answers without a lease."""
     comment: str | None = None
     metadata: Mapping[str, Any] | None = None
     shown_at: int | None = None
     answered_at: int | None = None
-    """As the client says; None: the moment it is received."""
+    """Time according to the annotator. None stands for the time of receipt."""
     lead_time_ms: int | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        strict.one_of("verdict", self.verdict, get_args(Verdict))
-        strict.one_of("annotator_kind", self.annotator_kind, get_args(AnnotatorKind))
+        check_choice("verdict", self.verdict, get_args(Verdict))
+        check_choice("annotator_kind", self.annotator_kind, get_args(AnnotatorKind))
         for name in ("prediction_id", "annotator_id", "idempotency_key"):
-            strict.text(name, getattr(self, name), most=200)
-        for name, most in (("lease", 200), ("comment", 10_000)):
-            strict.text(name, getattr(self, name), least=0, most=most, optional=True)
+            check_text(name, getattr(self, name))
+        check_text("lease", self.lease, min_length=0, optional=True)
+        check_text("comment", self.comment, min_length=0, max_length=10_000, optional=True)
         for name in ("shown_at", "answered_at", "lead_time_ms"):
-            strict.count(name, getattr(self, name), optional=True)
-        strict.weight("weight", self.weight)
-        strict.tree("metadata", self.metadata, most=20_000)
+            check_integer(name, getattr(self, name), optional=True)
+        check_weight("weight", self.weight)
+        check_json_object("metadata", self.metadata, max_length=20_000)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedAnswer:
-    """A verdict and what became of it, as an export tells it; `InputError` where it is not so."""
+    """Answer that was read from an export. Raises `InputError` for invalid values."""
 
-    given: NewAnswer
+    answer: NewAnswer
     id: str | None = None
-    """Kept, as others may name it; None for a new one."""
+    """Kept if it is given, because other answers can refer to it."""
     uncertainty: float | None = None
-    """Counts, as the reason, where the store has no question about the prediction."""
+    """Used, like the reason, if the store has no question about the prediction."""
     selection_reason: QuestionReason | None = None
     supersedes_id: str | None = None
     standing: bool = True
@@ -159,31 +290,31 @@ class ExportedAnswer:
 
     def __post_init__(self) -> None:
         for name in ("id", "supersedes_id"):
-            strict.identifier(name, getattr(self, name), most=26, optional=True)
-        strict.number("uncertainty", self.uncertainty, optional=True)
+            check_id(name, getattr(self, name), max_length=26, optional=True)
+        check_finite("uncertainty", self.uncertainty, optional=True)
         if self.selection_reason is not None:
-            strict.one_of("selection_reason", self.selection_reason, get_args(QuestionReason))
+            check_choice("selection_reason", self.selection_reason, get_args(QuestionReason))
         for name in ("standing", "undone"):
-            strict.truth(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
 
     @property
-    def stood(self) -> bool:
-        """It was the last word of its annotator."""
+    def is_standing(self) -> bool:
+        """True if it was neither undone nor replaced."""
         return self.standing and not self.undone
 
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """An answer that came in from a file; `record.repeated` where it was stored before."""
+    """Result of the import of one answer."""
 
     record: FeedbackReceipt
-    ended: bool
-    """One that stood here stands no longer: this one, or the one before it."""
+    has_ended_answer: bool
+    """True if a standing answer of this store no longer stands, because of this import."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnableAnswer:
-    """An answer (never a skip) with what the learner needs to know of its prediction."""
+    """Answer, never a skip, with the fields of its prediction that the learner needs."""
 
     feedback_id: str
     seq: int
@@ -198,34 +329,34 @@ class LearnableAnswer:
     position: int
     input_sha256: str
     step: int | None
-    """Window and row of its question; None where nobody asked."""
+    """Number of the window of its question, and row in it; None if nobody asked."""
     row: int | None
-    overrules: bool = False
-    """The memory holds the opposite, said by the same person; told by `take`."""
+    replaces_answer: bool = False
+    """True if it contradicts a learned answer of the same annotator. `claim_answers` sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedStep:
-    """One learning step; the answers are those that entered the memory in it."""
+    """Learning step, with the answers that entered the memory in it."""
 
     version: str
-    """ "L.S" after the step."""
+    """Model version after the step."""
     answers: Sequence[str]
     losses: Mapping[str, float | None]
     seconds: float
     weights: str | None = None
-    overruling: Sequence[str] = ()
-    """Those of the answers for which the opposite, said before, left the memory."""
+    replacing: Sequence[str] = ()
+    """Answers that contradict a learned answer of the same annotator, which left the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """A file of weights and state that lies complete on the disk."""
+    """Snapshot of the model whose file is complete and durable."""
 
     id: str
     model_version: str
     path: str
-    """Relative to the data folder."""
+    """Path relative to the data folder."""
     sha256: str
     weights_hash: str
     reason: SnapshotReason
@@ -233,7 +364,7 @@ class NewSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A stored snapshot."""
+    """Row of the snapshots."""
 
     id: str
     seq: int
@@ -249,17 +380,31 @@ class StoredSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback:
+    """Return to a snapshot. A new snapshot with the same weights begins a new lineage."""
+
+    target_id: str
+    """Snapshot to which the model returns."""
+    new_snapshot: NewSnapshot
+    from_version: str
+    reason: str
+    by: str
+    repeats_answers: bool = False
+    """True if answers that were claimed or learned after the target become pending again."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestartResult:
-    """What a restart from a snapshot did to the answers."""
+    """Effect of a restart from a snapshot on the answers."""
 
     seq: int
-    reentered: tuple[str, ...]
-    """Answers learned after the snapshot, pending again, in the order of their seq."""
+    pending_again: tuple[str, ...]
+    """Answers that were learned after the snapshot, by seq. They are pending again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """One entry of the log."""
+    """Entry of the event log."""
 
     seq: int
     at: int
@@ -269,7 +414,7 @@ class LogEvent:
 
 @dataclass(frozen=True, slots=True)
 class AuditAnswer:
-    """A standing verdict on a question that chance chose."""
+    """Standing verdict on an audit: a question about a randomly drawn prediction."""
 
     seq: int
     feedback_id: str
@@ -281,7 +426,7 @@ class AuditAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """How much of everything there is."""
+    """Numbers of predictions, questions and answers."""
 
     served: int
     asked: int
@@ -289,12 +434,12 @@ class StoreCounts:
     closed: int
     expired: int
     answered: int
-    """Standing verdicts, skips left out."""
+    """Standing verdicts without skips."""
     correct: int
     incorrect: int
     skipped: int
     pending: int
-    """Verdicts not yet learned from."""
+    """Verdicts that were not learned yet."""
     applied: int
     undone: int
     superseded: int
@@ -302,19 +447,19 @@ class StoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorCounts:
-    """What one annotator did."""
+    """Numbers of answers of one annotator."""
 
     annotator_id: str
     answered: int
     skipped: int
     compared: int
-    """Pairs of standing verdicts, own and another annotator's, on one prediction."""
+    """Pairs of standing verdicts of this and another annotator on the same prediction."""
     agreed: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """An API key, without its token."""
+    """API key without its token."""
 
     id: str
     role: Role
@@ -325,7 +470,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """An API key at the only moment its token is known."""
+    """API key with its token, which is known only when the key is created."""
 
     token: str
     record: KeyRecord
@@ -333,7 +478,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class NewImage:
-    """Bytes to keep under the name of their hash."""
+    """Image to keep. Its name is the hash of its content."""
 
     content: bytes
     shape: tuple[int, ...]
@@ -342,7 +487,7 @@ class NewImage:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """A kept image; its file is gone when `deleted_at` is set."""
+    """Row of the images. The file is gone if `deleted_at` is set."""
 
     sha256: str
     n_bytes: int

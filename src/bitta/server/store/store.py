@@ -1,4 +1,4 @@
-"""The store: everything that must outlive the process, in one order."""
+"""Store of the server: all data that must outlive the process."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,17 +11,14 @@ from sqlalchemy import Connection
 
 from bitta.errors import SettingError
 from bitta.records import FeedbackReceipt, UndoReceipt
-from bitta.server.store import answers, pictures, questions
-from bitta.server.store import lineage as lineages
-from bitta.server.store.connect import Clock, Place, is_new, now
+from bitta.server.store import answers, questions, versions
+from bitta.server.store.connection import Database, is_missing
 from bitta.server.store.errors import StoreUnavailable
-from bitta.server.store.ids import new_id, new_token
-from bitta.server.store.images import ImageFiles, name_of
+from bitta.server.store.images import ImageFiles, add_images, image_name, mark_image_deleted
 from bitta.server.store.keys import ApiKeys
-from bitta.server.store.log import append
-from bitta.server.store.migrate import migrate
-from bitta.server.store.reads import StoreReader
+from bitta.server.store.reader import StoreReader
 from bitta.server.store.records import (
+    Clock,
     ExportedAnswer,
     ImageRecord,
     ImportResult,
@@ -33,10 +30,14 @@ from bitta.server.store.records import (
     NewQuestion,
     NewSnapshot,
     RestartResult,
+    Rollback,
     ServedBatch,
     StoredSnapshot,
+    new_id,
+    new_token,
+    now,
 )
-from bitta.server.store.writer import Writer
+from bitta.server.store.writer import Writer, append_event
 
 T = TypeVar("T")
 
@@ -44,22 +45,21 @@ T = TypeVar("T")
 class Store(StoreReader):
     """One database and one folder of files, owned by one process.
 
-    Changes go through one writer thread and return futures; a future that is done is durable.
-    Reads (of `StoreReader`) run on connections of their own, in any thread.
+    Methods that change the store return futures. A future that is done is durable. All changes
+    go through one writing thread. The reads of `StoreReader` use other connections.
     """
 
     images: ImageFiles
-    """Files of images; read here, written by `keep_images`."""
+    """Files of images. Read them here; write them with `keep_images`."""
     keys: ApiKeys
-    """API keys: create, list, revoke, verify."""
 
-    def __init__(self, place: Place, clock: Clock) -> None:
-        super().__init__(place.reader)
-        self._place = place
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database.reader)
+        self._database = database
         self._clock = clock
-        self._writer = Writer(place.writer)
-        self.images = ImageFiles(place.folder / "images")
-        self.keys = ApiKeys(place.reader, self.submit, clock)
+        self._writer = Writer(database.writer)
+        self.images = ImageFiles(database.folder / "images")
+        self.keys = ApiKeys(database.reader, self.submit, clock)
 
     @classmethod
     def open(
@@ -68,40 +68,40 @@ class Store(StoreReader):
         data_dir: Path,
         *,
         clock: Clock = now,
-        alone: bool = True,
-        make: bool = True,
+        exclusive: bool = True,
+        create: bool = True,
         busy_seconds: float = 5.0,
     ) -> Self:
-        """Open or make the database, brought to this version's schema.
+        """Open the database, or create it, and upgrade its schema.
 
-        `url` None is a SQLite file in the data folder. `alone=False` is for commands beside a
-        server that runs (keys, exports): it owns nothing, and must not learn, serve or ask.
-        `make=False` is for those that are of no use where no server has run.
+        Without a `url` it is a SQLite file in the data folder. Commands beside a running server
+        (keys, exports) open it with `exclusive=False`: they own nothing, and must not serve, ask
+        or learn. `create=False` refuses a database that does not exist.
         """
-        if not make and is_new(url, data_dir):
+        if not create and is_missing(url, data_dir):
             raise SettingError(
                 f"there is no database in {str(data_dir)!r}; give the server's --data-dir or "
                 "--database."
             )
-        place = Place.take(url, data_dir, alone=alone, busy_seconds=busy_seconds)
+        database = Database.connect(url, data_dir, exclusive=exclusive, busy_seconds=busy_seconds)
         try:
-            migrate(place, alone=alone)
+            database.migrate()
         except BaseException:
-            place.leave()
+            database.close()
             raise
-        store = cls(place, clock)
+        store = cls(database, clock)
         try:
-            if alone:
-                store._finish_what_was_begun()
+            if exclusive:
+                store._clean_up()
         except BaseException:
             store.close()
             raise
         return store
 
     def close(self) -> None:
-        """Write what waits, then let go of the database and the folder."""
+        """Write all queued changes, then release the database and the folder."""
         self._writer.close()
-        self._place.leave()
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -117,142 +117,139 @@ class Store(StoreReader):
         before: Callable[[], object] | None = None,
         after: Callable[[T], object] | None = None,
     ) -> Future[T]:
-        """Run a change with the next group; its future is done once it is durable.
+        """Run a change in the next transaction. Its future is done once it is durable.
 
-        A change is run again when another of its group fails, so it changes nothing but the
-        database. `must`: it has already happened, so it waits, in order, until a full or locked
-        database can take it, rather than fail. `before` runs on the writer's thread ahead of the
-        transaction, maybe more than once; where it raises, there is no change. `after` runs once
-        it is durable, before its future is done.
+        A change may run again if another one in its transaction fails, so it must change nothing
+        but the database. `must` is for changes that record what has already happened: while the
+        database is full or locked they wait, in order, and do not fail. `before` runs on the
+        writing thread ahead of the transaction, possibly more than once; if it raises, there is no
+        change. `after` runs when the change is durable, before its future is done.
         """
         return self._writer.submit(change, must=must, before=before, after=after)
 
     @property
     def last_write_error(self) -> StoreUnavailable | None:
-        """Why the database has taken nothing lately; None where it has, or nothing was tried."""
-        return self._writer.trouble
+        """Error of the last attempt to write, if it failed and was recent."""
+        return self._writer.last_error
 
-    def add_listener(self, heard: Callable[[], None]) -> Callable[[], None]:
-        """Call `heard` (on the writer's thread, briefly) after each commit; returns the stop."""
-        return self._writer.listen(heard)
+    def add_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after each commit. Return a function that removes it.
+
+        It runs on the writing thread and must be fast.
+        """
+        return self._writer.add_listener(listener)
 
     def log_served_batch(self, batch: ServedBatch) -> Future[None]:
-        """Log what was served; written behind, never lost while the process lives."""
-        return self.submit(partial(questions.served, batch=batch, at=self._clock()), must=True)
+        """Log a batch that was served. It is not lost while the process lives."""
+        change = partial(questions.log_served_batch, batch=batch, at=self._clock())
+        return self.submit(change, must=True)
 
-    def add_questions(self, asks: Sequence[NewQuestion]) -> Future[None]:
-        """Open questions; they can be leased from now on."""
-        return self.submit(partial(questions.asked, asks=asks, at=self._clock()), must=True)
+    def add_questions(self, new: Sequence[NewQuestion]) -> Future[None]:
+        """Open questions, so that annotators can lease them."""
+        change = partial(questions.add_questions, new=new, at=self._clock())
+        return self.submit(change, must=True)
 
     def lease_question(
-        self, annotator_id: str, *, seconds: float, besides: Collection[str] = ()
+        self, annotator_id: str, *, seconds: float, exclude: Collection[str] = ()
     ) -> Future[LeasedQuestion | None]:
-        """Give an annotator a question: a held one again, else of the newest window.
+        """Lease a question to an annotator: the one they hold, or one of the newest window.
 
-        Within a window audits come first, since an order by uncertainty would bias what they
-        estimate, then the most uncertain. Never one that this annotator answered or skipped, nor
-        one that others hold or have answered `overlap` times, nor one in `besides`.
+        Within a window, audits come first and then the most uncertain ones. Leasing audits by
+        uncertainty would bias the accuracy that they estimate. A question is not leased to an
+        annotator who answered or skipped it, nor if `overlap` others hold or have answered it, nor
+        if its prediction is in `exclude`.
         """
         change = partial(
-            questions.lease,
+            questions.lease_question,
             annotator_id=annotator_id,
             token=new_token(),
             seconds=seconds,
-            besides=frozenset(besides),
+            exclude=frozenset(exclude),
             clock=self._clock,
         )
         return self.submit(change)
 
     def expire_questions(self, at: int | None = None) -> Future[list[str]]:
-        """Mark open questions whose time is over; the ids of their predictions."""
-        return self.submit(partial(questions.expire, at=self._clock() if at is None else at))
+        """Mark open questions that have expired. Return the ids of their predictions."""
+        at = self._clock() if at is None else at
+        return self.submit(partial(questions.expire_questions, at=at))
 
-    def add_answer(self, given: NewAnswer) -> Future[FeedbackReceipt]:
-        """Store a verdict once; the same key and body again give the stored record.
+    def add_answer(self, answer: NewAnswer) -> Future[FeedbackReceipt]:
+        """Store an answer once. The same key and body again return the stored record.
 
-        Raises `IdempotencyConflict` (same key, other body), `UnknownPrediction`, `QuestionExpired`.
+        Raises `IdempotencyConflict` for the same key with another body, `UnknownPrediction`, and
+        `QuestionExpired`.
         """
         at = self._clock()
-        return self.submit(partial(answers.answer, given=given, feedback_id=new_id(at), at=at))
+        change = partial(answers.add_answer, answer=answer, feedback_id=new_id(at), at=at)
+        return self.submit(change)
 
-    def import_answer(self, told: ExportedAnswer) -> Future[ImportResult]:
-        """Store an answer as it was exported, whether its question is still open or not.
+    def import_answer(self, exported: ExportedAnswer) -> Future[ImportResult]:
+        """Store an exported answer, even if its question has expired.
 
-        Undone or replaced there, it does not stand here. Raises `IdempotencyConflict` (same key,
-        something else said), `UnknownPrediction`.
+        An answer that was undone or replaced in its own store does not stand here. Raises
+        `IdempotencyConflict` for the same key with another body, and `UnknownPrediction`.
         """
         at = self._clock()
-        change = partial(answers.restore, told=told, feedback_id=told.id or new_id(at), at=at)
+        feedback_id = exported.id or new_id(at)
+        change = partial(answers.import_answer, exported=exported, feedback_id=feedback_id, at=at)
         return self.submit(change)
 
     def undo_answer(self, feedback_id: str, by: str) -> Future[UndoReceipt]:
-        """Take an answer back; a question it had closed opens again. `UnknownFeedback`."""
-        change = partial(answers.undo, feedback_id=feedback_id, by=by, at=self._clock())
+        """Undo an answer. A question that it had closed opens again.
+
+        Raises `UnknownFeedback`.
+        """
+        change = partial(answers.undo_answer, feedback_id=feedback_id, by=by, at=self._clock())
         return self.submit(change)
 
     def claim_answers(self, limit: int | None = None) -> Future[list[LearnableAnswer]]:
-        """Claim pending answers, oldest first, for the step about to be computed.
+        """Claim pending answers, oldest first, for the learning step that is about to run.
 
-        From here to `learned` or `release` an undo says that the answer is applied, so that
-        nobody is told otherwise while the step runs. A restart forgets the claim.
+        Until `log_learned_step` or `release_answers`, an undo reports a claimed answer as applied,
+        because the running step may learn it. A restart releases all claims.
         """
-        return self.submit(partial(lineages.take, limit=limit, at=self._clock()))
+        return self.submit(partial(versions.claim_answers, limit=limit, at=self._clock()))
 
     def release_answers(self, feedback_ids: Sequence[str]) -> Future[None]:
-        """Give claimed answers back, as the step was not made; those undone meanwhile stay so."""
-        return self.submit(partial(lineages.release, feedback_ids=feedback_ids), must=True)
+        """Release claimed answers of a step that failed. Answers undone meanwhile stay undone."""
+        change = partial(versions.release_answers, feedback_ids=feedback_ids)
+        return self.submit(change, must=True)
 
     def release_all_answers(self) -> Future[None]:
-        """Give back whatever is claimed, by a `take` whose outcome is not known too."""
-        return self.submit(lineages.forget_taken, must=True)
+        """Release all claimed answers, even those of a `claim_answers` with unknown outcome."""
+        return self.submit(versions.release_all_answers, must=True)
 
     def log_learned_step(self, step: LearnedStep) -> Future[None]:
-        """Log a step and mark its answers as applied, in one transaction."""
-        return self.submit(partial(lineages.learned, step=step, at=self._clock()), must=True)
+        """Log a learning step and mark its answers as applied, in one transaction."""
+        change = partial(versions.log_learned_step, step=step, at=self._clock())
+        return self.submit(change, must=True)
 
     def expire_answers(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
-        """Mark pending answers as expired: their image is not there to learn from."""
+        """Mark pending answers as expired: their images are missing, so nothing can be learned."""
         change = partial(
-            lineages.unusable, feedback_ids=feedback_ids, reason=reason, at=self._clock()
+            versions.expire_answers, feedback_ids=feedback_ids, reason=reason, at=self._clock()
         )
         return self.submit(change, must=True)
 
     def add_snapshot(self, new: NewSnapshot) -> Future[StoredSnapshot]:
-        """Record a snapshot whose file is already durable."""
-        return self.submit(partial(lineages.snapshot, new=new, at=self._clock()))
+        """Record a snapshot whose file is durable."""
+        return self.submit(partial(versions.add_snapshot, new=new, at=self._clock()))
 
     def drop_snapshots(self, ids: Sequence[str], *, must: bool = False) -> Future[None]:
-        """Mark snapshots as dropped; do this first, then remove their files.
+        """Mark snapshots as dropped. Remove their files afterwards.
 
-        `must`: their files are gone already.
+        `must` is for snapshots whose files are already missing.
         """
-        return self.submit(partial(lineages.drop_snapshots, ids=ids, at=self._clock()), must=must)
+        change = partial(versions.drop_snapshots, ids=ids, at=self._clock())
+        return self.submit(change, must=must)
 
-    def log_rollback(
-        self,
-        to: str,
-        new: NewSnapshot,
-        *,
-        from_version: str,
-        reason: str,
-        by: str,
-        again: bool = False,
-    ) -> Future[StoredSnapshot]:
-        """Log a rollback to snapshot `to`, and the snapshot that begins the new lineage.
+    def log_rollback(self, rollback: Rollback) -> Future[StoredSnapshot]:
+        """Log a rollback, and add the snapshot that begins the new lineage.
 
-        `again`: answers claimed, or learned after `to`, pend again, as after a restart.
+        Raises `UnknownSnapshot`.
         """
-        change = partial(
-            lineages.rolled_back,
-            to=to,
-            new=new,
-            from_version=from_version,
-            reason=reason,
-            by=by,
-            again=again,
-            at=self._clock(),
-        )
-        return self.submit(change)
+        return self.submit(partial(versions.log_rollback, rollback=rollback, at=self._clock()))
 
     def log_restart(
         self,
@@ -261,12 +258,13 @@ class Store(StoreReader):
         *,
         lineage: int | None = None,
     ) -> Future[RestartResult]:
-        """Log a restart from a snapshot: answers learned after it in its lineage pend again.
+        """Log a restart from a snapshot. Answers that were learned after it become pending.
 
-        `lineage` is the one that begins, where the process before ended in disorder.
+        `lineage` is the lineage that begins, if the previous process ended in disorder. Raises
+        `UnknownSnapshot`.
         """
         change = partial(
-            lineages.recovered,
+            versions.log_restart,
             snapshot_id=snapshot_id,
             lineage=lineage,
             environment=environment,
@@ -275,29 +273,34 @@ class Store(StoreReader):
         return self.submit(change)
 
     def log_event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
-        """Log anything else (started, paused, resumed, ...); its seq."""
-        return self.submit(partial(append, kind=kind, body=dict(body), at=self._clock()))
+        """Log another event (started, paused, resumed, ...). Return its seq."""
+        return self.submit(partial(append_event, kind=kind, body=dict(body), at=self._clock()))
 
-    def keep_images(self, images: Sequence[NewImage]) -> Future[list[ImageRecord]]:
-        """Write files, then their rows; what is submitted after this is not stored before it."""
-        contents = [image.content for image in images]
-        names = [name_of(content) for content in contents]
+    def keep_images(self, new: Sequence[NewImage]) -> Future[list[ImageRecord]]:
+        """Write images to files and record them. Changes submitted later are stored later."""
+        contents = [image.content for image in new]
+        names = [image_name(content) for content in contents]
 
-        def write() -> None:
-            self.images.keep(contents)
+        def write_files() -> None:
+            self.images.write(contents)
 
-        change = partial(pictures.kept, images=images, names=names, at=self._clock())
-        # Afterwards again: a deletion that came between file and row has taken the file.
-        kept = self.submit(change, must=True, before=write, after=lambda _: write())
-        kept.add_done_callback(partial(self.images.note, n=len(images)))
+        change = partial(add_images, new=new, names=names, at=self._clock())
+        # The files are written again afterwards: a deletion may have come before the commit.
+        kept = self.submit(change, must=True, before=write_files, after=lambda _: write_files())
+        kept.add_done_callback(partial(self.images.count_failures, n=len(new)))
         return kept
 
     def delete_image(self, sha256: str, by: str) -> Future[bool]:
-        """Remove a kept image for good; False where there was none."""
-        change = partial(pictures.deleted, sha256=sha256, by=by, at=self._clock())
-        return self.submit(change, after=lambda was: self.images.remove(sha256) if was else None)
+        """Delete a kept image. Return False if there is none."""
 
-    def _finish_what_was_begun(self) -> None:
-        """By a process that ended: steps that were not made, deletions whose file still lies."""
-        self.submit(lineages.forget_taken).result()
-        self.images.sweep(self.deleted_images())
+        def remove_file(is_deleted: bool) -> None:
+            if is_deleted:
+                self.images.remove(sha256)
+
+        change = partial(mark_image_deleted, sha256=sha256, by=by, at=self._clock())
+        return self.submit(change, after=remove_file)
+
+    def _clean_up(self) -> None:
+        """Release claims, and finish deletions of images, that a killed process left."""
+        self.submit(versions.release_all_answers).result()
+        self.images.clean_up(self.deleted_images())

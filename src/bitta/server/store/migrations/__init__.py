@@ -1,1 +1,1 @@
-"""Steps from one schema to the next, run by `migrate`."""
+"""Migrations of the database schema, run by alembic."""

@@ -1,1 +1,1 @@
-"""One file for each step."""
+"""Schema versions, one file each."""

@@ -1,4 +1,4 @@
-"""The first schema."""
+"""Initial schema: all tables."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ _SEQ = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Make every table."""
+    """Create all tables."""
     _events()
     _images()
     _keys()
@@ -128,7 +128,7 @@ def _feedback() -> None:
         sa.Column("weight", sa.Float(53), nullable=False),
         sa.Column("standing", sa.Boolean, nullable=False),
         sa.Column("undone_seq", _SEQ),
-        sa.Column("taken_at", sa.BigInteger),
+        sa.Column("claimed_at", sa.BigInteger),
         sa.Column("applied_lineage", sa.Integer),
         sa.Column("applied_step", sa.BigInteger),
         sa.ForeignKeyConstraint(

@@ -1,19 +1,32 @@
-"""The tables, the same on SQLite and PostgreSQL. Times are microseconds, JSON is text."""
+"""Tables of the database, and conversion of their rows to records.
+
+The tables are the same on SQLite and PostgreSQL. Times are microseconds, JSON is stored as text.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     ForeignKey,
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
+    select,
     text,
 )
+
+from bitta.records import FeedbackRecord
+from bitta.server.store.records import LearnableAnswer, StoredQuestion
 
 metadata = MetaData(
     naming_convention={
@@ -24,7 +37,7 @@ metadata = MetaData(
     }
 )
 _SEQ = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite counts only in a column that is called INTEGER."""
+"""SQLite increments only columns of the type INTEGER."""
 _ID = String(26)
 
 events = Table(
@@ -103,7 +116,7 @@ feedback = Table(
     Column("weight", Float(53), nullable=False),
     Column("standing", Boolean, nullable=False),
     Column("undone_seq", _SEQ, ForeignKey("events.seq")),
-    Column("taken_at", BigInteger),
+    Column("claimed_at", BigInteger),
     Column("applied_lineage", Integer),
     Column("applied_step", BigInteger),
     Index("ix_feedback_status_seq", "status", "seq"),
@@ -158,3 +171,93 @@ images = Table(
     Column("kept_at", BigInteger, nullable=False),
     Column("deleted_at", BigInteger),
 )
+
+_PREDICTION_COLUMNS = (
+    "request_id",
+    "model_name",
+    "model_version",
+    "input_sha256",
+    "confidence",
+)
+"""Columns of a prediction in the record of an answer."""
+_INTERNAL_FEEDBACK_COLUMNS = (
+    "metadata",
+    "standing",
+    "undone_seq",
+    "claimed_at",
+    "applied_lineage",
+    "applied_step",
+)
+"""Columns of an answer that its record does not show, or shows in another form."""
+_QUESTION_PREDICTION_COLUMNS = (
+    "class_index",
+    "label",
+    "confidence",
+    "model_version",
+    "input_sha256",
+)
+"""Columns of a prediction in `StoredQuestion`."""
+
+
+def select_feedback() -> Select[Any]:
+    """Select answers with their predictions. `to_feedback` reads the rows."""
+    return select(
+        *(column for column in feedback.c if column.name not in _INTERNAL_FEEDBACK_COLUMNS),
+        *(predictions.c[name] for name in _PREDICTION_COLUMNS),
+        predictions.c.class_index.label("predicted_class"),
+        predictions.c.label.label("predicted_label"),
+        feedback.c["metadata"],
+        feedback.c.standing,
+        feedback.c.undone_seq.is_not(None).label("undone"),
+    ).select_from(feedback.join(predictions))
+
+
+def to_feedback(row: Mapping[Any, Any]) -> FeedbackRecord:
+    """Convert a row of `select_feedback`."""
+    json_text = row["metadata"]
+    fields = dict(row) | {
+        "metadata": None if json_text is None else json.loads(json_text),
+        "standing": bool(row["standing"]),
+        "undone": bool(row["undone"]),
+    }
+    return FeedbackRecord(**fields)
+
+
+def select_learnable_answers() -> Select[Any]:
+    """Select answers without skips, by seq. `to_learnable_answer` reads the rows."""
+    own = ("seq", "prediction_id", "verdict", "annotator_id", "weight", "status")
+    return (
+        select(
+            feedback.c.id.label("feedback_id"),
+            *(feedback.c[name] for name in own),
+            feedback.c.applied_in_version,
+            feedback.c.standing,
+            predictions.c.class_index,
+            predictions.c.position,
+            predictions.c.input_sha256,
+            questions.c.step,
+            questions.c.row,
+        )
+        .select_from(
+            feedback.join(predictions, predictions.c.id == feedback.c.prediction_id).outerjoin(
+                questions, questions.c.prediction_id == feedback.c.prediction_id
+            )
+        )
+        .where(feedback.c.verdict != "skip")
+        .order_by(feedback.c.seq)
+    )
+
+
+def to_learnable_answer(row: Mapping[Any, Any]) -> LearnableAnswer:
+    """Convert a row of `select_learnable_answers`."""
+    return LearnableAnswer(**dict(row) | {"standing": bool(row["standing"])})
+
+
+def question_columns() -> list[ColumnElement[Any]]:
+    """Return the columns of `StoredQuestion`, for a join of questions and predictions."""
+    return [*questions.c, *(predictions.c[name] for name in _QUESTION_PREDICTION_COLUMNS)]
+
+
+def to_question(row: Mapping[Any, Any]) -> StoredQuestion:
+    """Convert a row of `question_columns`. Other columns are ignored."""
+    return StoredQuestion(**{name: row[name] for name in StoredQuestion.__dataclass_fields__})

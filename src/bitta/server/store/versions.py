@@ -1,0 +1,343 @@
+"""Changes to model versions: learned steps, snapshots, rollbacks and restarts.
+
+A version is "LINEAGE.STEP". Every rollback, and every restart after a disorderly end, begins a new
+lineage that continues from a snapshot of an earlier one.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    RowMapping,
+    and_,
+    case,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from bitta.server.store.answers import IS_PENDING
+from bitta.server.store.errors import UnknownSnapshot
+from bitta.server.store.questions import in_chunks
+from bitta.server.store.records import (
+    LearnableAnswer,
+    LearnedStep,
+    NewSnapshot,
+    RestartResult,
+    Rollback,
+    StoredSnapshot,
+    parse_version,
+)
+from bitta.server.store.schema import (
+    events,
+    feedback,
+    select_learnable_answers,
+    snapshots,
+    to_learnable_answer,
+)
+from bitta.server.store.writer import append_event
+
+_APPLIED_COLUMNS = ("applied_in_version", "applied_lineage", "applied_step")
+_NOT_APPLIED: dict[str, Any] = dict.fromkeys((*_APPLIED_COLUMNS, "claimed_at"))
+_PENDING_AGAIN = _NOT_APPLIED | {
+    "status": case((feedback.c.standing, "pending"), else_="superseded")
+}
+"""Values of an answer that is no longer learned. It stays superseded if it does not stand."""
+_SUPERSEDED = _NOT_APPLIED | {"status": "superseded"}
+_EARLIER = feedback.alias("earlier")
+_CLAIMED = feedback.alias("claimed")
+
+
+def _is_by_same_annotator(other: FromClause) -> ColumnElement[bool]:
+    """Condition for another answer of the same annotator about the same prediction."""
+    same = (other.c[name] == feedback.c[name] for name in ("prediction_id", "annotator_id"))
+    return and_(*same, other.c.id != feedback.c.id)
+
+
+_IS_AVAILABLE = IS_PENDING & ~exists().where(
+    _is_by_same_annotator(_CLAIMED), _CLAIMED.c.claimed_at.is_not(None)
+)
+"""Condition for answers that can be claimed.
+
+An answer waits while an earlier answer of the same annotator about the same prediction is claimed.
+"""
+
+
+def claim_answers(connection: Connection, *, limit: int | None, at: int) -> list[LearnableAnswer]:
+    """Claim pending answers for a learning step, oldest first.
+
+    Answers that repeat what the memory of the model holds are marked as applied, not claimed.
+    """
+    corrections = _find_corrections(connection)
+    found = select_learnable_answers().where(_IS_AVAILABLE).limit(limit)
+    claimed = [to_learnable_answer(row) for row in connection.execute(found).mappings()]
+    for chunk in in_chunks([answer.feedback_id for answer in claimed]):
+        connection.execute(update(feedback).where(feedback.c.id.in_(chunk)).values(claimed_at=at))
+    return [replace(one, replaces_answer=one.feedback_id in corrections) for one in claimed]
+
+
+def _find_corrections(connection: Connection) -> set[str]:
+    """Return pending answers that contradict a learned answer of the same annotator.
+
+    If the verdicts are equal, the new answer takes the place of the learned one.
+    """
+    corrections = set()
+    for new_id, learned in _find_learned_answers(connection).items():
+        if learned["verdict"] != learned["new_verdict"]:
+            corrections.add(new_id)
+            continue
+        applied = {"status": "applied"} | {name: learned[name] for name in _APPLIED_COLUMNS}
+        for id_, values in ((learned["id"], _SUPERSEDED), (new_id, applied)):
+            connection.execute(update(feedback).where(feedback.c.id == id_).values(**values))
+    return corrections
+
+
+def _find_learned_answers(connection: Connection) -> dict[str, RowMapping]:
+    """Return, by pending answer, the learned answer of the same annotator that it replaces.
+
+    It is the last one that was learned on the way to the current weights.
+    """
+    columns = [_EARLIER.c[name] for name in ("id", "verdict", *_APPLIED_COLUMNS)]
+    found = (
+        select(feedback.c.id.label("new_id"), feedback.c.verdict.label("new_verdict"), *columns)
+        .where(_IS_AVAILABLE, feedback.c.verdict != "skip", _is_by_same_annotator(_EARLIER))
+        .where(_EARLIER.c.status == "applied")
+        .order_by(_EARLIER.c.applied_lineage, _EARLIER.c.applied_step)
+    )
+    rows = connection.execute(found).mappings().all()
+    last_steps = trace_lineages(connection) if rows else {}
+    return {
+        row["new_id"]: row
+        for row in rows
+        if row["applied_step"] <= last_steps.get(row["applied_lineage"], -1)
+    }
+
+
+def release_answers(connection: Connection, *, feedback_ids: Sequence[str]) -> None:
+    """Release claimed answers."""
+    for chunk in in_chunks(feedback_ids):
+        condition = feedback.c.id.in_(chunk) & _is_claimed()
+        connection.execute(update(feedback).where(condition).values(**_PENDING_AGAIN))
+
+
+def release_all_answers(connection: Connection) -> None:
+    """Release all claimed answers."""
+    connection.execute(update(feedback).where(_is_claimed()).values(**_PENDING_AGAIN))
+
+
+def log_learned_step(connection: Connection, *, step: LearnedStep, at: int) -> None:
+    """Log a learning step and mark its answers as applied."""
+    if _last_learned_version(connection) == step.version:
+        return  # an earlier attempt was committed, but the connection broke before the reply
+    lineage, number = parse_version(step.version)
+    body = {
+        "version": step.version,
+        "answers": list(step.answers),
+        "overruling": list(step.replacing),
+        "losses": {name: _finite_or_none(value) for name, value in step.losses.items()},
+        "seconds": step.seconds,
+        "weights": step.weights,
+    }
+    append_event(connection, kind="learned", body=body, at=at)
+    for chunk in in_chunks(step.answers):
+        connection.execute(
+            update(feedback)
+            .where(feedback.c.id.in_(chunk))
+            .values(
+                status="applied",
+                claimed_at=None,
+                applied_in_version=step.version,
+                applied_lineage=lineage,
+                applied_step=number,
+            )
+        )
+
+
+def expire_answers(
+    connection: Connection, *, feedback_ids: Sequence[str], reason: str, at: int
+) -> None:
+    """Mark pending answers as expired."""
+    if not feedback_ids:
+        return
+    body = {"feedback_ids": list(feedback_ids), "reason": reason}
+    append_event(connection, kind="expired", body=body, at=at)
+    for chunk in in_chunks(feedback_ids):
+        is_pending = feedback.c.id.in_(chunk) & (feedback.c.status == "pending")
+        values = {"status": "expired", "claimed_at": None}
+        connection.execute(update(feedback).where(is_pending).values(**values))
+
+
+def add_snapshot(connection: Connection, *, new: NewSnapshot, at: int) -> StoredSnapshot:
+    """Log and record a snapshot."""
+    body = {"snapshot_id": new.id, "version": new.model_version}
+    seq = append_event(connection, kind="snapshot", body=body, at=at)
+    lineage, step = parse_version(new.model_version)
+    connection.execute(
+        insert(snapshots).values(
+            id=new.id,
+            seq=seq,
+            model_version=new.model_version,
+            lineage=lineage,
+            step=step,
+            path=new.path,
+            sha256=new.sha256,
+            weights_hash=new.weights_hash,
+            reason=new.reason,
+            created_at=at,
+        )
+    )
+    return _get_snapshot(connection, new.id)
+
+
+def drop_snapshots(connection: Connection, *, ids: Sequence[str], at: int) -> None:
+    """Mark snapshots as dropped."""
+    for chunk in in_chunks(ids):
+        condition = snapshots.c.id.in_(chunk) & snapshots.c.dropped_at.is_(None)
+        connection.execute(update(snapshots).where(condition).values(dropped_at=at))
+
+
+def log_rollback(connection: Connection, *, rollback: Rollback, at: int) -> StoredSnapshot:
+    """Log a rollback, and add the first snapshot of the new lineage."""
+    target = _get_snapshot(connection, rollback.target_id)
+    body: dict[str, Any] = {
+        "snapshot_id": rollback.target_id,
+        "from_version": rollback.from_version,
+        "version": rollback.new_snapshot.model_version,
+        "reason": rollback.reason,
+        "by": rollback.by,
+    }
+    if rollback.repeats_answers:
+        body["reentered"] = _make_pending_after(connection, target)
+    append_event(connection, kind="rollback", body=body, at=at)
+    return add_snapshot(connection, new=rollback.new_snapshot, at=at)
+
+
+def log_restart(
+    connection: Connection,
+    *,
+    snapshot_id: str,
+    lineage: int | None,
+    environment: Mapping[str, Any],
+    at: int,
+) -> RestartResult:
+    """Log a restart from a snapshot. Answers that were learned after it become pending."""
+    target = _get_snapshot(connection, snapshot_id)
+    ids = _make_pending_after(connection, target)
+    body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
+    if lineage is not None:
+        body["version"] = f"{lineage}.{target.step}"
+    seq = append_event(connection, kind="recovered", body=body, at=at)
+    return RestartResult(seq, tuple(ids))
+
+
+def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[str]:
+    """Make answers pending that are claimed, or that were learned after a snapshot.
+
+    Return the ids of the latter, by seq. Answers of lineages that a rollback left stay applied.
+    """
+    last_steps = trace_lineages(connection)
+    if last_steps.get(target.lineage, -1) < target.step:
+        # The snapshot is not on the way to the current weights.
+        last_steps = {target.lineage: sys.maxsize}
+    was_learned_after = or_(
+        *(
+            is_applied_after(target, last_step=last_step)
+            if lineage == target.lineage
+            else _is_applied_in(lineage, last_step)
+            for lineage, last_step in last_steps.items()
+            if lineage >= target.lineage
+        )
+    )
+    found = select(feedback.c.id).where(was_learned_after, feedback.c.standing)
+    ids = list(connection.execute(found.order_by(feedback.c.seq)).scalars())
+    condition = _is_claimed() | was_learned_after
+    connection.execute(update(feedback).where(condition).values(**_PENDING_AGAIN))
+    return ids
+
+
+def is_applied_after(
+    snapshot: StoredSnapshot, *, last_step: int = sys.maxsize
+) -> ColumnElement[bool]:
+    """Condition for answers that were learned in the snapshot's lineage after it."""
+    is_later = feedback.c.applied_step > snapshot.step
+    return _is_applied_in(snapshot.lineage, last_step) & is_later
+
+
+def _is_applied_in(lineage: int, last_step: int) -> ColumnElement[bool]:
+    is_in_lineage = (feedback.c.status == "applied") & (feedback.c.applied_lineage == lineage)
+    return is_in_lineage & (feedback.c.applied_step <= last_step)
+
+
+def _is_claimed() -> ColumnElement[bool]:
+    return and_(feedback.c.status == "pending", feedback.c.claimed_at.is_not(None))
+
+
+def trace_lineages(
+    connection: Connection, *, transitions: Sequence[str] = ("rollback", "recovered")
+) -> dict[int, int]:
+    """Return the lineages that led to the current weights, each with its last step.
+
+    `transitions` are the kinds of events at which one lineage continues in another. The newest
+    lineage may have no snapshot left; then its learned answers show that it existed.
+    """
+    rows = connection.execute(select(snapshots.c.id, snapshots.c.lineage, snapshots.c.step))
+    positions = {id_: (lineage, step) for id_, lineage, step in rows}
+    found = select(events.c.body).where(events.c.kind.in_(transitions))
+    origins = {
+        parse_version(body["version"])[0]: positions[body.get("snapshot_id") or body["snapshot"]]
+        for body in map(json.loads, connection.execute(found).scalars())
+        if "version" in body
+    }
+    last_learned = connection.execute(select(func.max(feedback.c.applied_lineage))).scalar()
+    lineage = max(newest_lineage(connection, include_dropped=False), last_learned or 1)
+    last_steps = {lineage: sys.maxsize}
+    while lineage in origins:
+        lineage, step = origins[lineage]
+        last_steps[lineage] = step
+    return last_steps
+
+
+def newest_lineage(connection: Connection, *, include_dropped: bool = True) -> int:
+    """Return the lineage that was begun last.
+
+    `include_dropped` counts lineages whose snapshots are dropped. Lineages that a restart began
+    always count: a restart makes no snapshot.
+    """
+    conditions = [] if include_dropped else [snapshots.c.dropped_at.is_(None)]
+    newest = select(func.max(snapshots.c.lineage)).where(*conditions)
+    lineages = [connection.execute(newest).scalar() or 1]
+    restarts = select(events.c.body).where(events.c.kind == "recovered")
+    for body in map(json.loads, connection.execute(restarts).scalars()):
+        if body.get("version"):
+            lineages.append(parse_version(body["version"])[0])
+    return max(lineages)
+
+
+def _get_snapshot(connection: Connection, snapshot_id: str) -> StoredSnapshot:
+    found = select(snapshots).where(snapshots.c.id == snapshot_id)
+    row = connection.execute(found).mappings().one_or_none()
+    if row is None:
+        raise UnknownSnapshot(f"no snapshot has the id {snapshot_id!r}; see the list of snapshots")
+    return StoredSnapshot(**row)
+
+
+def _last_learned_version(connection: Connection) -> str | None:
+    """Return the version of the last learned step, or None if a restart came after it."""
+    is_kind = events.c.kind.in_(("learned", "recovered"))
+    newest = select(events.c.body).where(is_kind).order_by(events.c.seq.desc()).limit(1)
+    body = connection.execute(newest).scalar_one_or_none()
+    return None if body is None else json.loads(body).get("version")
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
