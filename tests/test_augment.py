@@ -21,7 +21,7 @@ def draws(monkeypatch):
         names = {0.9: "scale", 0.001: "sigma"} | {-side / 8: "shift" for side in x.shape[-2:]}
         return x.new_full((len(x), 1, 1, 1), chosen[names.get(low, "angle")])
 
-    monkeypatch.setattr(augment, "_drawn", drawn)
+    monkeypatch.setattr(augment, "_draw_uniform", drawn)
     return chosen
 
 
@@ -52,7 +52,7 @@ def test_shape_type_and_range_stay(channels):
     view = augmented(given, RandomKey((0,)))
     assert (view.shape, view.dtype) == (given.shape, given.dtype)
     assert 0 <= view.min() < view.max() <= 1
-    assert given.min() < 0, "what was given is left alone"
+    assert given.min() < 0, "augmented changed its inputs"
 
 
 def test_each_view_has_its_own_order_and_draws():
@@ -64,13 +64,13 @@ def test_each_view_has_its_own_order_and_draws():
     assert torch.equal(views, again)
 
 
-def test_views_are_recoloured_in_their_own_orders(monkeypatch):
+def test_each_view_changes_colours_in_its_own_order(monkeypatch):
     """.5 halved, then squared is .0625; squared, then halved .125; a third view as the first."""
     halved = (lambda x, factor: x * factor, 0.5, 0.5)
     squared = (lambda x, factor: x**factor, 2.0, 2.0)
-    monkeypatch.setattr(augment, "_CHANGES", (halved, squared))
+    monkeypatch.setattr(augment, "_COLOUR_CHANGES", (halved, squared))
     x = torch.full((6, 3, 1, 1), 0.5)
-    found = augment._recoloured(x, generator(0), [[0, 1], [1, 0], [0, 1]])
+    found = augment._change_colours(x, generator(0), [[0, 1], [1, 0], [0, 1]])
     assert found[:, 0].flatten().tolist() == [0.0625, 0.0625, 0.125, 0.125, 0.0625, 0.0625]
 
 
@@ -91,20 +91,20 @@ def test_a_view_is_near_its_image():
 @pytest.mark.parametrize(
     "given", [torch.rand(4, 12), torch.rand(3, 8, 8), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
 )
-def test_what_is_no_batch_of_images_is_refused(given):
+def test_inputs_that_are_not_images_are_refused(given):
     with pytest.raises(InputError, match=r"cannot be augmented; float images \(n, channels"):
         augmented(given, RandomKey((0,)))
 
 
-def test_nothing_moves_without_turn_shift_or_scaling(draws):
+def test_images_stay_without_rotation_shift_and_scaling(draws):
     x = images()
-    assert torch.allclose(inner(augment._moved(x, generator(0))), x, atol=1e-6)
+    assert torch.allclose(inner(augment._transform(x, generator(0))), x, atol=1e-6)
 
 
 def test_a_shift_of_one_pixel_repeats_the_edge(draws):
     draws["shift"] = 1.0
     x = torch.arange(64.0).view(1, 1, 8, 8)
-    moved = inner(augment._moved(x, generator(0)))
+    moved = inner(augment._transform(x, generator(0)))
     expected = F.pad(x, (1, 0, 1, 0), mode="replicate")[..., :8, :8]
     assert torch.allclose(moved, expected, atol=1e-4)
 
@@ -112,14 +112,16 @@ def test_a_shift_of_one_pixel_repeats_the_edge(draws):
 def test_a_quarter_turn_turns_by_a_quarter(draws):
     draws["angle"] = torch.pi / 2
     x = images(n=2)
-    assert torch.allclose(inner(augment._moved(x, generator(0))), x.rot90(-1, (2, 3)), atol=1e-5)
+    assert torch.allclose(
+        inner(augment._transform(x, generator(0))), x.rot90(-1, (2, 3)), atol=1e-5
+    )
 
 
 def test_a_turn_keeps_distances_in_images_that_are_not_square(draws):
     """The long side of 4 x 10 pixels comes to lie upright: its middle four rows are kept."""
     draws["angle"] = torch.pi / 2
     x = images(n=1, height=4, width=10)
-    turned = inner(augment._moved(x, generator(0)))
+    turned = inner(augment._transform(x, generator(0)))
     assert torch.allclose(turned[..., 3:7], x[..., 3:7].rot90(-1, (2, 3)), atol=1e-5)
 
 
@@ -131,7 +133,7 @@ def test_repeating_edges_equals_padding_and_cropping(draws):
     padded = F.pad(x, [8] * 4, mode="replicate")
     grid = F.affine_grid(maps, list(padded.shape), align_corners=False)
     cropped = F.grid_sample(padded, grid, align_corners=False)[..., 8:-8, 8:-8]
-    assert torch.allclose(inner(augment._moved(x, generator(0))), cropped, atol=1e-5)
+    assert torch.allclose(inner(augment._transform(x, generator(0))), cropped, atol=1e-5)
 
 
 def test_blur_by_hand(draws):
@@ -139,7 +141,7 @@ def test_blur_by_hand(draws):
     draws["sigma"] = 0.5
     x = torch.zeros(1, 1, 9, 9)
     x[..., 4, 4] = 1.0
-    blurred = augment._blurred(x, generator(0))
+    blurred = augment._blur(x, generator(0))
     assert blurred.shape == (1, 1, 5, 5)
     weights = torch.tensor([0.0003355, 0.1353353, 1.0, 0.1353353, 0.0003355]) / 1.2713416
     assert torch.allclose(blurred[0, 0], weights[:, None] * weights, atol=1e-6)
@@ -149,17 +151,17 @@ def test_blur_by_hand(draws):
     ("change", "factor", "given", "expected"),
     [
         # Mean grey of the two pixels: .299 * .4 + .587 * .2 = .237 and twice that; mean .3555.
-        ("_contrasted", 0.5, [[0.4, 0.8], [0.2, 0.4], [0.0, 0.0]],
+        ("_change_contrast", 0.5, [[0.4, 0.8], [0.2, 0.4], [0.0, 0.0]],
          [[0.37775, 0.57775], [0.27775, 0.37775], [0.17775, 0.17775]]),
-        ("_brightened", 1.2, [[0.5, 1.0]] * 3, [[0.6, 1.2]] * 3),
-        ("_gamma_corrected", 2.0, [[0.5, 0.1]] * 3, [[0.25, 0.01]] * 3),
+        ("_change_brightness", 1.2, [[0.5, 1.0]] * 3, [[0.6, 1.2]] * 3),
+        ("_change_gamma", 2.0, [[0.5, 0.1]] * 3, [[0.25, 0.01]] * 3),
         # Grey of pure red is .299.
-        ("_saturated", 0.5, [[1.0], [0.0], [0.0]], [[0.6495], [0.1495], [0.1495]]),
+        ("_change_saturation", 0.5, [[1.0], [0.0], [0.0]], [[0.6495], [0.1495], [0.1495]]),
         # A third of the circle: red, dark yellow and grey become green, dark cyan and grey.
-        ("_hue_shifted", 1 / 3, [[1.0, 0.4, 0.3], [0.0, 0.4, 0.3], [0.0, 0.0, 0.3]],
+        ("_change_hue", 1 / 3, [[1.0, 0.4, 0.3], [0.0, 0.4, 0.3], [0.0, 0.0, 0.3]],
          [[0.0, 0.0, 0.3], [1.0, 0.4, 0.3], [0.0, 0.4, 0.3]]),
         # Back by a sixth: red becomes magenta.
-        ("_hue_shifted", -1 / 6, [[1.0], [0.2], [0.2]], [[1.0], [0.2], [1.0]]),
+        ("_change_hue", -1 / 6, [[1.0], [0.2], [0.2]], [[1.0], [0.2], [1.0]]),
     ],
 )  # fmt: skip
 def test_changes_of_colour_by_hand(change, factor, given, expected):

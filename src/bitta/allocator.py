@@ -1,36 +1,36 @@
-"""What becomes of memory that was freed: a command keeps it, a server gives it back in time."""
+"""Control what the C library does with freed memory: keep it, or return it to the system."""
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_ARENAS = -1, -3, -8
-_PLENTY = 2**30
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MAX_ARENAS = -1, -3, -8
+_ONE_GIBIBYTE = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse large blocks instead of asking the system for fresh pages each time.
+    """Let the C library reuse large blocks instead of requesting new pages from the system.
 
-    Every batch frees and takes the same hundreds of megabytes, and a fresh page costs more than
-    writing to it. All threads share one heap: with one each, every thread of a server would come to
-    hold as much as the largest of its tasks ever took. Where there is no such setting, nothing
-    changes.
+    Every batch frees and allocates the same hundreds of megabytes, and a new page costs more than
+    writing to it. All threads share one heap: with a heap each, every thread of a server would
+    keep as much memory as its largest task needed. Other C libraries have no such setting; nothing
+    changes for them.
     """
     try:
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, _PLENTY)
-        library.mallopt(_TRIM_THRESHOLD, _PLENTY)
-        library.mallopt(_MOST_ARENAS, 1)
-    except (AttributeError, OSError, TypeError):  # not the GNU C library
+        library.mallopt(_MMAP_THRESHOLD, _ONE_GIBIBYTE)
+        library.mallopt(_TRIM_THRESHOLD, _ONE_GIBIBYTE)
+        library.mallopt(_MAX_ARENAS, 1)
+    except (AttributeError, OSError, TypeError):  # Not the GNU C library.
         return
 
 
 def give_back_freed_memory() -> None:
-    """Return every free page of the heap to the system, also those between blocks in use.
+    """Return all free pages of the heap to the system, including those between blocks in use.
 
-    What is kept is only of use where the next block fits into it. Where something small came to lie
-    in a hole, the large block that used to fit is put elsewhere, and the heap grows by a hole that
-    is never filled again. Where there is no such call, nothing changes.
+    Freed memory is only useful if the next block fits into it. If a small block is placed in a
+    large hole, the next large block no longer fits, and the heap grows by a hole that is never
+    filled again. Other C libraries have no such call; nothing changes for them.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # not the GNU C library
+    except (AttributeError, OSError, TypeError):  # Not the GNU C library.
         return

@@ -1,4 +1,4 @@
-"""Objectives as pure functions of logits or probabilities."""
+"""Loss functions of logits or probabilities."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 def entropy(logits: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Entropy of each row's softmax; `eps` inside the logarithm where a published code has it."""
+    """Return the entropy of the softmax of each row, (rows,).
+
+    `eps` is added inside the logarithm, as some published code does.
+    """
     log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
     return -(probs * (torch.log(probs + eps) if eps else log_probs)).sum(-1)
@@ -15,28 +18,28 @@ def entropy(logits: Tensor, *, eps: float = 0.0) -> Tensor:
 def policy_loss(
     probs: Tensor, labels: Tensor, *, second_softmax: bool, where: Tensor | None = None
 ) -> Tensor:
-    """Mean of -log π(label): cross-entropy on probabilities that are already a mean of softmaxes.
+    """Return the mean of -log π(label), the cross-entropy of a mean of softmaxes.
 
-    `where` says which rows count; if none does, the loss is 0.
+    `where` selects the rows that count. Without any such row the loss is 0.
 
-    With the second softmax, as the published code has it, the value stays within one nat, which is
-    what keeps the negated loss of incorrect samples from tearing the model apart.
+    With the second softmax of the published code the value stays within one nat. This bounds the
+    negated loss on incorrect samples, which otherwise destroys the model.
     """
     tiny = torch.finfo(probs.dtype).tiny
     log_probs = probs.log_softmax(-1) if second_softmax else probs.clamp_min(tiny).log()
     if where is None:
         return F.nll_loss(log_probs, labels)
-    # A sum over all rows: picking some would make the host wait for the device to count them.
-    each = F.nll_loss(log_probs, labels, reduction="none")
-    return torch.where(where, each, 0).sum() / where.sum().clamp_min(1)
+    # Sum over all rows: indexing by a mask would make the host wait for the device.
+    losses = F.nll_loss(log_probs, labels, reduction="none")
+    return torch.where(where, losses, 0).sum() / where.sum().clamp_min(1)
 
 
 def complementary_loss(logits: Tensor, labels: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Mean of -log(1 - p(label)): any class but this one (Kim et al., 2019).
+    """Return the mean of -log(1 - p(label)): any class but this one (Kim et al., 2019).
 
-    With `eps` inside the logarithm, where a published code has it, the value is bounded and the
-    gradient vanishes where the model is surest of the label.
+    `eps` is added inside the logarithm, as some published code does. Then the value is bounded, and
+    the gradient vanishes if p(label) is close to 1.
     """
     others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
-    each = logits.logsumexp(-1) - others.logsumexp(-1)
-    return (-torch.log(torch.exp(-each) + eps) if eps else each).mean()
+    losses = logits.logsumexp(-1) - others.logsumexp(-1)
+    return (-torch.log(torch.exp(-losses) + eps) if eps else losses).mean()

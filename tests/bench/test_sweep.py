@@ -314,7 +314,7 @@ def standing(experiment, out):
 def test_a_result_of_another_format_is_of_other_code_and_not_damaged(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     (tmp_path / "trial-seed0.json").write_text('{"format": 1}')
-    with pytest.raises(InputError, match="is not a result of this version of bitta"):
+    with pytest.raises(InputError, match="is a result of format"):
         check_standing([Job(experiment, tmp_path)], Manner(out=str(tmp_path)))
 
 

@@ -1,11 +1,11 @@
-"""The adapter contract as a public suite, and small models to try methods on."""
+"""Public test suite of the adapter contract, and small models to run methods on."""
 
-from bitta.testing.contract import ABOUT_ANSWERS, CHECKS, Subject, check_method
+from bitta.testing.contract import CHECKS, CHECKS_WITH_ANSWERS, Subject, check_method
 from bitta.testing.toy_models import NORMS, Norm, needed_settings, toy_classifier, toy_statistics
 
 __all__ = [
-    "ABOUT_ANSWERS",
     "CHECKS",
+    "CHECKS_WITH_ANSWERS",
     "NORMS",
     "Norm",
     "Subject",

@@ -1,6 +1,6 @@
-"""What every method must do, as functions that raise AssertionError where one does not.
+"""Contract of all methods, as check functions that raise AssertionError.
 
-Run on a method of your own before it goes into the table:
+Run it on a method of your own:
 
 >>> from bitta.testing import check_method
 >>> check_method("tent", norms=["group"])
@@ -31,12 +31,12 @@ from bitta.testing.toy_models import N_CLASSES, NORMS, Norm, needed_settings, to
 from bitta.types import Prediction, State
 
 BATCH = 6
-_EXECUTION = ("eager", "precision")
+_EXECUTION_SETTINGS = ("eager", "precision")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A method on a norm family, with settings that suit a tiny model."""
+    """Method to check, with the norm family of its toy model and settings."""
 
     method: str | type[Adapter[Any]]
     norm: Norm = "batch"
@@ -45,71 +45,73 @@ class Subject:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def session(self, model: nn.Module | None = None, **changed: Any) -> Session:
-        """A new session on a new (or the given) model."""
+        """Return a new session, on a new model or the given one."""
         options: dict[str, Any] = {"n_queries": self.n_queries, "seed": 3, **self.settings}
         return Session(model or self.model(), self.method, **(options | changed))
 
     def load(self, path: Path) -> Session:
-        """A saved session, on another model and on the path this subject is checked on."""
-        again = {} if isinstance(self.method, str) else {"method": self.method}
-        execution = {name: self.settings[name] for name in _EXECUTION if name in self.settings}
-        return Session.load(path, self.model(seed=99), **again, **execution)
+        """Load a saved session on another model and the same execution path."""
+        method = {} if isinstance(self.method, str) else {"method": self.method}
+        execution = {
+            name: self.settings[name] for name in _EXECUTION_SETTINGS if name in self.settings
+        }
+        return Session.load(path, self.model(seed=99), **method, **execution)
 
     def model(self, seed: int = 0) -> nn.Module:
-        """A new model of the norm family."""
+        """Return a new model of the norm family."""
         return toy_classifier(self.norm, seed=seed).to(self.device)
 
     def batch(self, number: int, n: int = BATCH) -> Tensor:
-        """Images of a stream whose brightness drifts."""
-        drawn = torch.rand(n, 3, 8, 8, generator=generator(7, "contract", number))
-        return (drawn * (1 + 0.1 * number)).to(self.device)
+        """Return a batch of a stream whose brightness increases."""
+        images = torch.rand(n, 3, 8, 8, generator=generator(7, "contract", number))
+        return (images * (1 + 0.1 * number)).to(self.device)
 
 
 def run_steps(
     session: Session, subject: Subject, n: int, start: int = 0, *, size: int = BATCH
 ) -> list[Prediction]:
-    """Some steps with a person who finds even rows right."""
-    served = []
+    """Make n steps. The answers say that predictions of even rows are correct."""
+    predictions = []
     for number in range(start, start + n):
         prediction = session.predict(subject.batch(number, size))
         for query in prediction.queries:
             session.answer(query.id, correct=query.index % 2 == 0)
         session.learn()
-        served.append(prediction)
-    return served
+        predictions.append(prediction)
+    return predictions
 
 
-def asked_of(prediction: Prediction) -> list[tuple[int, int, int]]:
-    """Which questions a prediction raised."""
+def list_questions(prediction: Prediction) -> list[tuple[int, int, int]]:
+    """Return id, row and label of each question."""
     return [(query.id, query.index, query.label) for query in prediction.queries]
 
 
-def copy_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every tensor of a model, copied."""
+def copy_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all tensors of a model."""
     return {name: tensor.detach().clone() for name, tensor in named_tensors(model).items()}
 
 
-def leaves_of(tree: State) -> dict[str, Any]:
-    """A state tree, flat, its tensors copied."""
+def flatten_state(tree: State) -> dict[str, Any]:
+    """Return a flat copy of a state tree."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": leaf for key, leaf in leaves_of(value).items()}
+            flat |= {f"{name}.{key}": leaf for key, leaf in flatten_state(value).items()}
         else:
             flat[name] = value.detach().clone() if isinstance(value, Tensor) else value
     return flat
 
 
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Equal names and, bit for bit, equal values."""
+def is_equal(one: dict[str, Any], two: dict[str, Any]) -> bool:
+    """Return True if names and values are equal, bit for bit."""
     return one.keys() == two.keys() and all(
         torch.equal(value, two[name]) if isinstance(value, Tensor) else value == two[name]
         for name, value in one.items()
     )
 
 
-def flags_of(model: nn.Module) -> list[tuple[Any, ...]]:
-    """All that a session borrows: modes, hooks, forwards, BN settings, gradients."""
+def list_flags(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Return all that a session changes and restores: modes, hooks, forwards, gradients."""
     modules = [
         (
             name,
@@ -135,41 +137,41 @@ def check_method(
     device: str = "cpu",
     **settings: Any,
 ) -> None:
-    """Run the whole contract on one method, with questions and without."""
+    """Run all checks on one method, with and without questions."""
     with TemporaryDirectory() as folder:
         for norm, n_queries in product(norms, (2, 0)):
-            given = {**needed_settings(method, norm, folder), **settings}
-            _run_checks(Subject(method, norm, n_queries, device=device, settings=given))
+            needed = {**needed_settings(method, norm, folder), **settings}
+            _run_checks(Subject(method, norm, n_queries, device=device, settings=needed))
 
 
 def _run_checks(subject: Subject) -> None:
     for check in CHECKS:
-        if not subject.n_queries and check in ABOUT_ANSWERS:
+        if not subject.n_queries and check in CHECKS_WITH_ANSWERS:
             continue
         try:
             check(subject)
-        except AssertionError as failed:
+        except AssertionError as error:
             situation = f"{subject.norm} norm, {subject.n_queries} questions a batch"
-            raise AssertionError(f"{check.__name__} ({situation}): {failed}") from failed
+            raise AssertionError(f"{check.__name__} ({situation}): {error}") from error
 
 
 def predict_changes_nothing(subject: Subject) -> None:
-    """Predicting and sampling the policy leave every tensor as it was, and repeat themselves."""
+    """`predict` and `policy` change no tensor and return the same result twice."""
     with subject.session() as session:
         run_steps(session, subject, 2)
         adapter, images = session.adapter, subject.batch(9)
-        before = leaves_of(adapter.state_dict())
+        before = flatten_state(adapter.state_dict())
         first, second = adapter.predict(images), adapter.predict(images)
-        assert torch.equal(first.probs, second.probs), "predict gave two answers"
+        assert torch.equal(first.probs, second.probs), "predict gave two results"
         assert torch.equal(adapter.policy(images), adapter.policy(images)), "policy changed"
-        after = leaves_of(adapter.state_dict())
-        for counted in ("forwards", "can_fan_out"):
-            del before[counted], after[counted]
-        assert same(before, after), "predict or policy changed the method's state"
+        after = flatten_state(adapter.state_dict())
+        for name in ("forwards", "can_fan_out"):
+            del before[name], after[name]
+        assert is_equal(before, after), "predict or policy changed the method's state"
 
 
 def predictions_are_distributions(subject: Subject) -> None:
-    """Probabilities sum to one, labels are their maximum, the policy has the same form."""
+    """Probabilities of predictions and policy sum to one. Labels have the highest probability."""
     with subject.session() as session:
         prediction = session.predict(subject.batch(0))
         policy = session.adapter.policy(subject.batch(0))
@@ -181,7 +183,7 @@ def predictions_are_distributions(subject: Subject) -> None:
 
 
 def any_feedback_keeps_it_finite(subject: Subject) -> None:
-    """None, only correct, only incorrect, mixed, single: weights and losses stay finite."""
+    """Weights and losses stay finite without answers and with any mix of verdicts."""
     patterns: dict[str, Callable[[int], bool | None]] = {
         "none": lambda _: None,
         "only correct": lambda _: True,
@@ -203,7 +205,7 @@ def any_feedback_keeps_it_finite(subject: Subject) -> None:
 
 
 def batch_sizes_vary(subject: Subject) -> None:
-    """One image, a short last batch, and all images asked about."""
+    """Batches of any size are served, with questions about up to all images."""
     with subject.session() as session:
         for number, n in enumerate((BATCH, 1, 1, 3, BATCH, 2)):
             prediction = session.predict(subject.batch(number, n))
@@ -216,26 +218,26 @@ def batch_sizes_vary(subject: Subject) -> None:
 
 
 def answers_matter(subject: Subject) -> None:
-    """A method that learns from feedback goes another way for another verdict, late or not."""
-    for late in (False, True):
-        ends = []
+    """Verdicts change the weights exactly if the method learns from feedback, also if late."""
+    for is_late in (False, True):
+        weights = []
         for correct in (True, False):
             with subject.session() as session:
                 asked = session.predict(subject.batch(0)).queries
-                if late:
+                if is_late:
                     session.learn()
                     session.predict(subject.batch(1))
                 for query in asked:
                     session.answer(query.id, correct=correct)
                 session.learn()
-                ends.append(copy_of(session.model))
+                weights.append(copy_tensors(session.model))
         learns = session.adapter.learns_from_feedback
-        said = "answers change nothing" if learns else "answers change the model"
-        assert same(*ends) != learns, f"{said}, but learns_from_feedback is {learns}"
+        effect = "answers change nothing" if learns else "answers change the model"
+        assert is_equal(*weights) != learns, f"{effect}, but learns_from_feedback is {learns}"
 
 
 def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
-    """The same again is a success; another verdict replaces, until it was learned from."""
+    """A repeated answer is accepted. Another verdict replaces it until it was learned from."""
     with subject.session() as session:
         query = session.predict(subject.batch(0)).queries[0]
         session.answer(query.id, correct=True)
@@ -243,7 +245,7 @@ def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
         session.answer(query.id, correct=False)
         session.learn()
         session.answer(query.id, correct=False)
-        assert not session.feedback_source.collect(), "an answer was handed over twice"
+        assert not session.feedback_source.collect(), "an answer was collected twice"
         _assert_refused(session, query.id, correct=True)
         _assert_refused(session, 10_000, correct=True)
         session.predict(subject.batch(1))
@@ -258,46 +260,48 @@ def forgotten_samples_leave_the_memories(subject: Subject) -> None:
         for query in (first, second):
             session.answer(query.id, correct=query is first)
         session.learn()
-        adapter, weights = session.adapter, copy_of(session.model)
-        before = leaves_of(adapter.state_dict())
+        adapter, weights = session.adapter, copy_tensors(session.model)
+        before = flatten_state(adapter.state_dict())
         adapter.forget([10_000])
-        assert same(before, leaves_of(adapter.state_dict())), "an unknown id changed the state"
+        assert is_equal(before, flatten_state(adapter.state_dict())), (
+            "an unknown id changed the state"
+        )
         was_stored = _holds(adapter.state_dict(), second.input)
         adapter.forget([first.id])
         after = adapter.state_dict()
         assert not _holds(after, first.input), "the state holds a forgotten sample"
         assert _holds(after, second.input) == was_stored, "another sample was forgotten, too"
-        assert same(weights, copy_of(session.model)), "forget changed the weights"
+        assert is_equal(weights, copy_tensors(session.model)), "forget changed the weights"
         run_steps(session, subject, 2, 1)
         _assert_finite(session, "forgotten samples")
 
 
 def learning_without_a_batch_is_harmless(subject: Subject) -> None:
-    """`learn` before any batch, or twice, does nothing the second time."""
+    """`learn` does nothing before the first batch and when it is called twice."""
     with subject.session() as session:
         assert not session.learn().terms
         run_steps(session, subject, 2)
-        before = copy_of(session.model)
+        before = copy_tensors(session.model)
         assert not session.learn().terms
-        assert same(before, copy_of(session.model)), "an empty learn changed the model"
+        assert is_equal(before, copy_tensors(session.model)), "an empty learn changed the model"
 
 
 def same_seed_same_trajectory(subject: Subject) -> None:
-    """Two sessions with one seed agree bit for bit and leave global chance alone."""
+    """Two sessions with one seed agree bit for bit and do not use global random state."""
     states = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # type: ignore[index]
     with subject.session() as one, subject.session() as two:
         run_steps(one, subject, 4)
         run_steps(two, subject, 4)
-        assert same(copy_of(one.model), copy_of(two.model)), (
-            "one seed, two trajectories; draw chance from bitta.seeding"
+        assert is_equal(copy_tensors(one.model), copy_tensors(two.model)), (
+            "one seed gave two trajectories; draw random numbers by bitta.seeding"
         )
-    assert torch.equal(states[0], torch.get_rng_state()), "torch's global chance was used"
-    assert (states[1] == np.random.get_state()[1]).all(), "numpy's global chance was used"  # type: ignore[index]
-    assert states[2] == random.getstate(), "Python's global chance was used"
+    assert torch.equal(states[0], torch.get_rng_state()), "torch's global random state was used"
+    assert (states[1] == np.random.get_state()[1]).all(), "numpy's global random state was used"  # type: ignore[index]
+    assert states[2] == random.getstate(), "Python's global random state was used"
 
 
-def saved_and_loaded_goes_on_alike(subject: Subject) -> None:
-    """Saved between predict and learn and loaded elsewhere, the next steps are the same."""
+def loaded_session_continues_alike(subject: Subject) -> None:
+    """A session saved between predict and learn and loaded elsewhere makes the same steps."""
     with TemporaryDirectory() as folder, subject.session() as session:
         run_steps(session, subject, 3)
         asked = session.predict(subject.batch(3)).queries
@@ -310,77 +314,77 @@ def saved_and_loaded_goes_on_alike(subject: Subject) -> None:
                 resumed.learn()
             one, two = run_steps(session, subject, 3, 4), run_steps(other, subject, 3, 4)
             assert all(
-                torch.equal(a.probs, b.probs) and asked_of(a) == asked_of(b)
+                torch.equal(a.probs, b.probs) and list_questions(a) == list_questions(b)
                 for a, b in zip(one, two, strict=True)
-            ), "a loaded session went another way"
-            assert same(copy_of(session.model), copy_of(other.model)), (
+            ), "a loaded session made other predictions"
+            assert is_equal(copy_tensors(session.model), copy_tensors(other.model)), (
                 "weights differ after loading"
             )
 
 
 def reset_is_exact(subject: Subject) -> None:
     """After a reset, also between predict and learn, the first steps repeat bit for bit."""
-    # Random questions go by the place in the stream, which a reset does not change.
+    # Random questions depend on the position in the stream, which a reset does not change.
     with subject.session(selection="mc_confidence") as session:
-        source = copy_of(session.model)
+        source = copy_tensors(session.model)
         first = run_steps(session, subject, 4)
         session.predict(subject.batch(5))
         session.reset()
         session.learn()
-        assert same(source, copy_of(session.model)), "reset did not restore the source"
+        assert is_equal(source, copy_tensors(session.model)), "reset did not restore the source"
         again = run_steps(session, subject, 4)
         assert all(torch.equal(a.probs, b.probs) for a, b in zip(first, again, strict=True))
 
 
-def the_model_is_given_back(subject: Subject) -> None:
-    """Hooks, modes, `requires_grad` and BN flags are as before, also after an exception."""
+def model_is_restored(subject: Subject) -> None:
+    """Hooks, modes, `requires_grad` and BatchNorm flags are restored, also after an exception."""
     model = subject.model().train()
     frozen = next(model.parameters()).requires_grad_(False)
-    before = flags_of(model)
+    before = list_flags(model)
 
-    def break_down(*_: Any) -> None:
+    def raise_error(*_: Any) -> None:
         raise ArithmeticError
 
     try:
         with subject.session(model) as session:
             run_steps(session, subject, 2)
-            broken = model.get_submodule("stage2").register_forward_hook(break_down)
+            broken = model.get_submodule("stage2").register_forward_hook(raise_error)
             session.predict(subject.batch(2))
     except ArithmeticError:
         broken.remove()
     else:
         raise AssertionError("the model's own error was swallowed")
-    assert flags_of(model) == before, "the model was not given back as it was"
+    assert list_flags(model) == before, "the model was not restored"
     assert not frozen.requires_grad
 
 
 def copy_leaves_the_model_alone(subject: Subject) -> None:
-    """`copy=True` adapts a copy."""
+    """With `copy=True` the caller's model does not change."""
     model = subject.model()
-    before = copy_of(model)
+    before = copy_tensors(model)
     with subject.session(model, copy=True) as session:
         run_steps(session, subject, 3)
-    assert same(before, copy_of(model)), "the caller's model changed"
+    assert is_equal(before, copy_tensors(model)), "the caller's model changed"
 
 
 def simulated_feedback_may_err_and_be_late(subject: Subject) -> None:
-    """Flips, delays and absences of a simulated annotator keep every method finite and silent."""
+    """Wrong, late and missing answers keep the model finite. Nothing is printed."""
     truth = torch.arange(BATCH * 6) % N_CLASSES
     annotator = Simulated(truth, flip=0.5, delay=2, answer_every=2)
-    with subject.session(feedback=annotator) as session, redirect_stdout(io.StringIO()) as said:
+    with subject.session(feedback=annotator) as session, redirect_stdout(io.StringIO()) as printed:
         for number in range(6):
             session.step(subject.batch(number))
         _assert_finite(session, "simulated feedback")
-    assert not said.getvalue(), "a method printed"
+    assert not printed.getvalue(), "a method printed"
 
 
-def a_window_is_asked_about_and_learned_from_once_full(subject: Subject) -> None:
-    """Served one by one; questions and learning come per window; saved inside one, it goes on."""
+def window_is_learned_from_once_complete(subject: Subject) -> None:
+    """With a window, questions and learning come per window; saving inside one is exact."""
     with TemporaryDirectory() as folder, subject.session(window=BATCH) as session:
         served = run_steps(session, subject, 2 * BATCH + 2, size=1)
-        full = [number for number, prediction in enumerate(served) if prediction.queries]
+        asked = [number for number, prediction in enumerate(served) if prediction.queries]
         assert all(len(prediction.labels) == 1 for prediction in served)
-        assert session.budget.n_queries == 0 or full == [BATCH - 1, 2 * BATCH - 1]
+        assert session.budget.n_queries == 0 or asked == [BATCH - 1, 2 * BATCH - 1]
         path = Path(folder) / "session.safetensors"
         session.save(path)
         with subject.load(path) as other:
@@ -388,9 +392,9 @@ def a_window_is_asked_about_and_learned_from_once_full(subject: Subject) -> None
             one = run_steps(session, subject, BATCH, start, size=1)
             two = run_steps(other, subject, BATCH, start, size=1)
             assert all(
-                torch.equal(a.probs, b.probs) and asked_of(a) == asked_of(b)
+                torch.equal(a.probs, b.probs) and list_questions(a) == list_questions(b)
                 for a, b in zip(one, two, strict=True)
-            ), "a session loaded inside a window went another way"
+            ), "a session loaded inside a window made other predictions"
             _assert_finite(session, "a window")
 
 
@@ -404,28 +408,28 @@ CHECKS: tuple[Check, ...] = (
     forgotten_samples_leave_the_memories,
     learning_without_a_batch_is_harmless,
     same_seed_same_trajectory,
-    saved_and_loaded_goes_on_alike,
+    loaded_session_continues_alike,
     reset_is_exact,
-    the_model_is_given_back,
+    model_is_restored,
     copy_leaves_the_model_alone,
     simulated_feedback_may_err_and_be_late,
-    a_window_is_asked_about_and_learned_from_once_full,
+    window_is_learned_from_once_complete,
 )
 
-ABOUT_ANSWERS: tuple[Check, ...] = (
+CHECKS_WITH_ANSWERS: tuple[Check, ...] = (
     any_feedback_keeps_it_finite,
     answers_matter,
     repeated_and_unknown_answers_are_defined,
     forgotten_samples_leave_the_memories,
 )
-"""Checks that mean something only where questions are asked."""
+"""Checks that need questions."""
 
 
 def _holds(state: State, sample: Tensor) -> bool:
     """Return True if any tensor of the state has this sample as a row."""
     stacked = [
         leaf
-        for leaf in leaves_of(state).values()
+        for leaf in flatten_state(state).values()
         if isinstance(leaf, Tensor) and leaf.shape[1:] == sample.shape and len(leaf)
     ]
     return any(bool((leaf == sample).flatten(1).all(1).any()) for leaf in stacked)

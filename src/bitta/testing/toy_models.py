@@ -1,4 +1,4 @@
-"""Small classifiers in every norm family, and the source statistics methods need for them."""
+"""Small classifiers of every norm family, and source statistics for them."""
 
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +19,11 @@ NORMS: tuple[Norm, ...] = ("batch", "layer", "group")
 N_CLASSES = 5
 
 
-class _Channels(nn.LayerNorm):
+class _ChannelNorm(nn.LayerNorm):
     """LayerNorm over the channels of an image."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Channels last, normalised, channels first again."""
+        """Normalise over the channels, (n, channels, height, width)."""
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
@@ -38,7 +38,7 @@ class _Block(nn.Module):
         return x + residual.relu()
 
 
-class _Toy(nn.Module):
+class _ToyClassifier(nn.Module):
     def __init__(self, norm: Norm, width: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
@@ -54,17 +54,17 @@ class _Toy(nn.Module):
 
 
 def toy_classifier(norm: Norm = "batch", *, width: int = 8, seed: int = 0) -> nn.Module:
-    """Five classes from (n, 3, 8, 8) images; the same seed gives the same weights."""
+    """Return a classifier of (n, 3, 8, 8) images into five classes, with random weights."""
     if norm not in NORMS:
         raise unknown_name_error("norm", norm, NORMS)
     with torch.random.fork_rng(devices=[]):
-        model = _Toy(norm, width)
-    chance = generator(seed, "toy")
+        model = _ToyClassifier(norm, width)
+    rng = generator(seed, "toy")
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 bound = (6 / module.weight[0].numel()) ** 0.5
-                module.weight.uniform_(-bound, bound, generator=chance)
+                module.weight.uniform_(-bound, bound, generator=rng)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return model.eval()
 
@@ -72,21 +72,21 @@ def toy_classifier(norm: Norm = "batch", *, width: int = 8, seed: int = 0) -> nn
 def _norm(norm: Norm, width: int) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(width)
-    return _Channels(width) if norm == "layer" else nn.GroupNorm(2, width)
+    return _ChannelNorm(width) if norm == "layer" else nn.GroupNorm(2, width)
 
 
 def needed_settings(
     method: str | type[Adapter[Any]], norm: Norm, folder: str | Path
 ) -> dict[str, Any]:
-    """Settings without which a method cannot work on the toy model; files go into a folder."""
-    kind = get_method(method) if isinstance(method, str) else method
-    if "source statistics" not in kind.needs:
+    """Return the settings that a method requires on the toy model. Files go into a folder."""
+    adapter_class = get_method(method) if isinstance(method, str) else method
+    if "source statistics" not in adapter_class.needs:
         return {}
     return {"source_statistics": toy_statistics(norm, folder)}
 
 
 def toy_statistics(norm: Norm, folder: str | Path) -> str:
-    """The path of source statistics of `toy_classifier(norm)`, over random images."""
+    """Return the path of source statistics of `toy_classifier(norm)` over random images."""
     path = Path(folder) / f"toy-{norm}.safetensors"
     if not path.exists():
         images = torch.rand(64, 3, 8, 8, generator=generator(7, "toy statistics"))
