@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitta.methods import METHODS
-from bitta.report.names import TITLES
+from bitta.report.rows import METHOD_TITLES
 from bitta.results import RunResult
 from reproduction.generated_pages import write_or_check
 from reproduction.paths import EXPLANATION, METHOD_PAGES, RESULTS, relative
@@ -113,7 +113,7 @@ def table_row(name: str, results: Mapping[str, RunResult], times: Times) -> str:
     is_variant = plain is not None and name != method
     difference = f"{result.accuracy - plain.accuracy:+.1f}" if plain and is_variant else ""
     variant = name.removeprefix(method).strip("-")
-    title = TITLES[method] + (f" ({variant})" if variant else "")
+    title = METHOD_TITLES[method] + (f" ({variant})" if variant else "")
     ece = "–" if result.ece is None else f"{result.ece:.1f}"
     ms = f"{times[name]['ms']:.1f}" if name in times else "–"
     is_on_gpu = result.environment["device"] != "cpu"

@@ -1,7 +1,7 @@
 """Results made by hand, for reports."""
 
 from bitta.metrics import Reliability
-from bitta.report.rows import read_sections
+from bitta.report.sections import read_sections
 from bitta.results import RunResult, StepRecord
 
 DOMAINS = ("fog", "snow")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from bitta.report.row import Row, on_shared_seeds
+from bitta.report.rows import Row, restrict_to_shared_seeds
 from reproduction.claims.claim import Finding
 from reproduction.claims.results import ResultFolders
 from reproduction.claims.tables import TableComparison, compare_table, paper_table
@@ -170,7 +170,7 @@ def _our_leads(
         return None
     accuracies = _accuracies(rows)
     leads = _leads(accuracies, answered.bitta, _accuracies(unanswered.our_rows(column)))
-    collapsed = tuple(name for name in BASELINES if rows[name].collapsed)
+    collapsed = tuple(name for name in BASELINES if rows[name].collapsed_domains)
     stable = [accuracies[name] for name in BASELINES if name not in collapsed]
     if not collapsed or not stable:
         return leads
@@ -221,7 +221,7 @@ def _is_variant(row: Row, fair: Row) -> bool:
     own, usual = row.settings["method"], fair.settings["method"]
     differs = any(own[key] != usual[key] for key in own.keys() & usual.keys())
     is_alike = row.method == fair.method and row.settings["feedback"] == fair.settings["feedback"]
-    return is_alike and differs and not {"reference", "enhanced"} & set(row.apart)
+    return is_alike and differs and not {"reference", "enhanced"} & set(row.qualifiers)
 
 
 def _raised_by_handicaps(answered: TableComparison, column: str) -> tuple[tuple[str, ...], int]:
@@ -234,7 +234,7 @@ def _raised_by_handicaps(answered: TableComparison, column: str) -> tuple[tuple[
 
 def _is_raised(fair: Row, handicapped: Row) -> bool:
     """Compare two rows by the seeds that both have."""
-    before, after = on_shared_seeds([fair, handicapped])
+    before, after = restrict_to_shared_seeds([fair, handicapped])
     return after.domain_mean.mean > before.domain_mean.mean
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bitta.report.names import between
-from bitta.report.row import Row
+from bitta.report.rows import Row, format_range
 from reproduction.claims.results import ResultFolders
 from reproduction.paths import EXPERIMENTS, RESULTS, relative
 
@@ -104,4 +103,4 @@ def sweep_commands(folders: Sequence[str]) -> str:
 def seeds_text(rows: Sequence[Row]) -> str:
     """Return the number of seeds of some rows: "3 seeds", or "1 to 3 seeds" if rows differ."""
     counts = [len(row.runs) for row in rows]
-    return f"{between(counts)} seed{'s' if max(counts) > 1 else ''}"
+    return f"{format_range(counts)} seed{'s' if max(counts) > 1 else ''}"

@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from bitta.report.row import Row
+from bitta.report.rows import Row
 from reproduction.claims.claim import Finding, seeds_text
 from reproduction.claims.orders import SIMILAR
 from reproduction.claims.results import ResultFolders
@@ -97,7 +97,11 @@ def check_above_simatta(folder: str, key: str, results: ResultFolders) -> Findin
     if not shared:
         return None
     leads = {v: bitta[v].domain_mean.mean - simatta[v].domain_mean.mean for v in shared}
-    collapsed = {value for value in shared if bitta[value].collapsed or simatta[value].collapsed}
+    collapsed = {
+        value
+        for value in shared
+        if bitta[value].collapsed_domains or simatta[value].collapsed_domains
+    }
     summary = ", ".join(
         f"{value}: {lead:+.2f}{COLLAPSED_MARK if value in collapsed else ''}"
         for value, lead in leads.items()
@@ -205,7 +209,9 @@ def _rows_at_equal_cost(
     """Return BiTTA, SimATTA with true labels, and SimATTA with GPT-4o's error rate."""
     rows_of = partial(results.rows, "equal-cost", kind=dataset, feedback__equal=unit)
     simatta = rows_of("simatta")
-    wrong = [row for row in simatta if row.varying["feedback.error"] == _ERROR_RATE_OF_GPT_4O]
+    wrong = [
+        row for row in simatta if row.effective_settings["feedback.error"] == _ERROR_RATE_OF_GPT_4O
+    ]
     right = [row for row in simatta if row not in wrong]
     first, second, third = (rows[0] if rows else None for rows in (rows_of("bitta"), right, wrong))
     return first, second, third
@@ -222,7 +228,7 @@ def _stream_name(comparison: TableComparison, column: str) -> str:
 def component_rows(results: ResultFolders) -> dict[str, Row]:
     """Return the rows of BFA only, ABA only and both parts, as far as they were run."""
     by_parts = {
-        (row.varying["method.alpha"] > 0, row.varying["method.beta"] > 0): row
+        (row.effective_settings["method.alpha"] > 0, row.effective_settings["method.beta"] > 0): row
         for row in results.rows("components", "bitta")
     }
     names = {(True, False): "BFA only", (False, True): "ABA only", (True, True): "both"}
@@ -237,10 +243,11 @@ def check_both_parts_are_best(results: ResultFolders) -> Finding | None:
     bfa, aba, both = rows.values()
     is_ordered = bfa.domain_mean.mean < aba.domain_mean.mean < both.domain_mean.mean
     n_best = sum(
-        both.by_domain[domain].mean > max(bfa.by_domain[domain].mean, aba.by_domain[domain].mean)
-        for domain in both.by_domain
+        both.accuracy_by_domain[domain].mean
+        > max(bfa.accuracy_by_domain[domain].mean, aba.accuracy_by_domain[domain].mean)
+        for domain in both.accuracy_by_domain
     )
-    n = len(both.by_domain)
+    n = len(both.accuracy_by_domain)
     summary = f"{_accuracies_text(rows)}; both best in {n_best} of {n} corruptions"
     return Finding(summary, is_ordered and n_best == n)
 
@@ -397,7 +404,7 @@ def _accuracies_by_agreement(row: Row) -> dict[str, tuple[float, float]]:
 
 def _accuracies_text(rows: Mapping[Any, Row]) -> str:
     summary = ", ".join(
-        f"{value}: {row.domain_mean.mean:.2f}{COLLAPSED_MARK if row.collapsed else ''}"
+        f"{value}: {row.domain_mean.mean:.2f}{COLLAPSED_MARK if row.collapsed_domains else ''}"
         for value, row in rows.items()
     )
     return f"{summary} ({seeds_text(list(rows.values()))})"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bitta.report.row import Row
+from bitta.report.rows import Row
 from reproduction.claims.averages import check_gain_from_answers, check_lead
 from reproduction.claims.claim import Claim, Finding, seeds_text
 from reproduction.claims.directions import check_largest_lead_at_equal_cost, component_rows
@@ -96,7 +96,7 @@ def _check_share_asked(claimed: float, results: ResultFolders) -> Finding | None
     row = _bitta_on_cifar10(results)
     if row is None:
         return None
-    run = row.first
+    run = row.first_run
     percent = 100 * run.total("n_asked") / run.total("n")
     return Finding(f"{percent:.2f} %", percent < claimed)
 

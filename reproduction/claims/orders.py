@@ -77,8 +77,8 @@ def count_best_domains(comparison: TableComparison) -> tuple[int, int] | None:
     if not {comparison.bitta, *others} <= set(rows):
         return None
     n_ours = sum(
-        rows[comparison.bitta].by_domain[domain].mean
-        > max(rows[name].by_domain[domain].mean for name in others)
+        rows[comparison.bitta].accuracy_by_domain[domain].mean
+        > max(rows[name].accuracy_by_domain[domain].mean for name in others)
         for domain in comparison.domains
     )
     return _n_best_domains_in_paper(comparison), n_ours
@@ -94,10 +94,10 @@ def check_best_in_all_domains(table_id: str, results: ResultFolders) -> Finding 
     bitta, exceptions = rows[comparison.bitta], []
     for domain in comparison.domains:
         best, accuracy = max(
-            ((name, row.by_domain[domain].mean) for name, row in others.items()),
+            ((name, row.accuracy_by_domain[domain].mean) for name, row in others.items()),
             key=itemgetter(1),
         )
-        if (lead := bitta.by_domain[domain].mean - accuracy) <= 0:
+        if (lead := bitta.accuracy_by_domain[domain].mean - accuracy) <= 0:
             exceptions.append(f"{domain} {lead:+.2f} to {best}")
     n = len(comparison.domains)
     listed = f": {', '.join(exceptions)}" if exceptions else ""

@@ -3,11 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bitta.report.accuracy import spread_text
-from bitta.report.cells import NOTHING, Cell, Table, as_markdown, number
-from bitta.report.collapse import fallen
 from bitta.report.reference_numbers import PaperRow
-from bitta.report.row import Row
+from bitta.report.rows import Row, format_range, format_seeds
+from bitta.report.tables import DASH, Cell, Table, format_number, format_spread
 from reproduction.claims.averages import Leads, StreamLeads, leads_by_stream, mean_leads
 from reproduction.claims.claim import ClaimStatus, Outcome, evaluate_claim, seeds_text
 from reproduction.claims.claim_list import claims_by_heading
@@ -58,14 +56,15 @@ def _results_section(results: ResultFolders) -> str:
             cells = (
                 _folder(folder), f"{n_done} of {len(names)}", str(n_runs), section.title,
                 seeds_text(section.rows), f"`{section.model}`",
-                ", ".join(section.environment("device")), str(len(section.environment("code"))),
+                ", ".join(section.environment_values("device")),
+                str(len(section.environment_values("code"))),
             )  # fmt: skip
             rows.append([Cell(text) for text in cells])
     header = (
         "folder", "runs", "of this stream", "stream", "seeds", "model", "device",
         "versions of the code",
     )  # fmt: skip
-    table = as_markdown(Table(header, rows, len(header))) if rows else "Nothing was run."
+    table = Table(header, rows, len(header)).as_markdown() if rows else "Nothing was run."
     return f"## What was run\n\n{table}{_results_notes(results)}"
 
 
@@ -84,7 +83,9 @@ def _results_notes(results: ResultFolders) -> str:
     several = [
         _folder(folder)
         for folder in results.expected
-        if any(len(section.environment("code")) > 1 for section in results.own_sections(folder))
+        if any(
+            len(section.environment_values("code")) > 1 for section in results.own_sections(folder)
+        )
     ]
     if several:
         text += (
@@ -110,12 +111,12 @@ def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
         runs = claim.runs or "*"
         is_shorter = any(results.has_shorter_streams(f, runs) for f in claim.experiments)
         mark = SHORTER_MARK if is_shorter else ""
-        ours = outcome.summary + mark if outcome.summary else NOTHING
-        paper = claim.paper or NOTHING
+        ours = outcome.summary + mark if outcome.summary else DASH
+        paper = claim.paper or DASH
         cells = claim.text, claim.location, paper, ours, outcome.status, outcome.reason
         rows.append([Cell(text) for text in cells])
     header = ("claim", "place", "paper", "ours", "holds?", "why")
-    return as_markdown(Table(header, rows, len(header)))
+    return Table(header, rows, len(header)).as_markdown()
 
 
 def _not_measurable_list(outcomes: Sequence[Outcome]) -> str:
@@ -137,11 +138,11 @@ handicaps of the published code, which not every row is the worse for. Rows with
 handicaps: what answers add "with the handicaps" is answers and handicaps together. The paper has
 methods lose 1.14 points without answers; by its tables they gain about as much without them on the
 three corrupted sets, and lose on average over all five."""
-_NO_LEADS = [Cell(NOTHING)] * 3
+_NO_LEADS = [Cell(DASH)] * 3
 
 
 def _averages_section(streams: Sequence[StreamLeads]) -> str:
-    table = as_markdown(_averages_table(streams))
+    table = _averages_table(streams).as_markdown()
     collapses = [note for stream in streams for note in _collapse_notes(stream)]
     if collapses:
         table += f"\n\nRows that collapsed are in these means. {' '.join(collapses)}"
@@ -179,7 +180,8 @@ def _lead_cells(leads: Leads | None) -> list[Cell]:
     if leads is None:
         return _NO_LEADS
     return [
-        Cell(number(value, "+.1f")) for value in (leads.over_best, leads.over_mean, leads.mean_gain)
+        Cell(format_number(value, "+.1f"))
+        for value in (leads.over_best, leads.over_mean, leads.mean_gain)
     ]
 
 
@@ -187,8 +189,8 @@ def _collapse_notes(stream: StreamLeads) -> list[str]:
     """Give the lead over the baselines that did not collapse, for each kind of run."""
     kinds = {"fair": stream.fair, "with handicaps": stream.handicapped}
     return [
-        f"{stream.name}, {kind}: {number(leads.over_mean_of_stable, '+.1f')} over the mean without "
-        f"{_joined(leads.collapsed)}.".replace("*", "\\*")
+        f"{stream.name}, {kind}: {format_number(leads.over_mean_of_stable, '+.1f')} over the mean "
+        f"without {_joined(leads.collapsed)}.".replace("*", "\\*")
         for kind, leads in kinds.items()
         if leads is not None and leads.collapsed
     ]
@@ -252,7 +254,7 @@ def _rows_table(comparison: TableComparison) -> str:
     for column in comparison.shown_columns:
         if comparison.our_rows(column) or comparison.our_rows(column, with_handicaps=True):
             rows += [_row_cells(comparison, row, column) for row in comparison.table.rows]
-    return as_markdown(Table(header, rows, 2 if has_columns else 1))
+    return Table(header, rows, 2 if has_columns else 1).as_markdown()
 
 
 def _row_cells(comparison: TableComparison, paper_row: PaperRow, column: str) -> list[Cell]:
@@ -260,7 +262,7 @@ def _row_cells(comparison: TableComparison, paper_row: PaperRow, column: str) ->
     cells = [Cell(paper_row.name)]
     if len(comparison.columns) > 1:
         cells.append(Cell(column))
-    cells.append(Cell(number(paper, f".{comparison.table.decimals}f")))
+    cells.append(Cell(format_number(paper, f".{comparison.table.decimals}f")))
     for with_handicaps in (False, True) if comparison.handicapped else (False,):
         row = comparison.our_row(paper_row, column, with_handicaps=with_handicaps)
         cells += _our_cells(comparison, row, column, paper)
@@ -272,13 +274,16 @@ def _our_cells(
 ) -> list[Cell]:
     """Return our number and its difference from the paper's."""
     if row is None:
-        return [Cell(NOTHING)] * 2
+        return [Cell(DASH)] * 2
     ours, unit = comparison.our_value(row, column), comparison.table.unit
     form = ".3f" if unit == "s" else f".{comparison.table.decimals}f"
     is_comparable = paper is not None and not comparison.has_shorter_streams
     difference = ours.mean - paper if paper is not None and is_comparable else None
-    collapse = f", {fallen(row)}" if row.collapsed and unit == "%" else ""
-    return [Cell(spread_text(ours, form) + collapse), Cell(number(difference, f"+z{form}"))]
+    collapse = f", {_describe_collapse(row)}" if row.collapsed_domains and unit == "%" else ""
+    return [
+        Cell(format_spread(ours, form) + collapse),
+        Cell(format_number(difference, f"+z{form}")),
+    ]
 
 
 def _order_text(outcome: Outcome, comparison: TableComparison) -> str:
@@ -294,3 +299,11 @@ def _folder(name: str) -> str:
 
 def _joined(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _describe_collapse(row: Row) -> str:
+    """Return domains and seeds in which a row collapsed: "collapsed in 9 to 10 of 15 domains"."""
+    n_domains = format_range([len(domains) for domains in row.collapsed_domains.values()])
+    is_partial = len(row.collapsed_domains) < len(row.runs)
+    seeds = f" with {format_seeds(row.collapsed_domains)}" if is_partial else ""
+    return f"collapsed in {n_domains} of {len(row.accuracy_by_domain)} domains{seeds}"

@@ -8,8 +8,8 @@ from typing import Any
 
 from bitta.errors import InputError
 from bitta.report.reference_numbers import is_shorter
-from bitta.report.row import Row, on_shared_seeds
-from bitta.report.rows import Section, read_sections
+from bitta.report.rows import Row, restrict_to_shared_seeds
+from bitta.report.sections import Section, read_sections
 from bitta.results import table_hash
 
 SUBSTITUTE_FOLDERS: Mapping[str, str] = dict.fromkeys(
@@ -70,7 +70,7 @@ class ResultFolders:
             for row in section.rows
             if row.method == method
             and kind in ("", row.settings["stream"]["kind"])
-            and all(row.varying.get(key) == value for key, value in wanted.items())
+            and all(row.effective_settings.get(key) == value for key, value in wanted.items())
         ]
 
     def rows_by_setting(
@@ -78,8 +78,12 @@ class ResultFolders:
     ) -> dict[Any, Row]:
         """Return a method's rows by the value of a setting, ascending, with their common seeds."""
         rows = self.rows(folder, method, kind=kind, **settings)
-        found = {row.varying[key]: row for row in reversed(rows) if key in row.varying}
-        return dict(sorted(zip(found, on_shared_seeds(list(found.values())), strict=True)))
+        found = {
+            row.effective_settings[key]: row
+            for row in reversed(rows)
+            if key in row.effective_settings
+        }
+        return dict(sorted(zip(found, restrict_to_shared_seeds(list(found.values())), strict=True)))
 
     def source_row(self, row: Row) -> Row | None:
         """Return the unadapted source model on the images of a row, from any folder."""
@@ -118,7 +122,7 @@ def _join_code_versions(sections: list[Section]) -> list[Section]:
         key = {
             "protocol": section.protocol,
             "stream": {**section.rows[0].settings["stream"], "path": ""},
-            "weights": section.environment("source_weights"),
+            "weights": section.environment_values("source_weights"),
         }
         groups.setdefault(table_hash(key), []).append(section)
     return [_join(group) for group in groups.values()]
@@ -138,8 +142,8 @@ def _join(sections: list[Section]) -> Section:
 def _with_runs_of(row: Row, other: Row) -> Row:
     """Add the runs of another row. For a seed that both have, keep the first row's run."""
     runs = {**other.runs, **row.runs}
-    collapsed = {**other.collapsed, **row.collapsed}
-    return replace(other, runs=dict(sorted(runs.items())), collapsed=collapsed)
+    collapsed = {**other.collapsed_domains, **row.collapsed_domains}
+    return replace(other, runs=dict(sorted(runs.items())), collapsed_domains=collapsed)
 
 
 def _refuse_other_images(sections: list[Section]) -> None:

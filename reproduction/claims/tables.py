@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from bitta.errors import unknown_name_error
-from bitta.report.collapse import behind
-from bitta.report.names import defaults_of, plain
 from bitta.report.reference_numbers import (
     DATASET_OF_COST,
     PaperRow,
@@ -15,8 +13,9 @@ from bitta.report.reference_numbers import (
     match_rows,
     read_paper_tables,
 )
-from bitta.report.row import POINTS, Row, Spread
-from bitta.report.rows import Section
+from bitta.report.rows import MIXED_STREAM_POINTS, Row, as_json, default_settings
+from bitta.report.sections import Section, find_collapsed_domains
+from bitta.report.statistics import Spread
 from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
 from reproduction.paths import PAPER_TABLES
 
@@ -72,7 +71,10 @@ class TableComparison:
         """The columns above, and the points along a mixed stream."""
         if self.table.unit != "%":
             return self.columns
-        wanted = {*self.columns, *(name for name in self.table.columns if name in POINTS)}
+        wanted = {
+            *self.columns,
+            *(name for name in self.table.columns if name in MIXED_STREAM_POINTS),
+        }
         return tuple(column for column in self.table.columns if column in wanted)
 
     @property
@@ -94,19 +96,19 @@ class TableComparison:
 
     def our_value(self, row: Row, column: str = "") -> Spread:
         """Return our number in the table's unit. Each domain counts once, as in the paper."""
-        if column in POINTS:
-            return row.after(POINTS[column])
+        if column in MIXED_STREAM_POINTS:
+            return row.accuracy_after(MIXED_STREAM_POINTS[column])
         if self.table.unit == "s":
-            return Spread.of([run.median_seconds for run in row.runs.values()])
+            return Spread.from_values([run.median_seconds for run in row.runs.values()])
         if self.table.unit == "MB":
-            return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
+            return Spread.from_values([run.peak_memory / 1e6 for run in row.runs.values()])
         return row.domain_mean
 
     def our_row(
         self, paper_row: PaperRow, column: str, *, with_handicaps: bool = False
     ) -> Row | None:
         """Return our row for one of the paper's. A mixed stream has one row for all points."""
-        key = paper_row.name, "mixed-100" if column in POINTS else column
+        key = paper_row.name, "mixed-100" if column in MIXED_STREAM_POINTS else column
         return (self.handicapped if with_handicaps else self.fair).get(key)
 
     def our_rows(self, column: str, *, with_handicaps: bool = False) -> dict[str, Row]:
@@ -129,7 +131,7 @@ def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
     handicapped: dict[CellKey, list[Row]] = {}
     has_shorter_streams = False
     for section in _sections(table, results):
-        if table.unit == "MB" and not section.has_memory:
+        if table.unit == "MB" and not section.has_gpu_memory:
             continue
         # Tables of time and memory have one column. It stands for the dataset of the section.
         kind = section.rows[0].settings["stream"]["kind"]
@@ -138,7 +140,7 @@ def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
         for row in section.rows:
             if row.name in matches:
                 key = matches[row.name].row.name, matches[row.name].column
-                rows = handicapped if "reference" in row.apart else fair
+                rows = handicapped if "reference" in row.qualifiers else fair
                 rows.setdefault(key, []).append(row)
                 has_shorter_streams |= is_shorter(section)
     usual = _most_usual(fair)
@@ -163,8 +165,8 @@ def _most_usual(candidates: Mapping[CellKey, list[Row]]) -> dict[CellKey, Row]:
 
 
 def _n_unusual_settings(row: Row) -> int:
-    defaults, own = defaults_of(row.method), row.settings["method"]
-    return sum(key in own and plain(defaults[key]) != own[key] for key in defaults)
+    defaults, own = default_settings(row.method), row.settings["method"]
+    return sum(key in own and as_json(defaults[key]) != own[key] for key in defaults)
 
 
 def _with_collapse_marks(
@@ -174,5 +176,7 @@ def _with_collapse_marks(
     marked = {}
     for key, row in rows.items():
         source = sources.get(key[1]) or results.source_row(row)
-        marked[key] = replace(row, collapsed=behind(row, source)) if source else row
+        marked[key] = (
+            replace(row, collapsed_domains=find_collapsed_domains(row, source)) if source else row
+        )
     return marked

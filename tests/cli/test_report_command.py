@@ -37,7 +37,7 @@ def test_the_width_of_the_terminal_is_kept(folder, capsys, monkeypatch):
     main(["report", str(folder)])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines()[:-1])) <= 40
-    assert "Domains are left out" in text.replace("\n  ", " ")
+    assert "Domains do not fit" in text.replace("\n  ", " ")
 
 
 def test_other_formats_and_measures(folder, capsys):
@@ -62,7 +62,7 @@ def test_files_are_written_and_named(folder, tmp_path, capsys):
     written = {path.name for path in out.iterdir()}
     assert {"report.md", "report.csv", "report.html"} < written
     assert all(name in told for name in written)
-    assert "### Beside accuracy" in (out / "report.md").read_text()
+    assert "### Other measures" in (out / "report.md").read_text()
 
 
 def test_the_page_alone(folder, tmp_path):

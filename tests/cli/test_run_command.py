@@ -26,11 +26,13 @@ def test_agreement_in_a_line():
     """8 of 10 agree, 6 of these and none of the others are right."""
     measured = result(n_measured=10, n_agreeing=8, n_agreeing_correct=6)
     assert agreement_line(measured) == (
-        "policy: agrees on 80.0 %, 75.0 % right where it does, 0.0 % right else"
+        "policy and served label agree on 80.0 %; accuracy 75.0 % if they agree, "
+        "0.0 % if they differ"
     )
     assert agreement_line(result()) == ""
     everywhere = result(n_measured=10, n_agreeing=10, n_agreeing_correct=6)
-    assert agreement_line(everywhere) == "policy: agrees on 100.0 %, 60.0 % right where it does"
+    assert "100.0 %; accuracy 60.0 % if they agree" in agreement_line(everywhere)
+    assert "differ" not in agreement_line(everywhere)
 
 
 def test_a_sound_run_is_not_warned_of():
@@ -48,7 +50,8 @@ def ran(path, tmp_path, capsys, *changes):
 def test_a_run_tells_brier_and_agreement(tmp_path, capsys):
     out = ran(write_experiment(tmp_path), tmp_path, capsys)
     assert re.search(r"ECE +Brier +questions", out)
-    assert re.search(r"\npolicy: agrees on [\d.]+ %, [\d.]+ % right where it does, ", out)
+    line = r"\npolicy and served label agree on [\d.]+ %; accuracy [\d.]+ % if they agree, "
+    assert re.search(line, out)
 
 
 def test_a_model_that_serves_one_class_is_said_to_look_collapsed(tmp_path, capsys):
@@ -73,9 +76,7 @@ def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path
         'method={name="source"}',
         "feedback.n_queries=0",
     )
-    assert re.search(
-        r"\nfrom batch 1 of \d+ on the model serves no numbers: .* smaller method", out
-    )
+    assert re.search(r"\noutputs are not finite from batch 1 of \d+ on: .* smaller method", out)
     assert "looks collapsed" not in out
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from bitta.metrics import Reliability
-from bitta.report.beside import beside_table
 from bitta.report.comparison import compare
 from bitta.report.plot_style import join_names, select_rows
 from bitta.report.plots import section_plots
 from bitta.report.stream_plots import accuracy_curve, agreement_curves, confidence_curve
-from bitta.report.sweeps import sweeps_of
+from bitta.report.sweeps import find_sweeps
+from bitta.report.tables import measures_table
 from made_results import made_run, made_section
 
 FAST, SLOW = 0.01, 1.0
@@ -45,7 +45,7 @@ def compared(tmp_path):
 
 
 def test_accuracy_over_time_is_a_mean_over_the_last_batches(compared):
-    run = compared.rows[-1].first
+    run = compared.rows[-1].first_run
     assert accuracy_curve(run, 2).tolist() == [60, 60, 70, 80]
     figure = figure_of(compared, "accuracy-over-time")
     lines = {line.get_label(): line for line in figure.axes[0].lines}
@@ -71,7 +71,7 @@ def test_captions_tell_how_many_seeds_rows_have(tmp_path):
     section = made_section(tmp_path, runs)
 
     def caption(*names):
-        shown = section.only(names) if names else section
+        shown = section.with_rows(names) if names else section
         return plots_by_name(shown)["accuracy-over-time"].caption
 
     assert "mean of 1 to 3 seeds" in caption()
@@ -95,7 +95,7 @@ def test_agreement_over_time_by_hand(tmp_path):
     """Of 10 samples 8 agree, 6 of them right, and of the 2 others 1."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
     section = made_section(tmp_path, [made_run("bitta", "bitta", [7] * 4, step=step)])
-    curves = agreement_curves(section.rows[0].first, 8)
+    curves = agreement_curves(section.rows[0].first_run, 8)
     assert [curve.tolist() for curve in curves] == [[80] * 4, [75] * 4, [50] * 4]
     lines = figure_of(section, "agreement-over-time").axes[0].lines
     assert [line.get_ydata()[0] for line in lines[:3]] == [80, 75, 50]
@@ -198,9 +198,9 @@ def test_settings_that_change_together_make_one_plot(tmp_path):
         made_run(f"b{e}", "bitta", [5, 5 + e], settings={"epochs": e, "lr": 3e-4 / e})
         for e in (1, 2, 3)
     ]
-    [sweep] = sweeps_of(made_section(tmp_path, runs))
-    assert (sweep.key, sweep.along) == ("method.epochs", ("method.lr",))
-    assert sweep.title == "epochs on each batch (with step size)"
+    [sweep] = find_sweeps(made_section(tmp_path, runs))
+    assert (sweep.key, sweep.coupled_keys) == ("method.epochs", ("method.lr",))
+    assert sweep.title == "epochs per batch (with learning rate)"
     assert sweep.series[0].values == (1, 2, 3)
 
 
@@ -210,11 +210,11 @@ def test_rows_that_differ_in_more_are_lines_of_their_own(tmp_path):
         for flip in (0.0, 0.1, 0.2)
         for lr in (1e-4, 1e-3)
     ]
-    [sweep] = sweeps_of(made_section(tmp_path, runs))
+    [sweep] = find_sweeps(made_section(tmp_path, runs))
     assert sweep.key == "feedback.flip"
     assert [(series.label, series.values) for series in sweep.series] == [
-        ("BiTTA (step size 0.0001)", (0.0, 0.1, 0.2)),
-        ("BiTTA (step size 0.001)", (0.0, 0.1, 0.2)),
+        ("BiTTA (learning rate 0.0001)", (0.0, 0.1, 0.2)),
+        ("BiTTA (learning rate 0.001)", (0.0, 0.1, 0.2)),
     ]
 
 
@@ -226,7 +226,7 @@ def test_a_line_is_of_the_seeds_that_all_its_points_have(tmp_path):
         for flip, those in seeds.items()
         for seed in those
     ]
-    [series] = sweeps_of(made_section(tmp_path, runs))[0].series
+    [series] = find_sweeps(made_section(tmp_path, runs))[0].series
     assert series.label == "BiTTA (seed 0)"
     assert [row.accuracy.mean for row in series.rows] == [50.0, 50.0, 50.0]
 
@@ -236,7 +236,7 @@ def test_a_line_through_points_without_a_common_seed_is_of_all_seeds(tmp_path):
         made_run(f"b{flip}", "bitta", [5 + seed] * 2, flip=flip, seed=seed)
         for seed, flip in enumerate((0.0, 0.1, 0.2))
     ]
-    [series] = sweeps_of(made_section(tmp_path, runs))[0].series
+    [series] = find_sweeps(made_section(tmp_path, runs))[0].series
     assert series.label == "BiTTA"
     assert [row.accuracy.mean for row in series.rows] == [50.0, 60.0, 70.0]
 
@@ -247,7 +247,7 @@ def test_a_setting_that_takes_fewer_values_does_not_follow(tmp_path):
         made_run(f"s{error}", "simatta", [5, 5], labels="full", error=error, equal=equal)
         for error, equal in ((0.0, "bits"), (0.127, "seconds"), (0.4, "bits"))
     ]
-    assert sweeps_of(made_section(tmp_path, runs)) == []
+    assert find_sweeps(made_section(tmp_path, runs)) == []
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_two_presets_are_no_sweep(tmp_path):
         made_run("a", "tent", [5, 5], n_queries=0, settings={"lr": 1e-3, "reset": True}),
         made_run("b", "tent", [5, 5], n_queries=0, settings={"lr": 1e-4, "reset": False}),
     ]
-    assert sweeps_of(made_section(tmp_path, runs)) == []
+    assert find_sweeps(made_section(tmp_path, runs)) == []
 
 
 def bins(**filled):
@@ -365,7 +365,7 @@ def test_a_run_that_serves_no_numbers_is_in_no_reliability_diagram(tmp_path):
     section = made_section(tmp_path, [sound, replace(lost, steps=steps)])
     [axes] = figure_of(section, "reliability").axes
     assert axes.get_title(loc="left").startswith("BiTTA")
-    table = beside_table(compare(section), ["ece"])
+    table = measures_table(compare(section), ["ece"])
     assert [row[-1].text for row in table.rows] == ["–", "30.0"]
 
 
@@ -435,7 +435,7 @@ def test_rows_of_one_method_are_told_apart_in_time(tmp_path):
 def test_memory_is_drawn_where_a_gpu_has_measured_it(tmp_path, compared):
     """1, 2 and 3 MB, and two seeds of 3 and 5 for BiTTA."""
     assert "memory" not in plots_by_name(compared)
-    gpu = compared.rows[0].first.environment | {"device": "NVIDIA H200"}
+    gpu = compared.rows[0].first_run.environment | {"device": "NVIDIA H200"}
     most = {"source": 1, "tent": 2, "sar": 3}
     runs = [made_run(name, name, [5, 5], n_queries=0) for name in most]
     runs += [made_run("bitta", "bitta", [5, 5], seed=seed) for seed in (0, 1)]
@@ -499,8 +499,8 @@ def test_two_words_are_drawn_for_two_methods_but_not_for_one(tmp_path):
         for equal in ("bits", "seconds")
     ]
     both = made_section(tmp_path, runs)
-    assert [sweep.key for sweep in sweeps_of(both)] == ["feedback.equal"]
-    assert sweeps_of(both.only(["bitta*"])) == []
+    assert [sweep.key for sweep in find_sweeps(both)] == ["feedback.equal"]
+    assert find_sweeps(both.with_rows(["bitta*"])) == []
 
 
 def test_a_row_that_differs_in_something_else_is_a_point(tmp_path):
@@ -509,10 +509,10 @@ def test_a_row_that_differs_in_something_else_is_a_point(tmp_path):
         for beta in (0.5, 1.0, 2.0)
     ]
     runs.append(made_run("other", "bitta", [6, 6], settings={"beta": 1.0, "alpha": 2.0}))
-    [sweep] = sweeps_of(made_section(tmp_path, runs))
+    [sweep] = find_sweeps(made_section(tmp_path, runs))
     assert [(series.label, series.values) for series in sweep.series] == [
-        ("BiTTA (weight on answers α 1)", (0.5, 1.0, 2.0)),
-        ("BiTTA (weight on answers α 2)", (1.0,)),
+        ("BiTTA (weight of answers α 1)", (0.5, 1.0, 2.0)),
+        ("BiTTA (weight of answers α 2)", (1.0,)),
     ]
 
 
@@ -534,16 +534,16 @@ def by_threshold(value):
 def test_a_row_in_which_the_setting_has_no_effect_is_a_level_line(tmp_path):
     """60 and 70 % with two seeds: 65 everywhere, and no point at its threshold of 0.9."""
     section = thresholds(tmp_path)
-    [sweep] = sweeps_of(section)
-    [series], [level] = sweep.series, sweep.levels
+    [sweep] = find_sweeps(section)
+    [series], [constant] = sweep.series, sweep.constant_rows
     assert (series.label, series.values) == (
-        "BiTTA (how agreement is told: threshold)",
+        "BiTTA (test of agreement: threshold)",
         (0.8, 0.9, 0.99),
     )
-    assert (level.label, level.row.name) == ("BiTTA (how agreement is told: policy)", "policy")
+    assert (constant.label, constant.row.name) == ("BiTTA (test of agreement: policy)", "policy")
     figure = figure_of(section, "accuracy-against-method-threshold")
-    [drawn] = [line for line in figure.axes[0].lines if line.get_label() == level.label]
+    [drawn] = [line for line in figure.axes[0].lines if line.get_label() == constant.label]
     assert list(drawn.get_ydata()) == [65, 65]
     assert list(drawn.get_xdata()) == [0, 1]  # of the axes: from edge to edge
-    assert level.label in legend_of(figure)
-    assert level.label in plots_by_name(section)["accuracy-against-method-threshold"].caption
+    assert constant.label in legend_of(figure)
+    assert constant.label in plots_by_name(section)["accuracy-against-method-threshold"].caption

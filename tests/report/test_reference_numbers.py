@@ -8,7 +8,7 @@ import pytest
 from bitta.errors import InputError
 from bitta.report.comparison import compare
 from bitta.report.reference_numbers import is_shorter, read_paper_tables, tables_for
-from bitta.report.rows import read_sections
+from bitta.report.sections import read_sections
 from made_results import made_run
 
 FOLDER = Path(__file__).parents[2] / "reproduction" / "paper"
@@ -39,7 +39,7 @@ def compared(folder, runs, **options):
 
 
 def means(comparison):
-    return {name: printed.mean for name, printed in comparison.printed.items()}
+    return {name: printed.mean for name, printed in comparison.paper_matches.items()}
 
 
 @pytest.mark.parametrize("folder", ["main-cifar10-c", "cifar10-c"])
@@ -58,15 +58,19 @@ def test_rows_match_the_main_table_by_the_folder_name(tmp_path, folder):
         "bitta": 87.20,
     }  # fmt: skip
     bitta = comparison.section.rows[-1]
-    assert comparison.difference(bitta) == pytest.approx(90 - 87.20)
-    assert comparison.printed["bitta"].value("fog") == 90.30
-    assert comparison.printed["deyo-feedback"].value("fog") is None
-    assert [table.title for table in comparison.tables] == ["Table 1a", "Table 9", "Table 12a"]
+    assert comparison.difference_to_paper(bitta) == pytest.approx(90 - 87.20)
+    assert comparison.paper_matches["bitta"].value("fog") == 90.30
+    assert comparison.paper_matches["deyo-feedback"].value("fog") is None
+    assert [table.title for table in comparison.matched_tables] == [
+        "Table 1a",
+        "Table 9",
+        "Table 12a",
+    ]
 
 
 def test_single_table_applies_to_results_in_any_folder(tmp_path):
     comparison = compared(tmp_path / "mine", [run("bitta", "bitta")])
-    assert not comparison.printed
+    assert not comparison.paper_matches
     assert comparison.paper_notes == []
     [section] = read_sections([tmp_path / "mine"])
     assert means(compare(section, paper=read_paper_tables(FOLDER / MAIN))) == {"bitta": 87.20}
@@ -74,7 +78,7 @@ def test_single_table_applies_to_results_in_any_folder(tmp_path):
 
 def test_other_dataset_matches_its_own_table(tmp_path):
     of_100 = compared(tmp_path / "original", [run("source", "source", kind="cifar100-c")])
-    assert [table.id for table in of_100.tables] == ["tab:app_original/cifar100-c"]
+    assert [table.id for table in of_100.matched_tables] == ["tab:app_original/cifar100-c"]
 
 
 def test_rows_with_other_settings_or_feedback_do_not_match(tmp_path):
@@ -87,7 +91,7 @@ def test_rows_with_other_settings_or_feedback_do_not_match(tmp_path):
     ]
     comparison = compared(tmp_path / "main-cifar10-c", runs)
     assert set(means(comparison)) == {"usual", "labels"}
-    assert comparison.printed["labels"].table.title == "Table 12a"
+    assert comparison.paper_matches["labels"].table.title == "Table 12a"
 
 
 def test_variants_match_by_their_settings(tmp_path):
@@ -138,7 +142,7 @@ def test_table_of_another_stream_is_shown_as_not_measured(tmp_path):
 def test_report_without_a_paper_has_no_numbers_and_no_notes_of_it(tmp_path):
     options = vars(compared(tmp_path / "main-cifar10-c", [run("bitta", "bitta")]))
     comparison = compare(options["section"])
-    assert not comparison.printed
+    assert not comparison.paper_matches
     assert comparison.paper_notes == []
 
 

@@ -12,9 +12,9 @@ from bitta.bench.annotators import FeedbackConfig
 from bitta.errors import InputError
 from bitta.methods.bitta import BittaConfig
 from bitta.methods.tent import TentConfig
-from bitta.report.names import USUAL_FEEDBACK, preset_of, title_of
-from bitta.report.row import ONLY_WITH, Row
-from bitta.report.rows import Spread, read_sections
+from bitta.report.rows import DEFAULT_FEEDBACK, DEPENDENT_SETTINGS, Row, find_preset, row_title
+from bitta.report.sections import read_sections
+from bitta.report.statistics import Spread
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 from made_results import ENVIRONMENT, made_run, made_section, made_sections
@@ -34,7 +34,7 @@ def test_mean_and_sample_deviation_over_seeds_by_hand(tmp_path):
     [row] = made_section(tmp_path, runs).rows
     assert list(row.runs) == [6, 7, 8]
     assert row.accuracy == Spread(pytest.approx(70.0), pytest.approx(10.0), 3)
-    assert row.by_domain["snow"].mean == pytest.approx(70.0)
+    assert row.accuracy_by_domain["snow"].mean == pytest.approx(70.0)
 
 
 def test_one_seed_has_no_deviation(tmp_path):
@@ -154,11 +154,11 @@ def test_rows_come_in_the_order_of_methods_then_of_numbers(tmp_path):
 
 
 def test_titles_are_those_of_the_paper():
-    assert title_of("tent", "none") == "TENT"
-    assert title_of("tent", "verdict") == "TENT*"
-    assert title_of("bitta", "verdict") == "BiTTA"
-    assert title_of("bitta", "none") == "BiTTA (no answers)"
-    assert title_of("simatta", "full", ["reference"]) == "SimATTA (full labels, reference)"
+    assert row_title("tent", "none") == "TENT"
+    assert row_title("tent", "verdict") == "TENT*"
+    assert row_title("bitta", "verdict") == "BiTTA"
+    assert row_title("bitta", "none") == "BiTTA (no answers)"
+    assert row_title("simatta", "full", ["reference"]) == "SimATTA (full labels, reference)"
 
 
 def test_answers_are_what_was_learned_from(tmp_path):
@@ -169,21 +169,21 @@ def test_answers_are_what_was_learned_from(tmp_path):
         made_run("bitta-labels", "bitta", [1, 2], labels="full"),
     ]
     section = made_section(tmp_path, runs)
-    assert [row.answers for row in section.rows] == ["none", "none", "verdict", "full"]
+    assert [row.answer_kind for row in section.rows] == ["none", "none", "verdict", "full"]
     assert section.rows[3].title == "BiTTA (full labels)"
 
 
 def test_a_preset_is_known_by_its_settings():
     handicap = {"name": "tent", **vars(TentConfig()), **TentConfig.presets["reference"]}
-    assert preset_of(handicap) == "reference"
-    assert preset_of({**handicap, "lr": 7.0}) == "reference"
-    assert preset_of({"name": "tent", **vars(TentConfig())}) == ""
-    assert preset_of({"name": "unheard-of"}) == ""
+    assert find_preset(handicap) == "reference"
+    assert find_preset({**handicap, "lr": 7.0}) == "reference"
+    assert find_preset({"name": "tent", **vars(TentConfig())}) == ""
+    assert find_preset({"name": "unheard-of"}) == ""
 
 
 def test_what_is_usual_of_feedback_is_what_an_experiment_has_by_default():
     usual = vars(FeedbackConfig())
-    assert {key: usual[key] for key in USUAL_FEEDBACK} == USUAL_FEEDBACK
+    assert {key: usual[key] for key in DEFAULT_FEEDBACK} == DEFAULT_FEEDBACK
 
 
 def test_a_setting_that_varies_is_found_and_told(tmp_path):
@@ -193,15 +193,15 @@ def test_a_setting_that_varies_is_found_and_told(tmp_path):
         for flip in (0.0, 0.1)
     ]
     section = made_section(tmp_path, runs)
-    assert section.varied == {
+    assert section.varied_settings == {
         "feedback.flip": {
             "simatta-flip0.0": 0.0, "simatta-flip0.1": 0.1, "bitta-flip0.0": 0.0,
             "bitta-flip0.1": 0.1,
         }
     }  # fmt: skip
-    assert section.swept == ("feedback.flip",)
+    assert section.swept_settings == ("feedback.flip",)
     assert [row.title for row in section.rows[2:]] == ["BiTTA", "BiTTA (flip 0.1)"]
-    assert section.rows[3].titled(without=section.swept) == "BiTTA"
+    assert section.rows[3].title_without(section.swept_settings) == "BiTTA"
 
 
 def by(agreement, threshold):
@@ -214,8 +214,12 @@ def test_a_setting_without_effect_is_not_told(tmp_path):
     section = made_section(tmp_path, runs)
     policy = section.rows[0]
     assert (policy.name, policy.title) == ("policy", "BiTTA")
-    assert section.varied["method.threshold"] == {"policy": None, "t0.8": 0.8, "t0.95": 0.95}
-    assert policy.given["method.threshold"] == 0.7
+    assert section.varied_settings["method.threshold"] == {
+        "policy": None,
+        "t0.8": 0.8,
+        "t0.95": 0.95,
+    }
+    assert policy.flat_settings["method.threshold"] == 0.7
 
 
 def test_rows_of_one_name_are_told_apart_by_a_setting_without_effect_too(tmp_path):
@@ -226,13 +230,13 @@ def test_rows_of_one_name_are_told_apart_by_a_setting_without_effect_too(tmp_pat
     section = made_section(tmp_path, runs)
     names = [row.name for row in section.rows]
     assert names == ["bitta (method.threshold=0.8)", "bitta (method.threshold=0.9)"]
-    assert section.varied == {}
+    assert section.varied_settings == {}
 
 
-@pytest.mark.parametrize("name", ONLY_WITH)
+@pytest.mark.parametrize("name", DEPENDENT_SETTINGS)
 def test_what_is_said_to_have_no_effect_has_none(name):
     """Other values of it, where the setting it hangs on is another: the same weights."""
-    other, values = ONLY_WITH[name]
+    other, values = DEPENDENT_SETTINGS[name]
     literals = get_args(get_type_hints(BittaConfig)[other])
     assert set(values) < set(literals)
     for value in set(literals) - set(values):
@@ -240,9 +244,9 @@ def test_what_is_said_to_have_no_effect_has_none(name):
         assert all(map(torch.equal, one, two))
 
 
-@pytest.mark.parametrize("name", ONLY_WITH)
+@pytest.mark.parametrize("name", DEPENDENT_SETTINGS)
 def test_and_has_one_where_it_counts(name):
-    other, values = ONLY_WITH[name]
+    other, values = DEPENDENT_SETTINGS[name]
     for value in values:
         one, two = (_learned({other: value, name: number}) for number in (0.2, 0.6))
         assert not all(map(torch.equal, one, two))
@@ -260,8 +264,8 @@ def test_one_variant_among_many_methods_is_no_sweep(tmp_path):
     runs = [made_run(name, name, [1, 2]) for name in ("source", "bn_stats", "tent", "sar", "eta")]
     runs += [made_run("bitta", "bitta", [1, 2]), made_run("late", "bitta", [1, 2], delay=5)]
     section = made_section(tmp_path, runs)
-    assert list(section.varied) == ["feedback.delay"]
-    assert section.swept == ()
+    assert list(section.varied_settings) == ["feedback.delay"]
+    assert section.swept_settings == ()
     assert section.rows[-1].title == "BiTTA (delay 5)"
 
 
@@ -271,23 +275,23 @@ def test_collapse_is_under_half_of_the_source_with_the_same_seed(tmp_path):
     runs += [made_run("tent", "tent", [3, 8], seed=seed) for seed in (0, 1, 2)]
     section = made_section(tmp_path, runs)
     # Seed 2 has no source of its own and takes that of seed 0.
-    assert section.rows[1].collapsed == {1: ("fog",)}
-    hidden = section.only(["tent"])
+    assert section.rows[1].collapsed_domains == {1: ("fog",)}
+    hidden = section.with_rows(["tent"])
     assert [row.name for row in hidden.rows] == ["tent"]
-    assert hidden.rows[0].collapsed == {1: ("fog",)}
+    assert hidden.rows[0].collapsed_domains == {1: ("fog",)}
 
 
 def test_without_a_source_few_classes_are_a_collapse(tmp_path):
     spreads = {"fog": {"served": 0.1, "true": 1.0}, "snow": {"served": 0.9, "true": 1.0}}
     run = replace(made_run("tent", "tent", [1, 2]), spreads=spreads)
-    assert made_section(tmp_path, [run]).rows[0].collapsed == {0: ("fog",)}
+    assert made_section(tmp_path, [run]).rows[0].collapsed_domains == {0: ("fog",)}
 
 
 def test_without_a_source_half_of_the_median_row_is_a_collapse(tmp_path):
     """Fog: 20, 60 and 80 %, so the least is 30; snow: 40, 70 and 60, so it is 30."""
     rights = {"tent": [2, 4], "sar": [6, 7], "bitta": [8, 6]}
     section = made_section(tmp_path, [made_run(name, name, of) for name, of in rights.items()])
-    assert {row.name: row.collapsed for row in section.rows} == {
+    assert {row.name: row.collapsed_domains for row in section.rows} == {
         "tent": {0: ("fog",)}, "sar": {}, "bitta": {},
     }  # fmt: skip
 

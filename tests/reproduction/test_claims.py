@@ -399,4 +399,4 @@ def test_seeds_of_two_code_versions_share_a_row(made):
     [row] = section.rows
     assert list(row.runs) == [0, 1]
     assert row.accuracy.mean == 70.0
-    assert len(section.environment("code")) == 2
+    assert len(section.environment_values("code")) == 2

@@ -194,7 +194,7 @@ def test_collapse_is_marked_by_the_source_row_of_any_folder(tmp_path, source, st
     row = compare_table(paper_table("tab:add_baselines"), ResultFolders(tmp_path)).our_rows(
         "cifar10-c"
     )["DeYO*"]
-    assert sum(map(len, row.collapsed.values())) == n_collapsed
+    assert sum(map(len, row.collapsed_domains.values())) == n_collapsed
 
 
 def test_order_claim_fails_if_bitta_is_not_best(tmp_path):
@@ -212,8 +212,8 @@ def test_handicapped_row_is_kept_apart_from_the_fair_row(everything):
     fair, handicapped = (
         slots["TENT*", "mean"] for slots in (comparison.fair, comparison.handicapped)
     )
-    assert "reference" in handicapped.apart
-    assert "reference" not in fair.apart
+    assert "reference" in handicapped.qualifiers
+    assert "reference" not in fair.qualifiers
 
 
 def test_leads_over_best_and_mean_agree_with_hand_computation(tmp_path):

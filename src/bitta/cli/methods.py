@@ -37,7 +37,7 @@ def _list_methods() -> None:
             for direction in ("forwards", "backwards")
         ]
         rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *cells])
-    print(text_table(rows, left=4))
+    print(text_table(rows, n_text_columns=4))
     explanation = (
         "forwards, backwards: samples that pass through the model per served sample, without "
         f"questions / with three questions per batch ({costs['protocol']})."

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bitta.errors import InputError, unknown_name_error
 from bitta.report.comparison import Comparison, check_rows, compare
-from bitta.report.document import ALL, Screen, csv_report, markdown_report, text_report
+from bitta.report.document import ALL_MEASURES, Terminal, csv_report, markdown_report, text_report
 from bitta.report.page import report_page
 from bitta.report.plots import section_plots
 from bitta.report.reference_numbers import NO_PAPER, read_paper_tables
-from bitta.report.rows import Section, read_sections
+from bitta.report.sections import Section, read_sections
 from bitta.statefile import check_writable, write_atomically
 
 _EPILOG = """\
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         metavar="A,B",
-        help=f"{', '.join(ALL)} or all (default: accuracy when printed, all in files)",
+        help=f"{', '.join(ALL_MEASURES)} or all (default: accuracy when printed, all in files)",
     )
 
 
@@ -71,7 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Read, compare, print or write."""
     if arguments.html and arguments.out is None:
         raise InputError("--html writes a file; say where with --out DIR.")
-    measures = _measures(arguments.measure, ALL if arguments.out else ("accuracy",))
+    measures = _measures(arguments.measure, ALL_MEASURES if arguments.out else ("accuracy",))
     sections = _chosen(read_sections([Path(f) for f in arguments.folders]), arguments.rows)
     if arguments.against is not None:
         check_rows(sections, [arguments.against])
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
         case "csv":
             print(csv_report(compared, measures), end="")
         case _:
-            print(text_report(compared, measures, _screen()), end="")
+            print(text_report(compared, measures, _terminal()), end="")
             if measures == ("accuracy",):
                 print("\n--measure all adds calibration, questions, time and memory.")
     return 0
@@ -95,9 +95,9 @@ def main(arguments: argparse.Namespace) -> int:
 def _measures(given: str | None, default: Sequence[str]) -> tuple[str, ...]:
     names = default if given is None else _split(given)
     for name in names:
-        if name not in (*ALL, "all"):
-            raise unknown_name_error("measure", name, (*ALL, "all"))
-    return ALL if "all" in names else tuple(name for name in ALL if name in names)
+        if name not in (*ALL_MEASURES, "all"):
+            raise unknown_name_error("measure", name, (*ALL_MEASURES, "all"))
+    return ALL_MEASURES if "all" in names else tuple(name for name in ALL_MEASURES if name in names)
 
 
 def _chosen(sections: Sequence[Section], rows: str | None) -> list[Section]:
@@ -105,7 +105,7 @@ def _chosen(sections: Sequence[Section], rows: str | None) -> list[Section]:
         return list(sections)
     names = _split(rows)
     check_rows(sections, names)
-    chosen = [section.only(names) for section in sections]
+    chosen = [section.with_rows(names) for section in sections]
     return [section for section in chosen if section.rows]
 
 
@@ -116,10 +116,10 @@ def _split(text: str) -> list[str]:
     return names
 
 
-def _screen() -> Screen:
+def _terminal() -> Terminal:
     """The terminal; a file has room for everything."""
     width = shutil.get_terminal_size((_NO_LIMIT, 0)).columns
-    return Screen(width, bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    return Terminal(width, has_bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
 
 
 def _write(

@@ -1,11 +1,10 @@
-"""A section beside the paper, and its rows beside one of them."""
+"""Comparison of a section's rows with the paper's rows and with one of their own."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 from bitta.errors import unknown_name_error
-from bitta.report.names import between, listed_seeds
-from bitta.report.paired import FEWEST_PAIRS, Paired, default_against, paired_tests
 from bitta.report.reference_numbers import (
     NO_PAPER,
     SAMPLES_PER_CORRUPTION,
@@ -16,89 +15,106 @@ from bitta.report.reference_numbers import (
     match_rows,
     tables_for,
 )
-from bitta.report.row import Row
-from bitta.report.rows import Section
+from bitta.report.rows import Row, format_range, format_seeds
+from bitta.report.sections import Section
+from bitta.report.statistics import MIN_PAIRS, holm_correction, signed_rank_p
 
-_SHOWN_DOMAINS = 4
+_MAX_LISTED_DOMAINS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """Test of a row against the baseline over the domains and seeds that both have."""
+
+    median_difference: float
+    """Median of the row minus the baseline, in points."""
+    p: float
+    """Two-sided p-value, corrected for the number of rows."""
+    n_pairs: int
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What stands beside the numbers of a section."""
+    """A section, the paper's rows that fit, and tests against the baseline."""
 
     section: Section
-    tables: Sequence[PaperTable]
-    """Of the paper, as far as one of our rows is in it."""
-    printed: Mapping[str, PaperMatch]
-    """The paper's row, by the name of ours."""
-    against: Row
-    """Whom the others are tested against."""
-    tests: Mapping[str, Paired]
+    matched_tables: Sequence[PaperTable]
+    """Tables of the paper that a row of the section is in."""
+    paper_matches: Mapping[str, PaperMatch]
+    """The paper's rows, by the name of our row."""
+    baseline: Row
+    """Row that the others are tested against."""
+    tests: Mapping[str, PairedTest]
+    """Tests by row name. The baseline and rows with fewer than two pairs have none."""
     paper: PaperTables = NO_PAPER
     """All tables of the paper that were given; empty for a report without a paper."""
 
-    def difference(self, row: Row) -> float | None:
-        """Ours minus the paper's, in points; each domain counts once, as there."""
-        printed = self.printed.get(row.name)
-        return None if printed is None else row.domain_mean.mean - printed.mean
+    def difference_to_paper(self, row: Row) -> float | None:
+        """Return our mean minus the paper's in points. Each domain counts once, as there."""
+        match = self.paper_matches.get(row.name)
+        return None if match is None else row.domain_mean.mean - match.mean
 
     @property
     def paper_notes(self) -> list[str]:
-        """Which tables, and whether they are to be compared with."""
-        uneven = any(
+        """Notes on the paper's tables and on their comparability."""
+        has_uneven_domains = any(
             abs(row.domain_mean.mean - row.accuracy.mean) > 0.005 for row in self.section.rows
         )
-        if not self.printed:
+        if not self.paper_matches:
             single = self.paper.tables if self.paper.is_single else ()
             notes = [f"{table.title}: none of its rows is measured here." for table in single]
-            return notes + (["Mean: over all samples."] if uneven else [])
-        places = ", ".join(table.title for table in self.tables)
+            return notes + (["The mean is over all samples."] if has_uneven_domains else [])
+        places = ", ".join(table.title for table in self.matched_tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
         if is_shorter(self.section):
-            sizes = " or ".join(f"{n:,}" for n in sorted(set(self.section.domains.values())))
+            sizes = sorted(set(self.section.domain_sizes.values()))
             notes.append(
-                f"NOT COMPARABLE with the paper: {sizes} samples of each domain here, "
-                f"{SAMPLES_PER_CORRUPTION:,} there."
+                f"NOT COMPARABLE with the paper: {' or '.join(f'{n:,}' for n in sizes)} samples of "
+                f"each domain here, {SAMPLES_PER_CORRUPTION:,} there."
             )
-        if uneven:
+        if has_uneven_domains:
             notes.append(
-                "Mean: over all samples; the paper's counts each domain once, and so does the "
-                "difference."
+                "The mean is over all samples. The paper's mean counts each domain once, and so "
+                "does the difference."
             )
         return notes
 
     @property
     def test_notes(self) -> list[str]:
-        """What p is, and what it is not."""
+        """Note on the meaning and the limits of p."""
         if not self.tests:
             return []
-        pairs = [test.n for test in self.tests.values()]
-        few = f" With fewer than {FEWEST_PAIRS} pairs p cannot be below .05."
-        several = len(self.section.domains) > 1
-        caution = " Domains of one stream are not independent, so p is optimistic."
-        return [
-            f"Versus {self.against.title}: median difference over {between(pairs)} pairs of "
-            "domain and seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction "
-            f"for {_rows(len(self.tests))}.{few if min(pairs) < FEWEST_PAIRS else ''}"
-            f"{caution if several else ''}"
-        ]
+        n_pairs = [test.n_pairs for test in self.tests.values()]
+        n_rows = f"{len(self.tests)} rows" if len(self.tests) > 1 else "1 row"
+        note = (
+            f"Versus {self.baseline.title}: median difference over {format_range(n_pairs)} pairs "
+            "of domain and seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction "
+            f"for {n_rows}."
+        )
+        if min(n_pairs) < MIN_PAIRS:
+            note += f" With fewer than {MIN_PAIRS} pairs p cannot be below .05."
+        if len(self.section.domain_sizes) > 1:
+            note += " Domains of one stream are not independent, so p is optimistic."
+        return [note]
 
     @property
     def collapse_notes(self) -> list[str]:
-        """Where and with which seeds; their accuracy stays in the mean."""
-        section, lines = self.section, []
-        for row in section.rows:
-            if found := row.collapsed:
-                lines.append(f"  {row.title}: {_told(row, found, section)}{_lost(row)}")
+        """Domains and seeds in which rows collapsed; empty if none did."""
+        n_domains = len(self.section.domain_sizes)
+        lines = [
+            f"  {row.title}: {_describe_domains(row, n_domains)}{_describe_infinite_outputs(row)}"
+            for row in self.section.rows
+            if row.collapsed_domains
+        ]
         if not lines:
             return []
         rule = (
             "less than half of the source model's accuracy"
-            if section.source
-            else "less than half of the median row's accuracy, or a few classes served in place of "
-            "all (there is no row of the source)"
+            if self.section.source_row
+            else "less than half of the median row's accuracy, or nearly all served labels of a "
+            "few classes (there is no row of the source model)"
         )
-        return [f"† COLLAPSED: {rule}, yet part of the mean:", *lines]
+        return [f"† COLLAPSED: {rule}. The mean includes these runs:", *lines]
 
 
 def compare(
@@ -110,56 +126,86 @@ def compare(
     best row.
     """
     tables = tables_for(section, paper)
-    printed = match_rows(section, tables)
-    used = [table for table in tables if any(found.table is table for found in printed.values())]
-    named = [row for row in section.rows if against is not None and row.is_called(against)]
-    other = named[0] if named else default_against(section)
-    return Comparison(section, used, printed, other, paired_tests(section.rows, other), paper)
+    matches = match_rows(section, tables)
+    matched = [table for table in tables if any(m.table is table for m in matches.values())]
+    named = [row for row in section.rows if against is not None and row.matches_name(against)]
+    baseline = named[0] if named else default_baseline(section)
+    tests = paired_tests(section.rows, baseline)
+    return Comparison(section, matched, matches, baseline, tests, paper)
 
 
 def check_rows(sections: Sequence[Section], names: Sequence[str]) -> None:
-    """Refuse a name that no section has."""
+    """Raise an error for a name that matches no row."""
     rows = [row for section in sections for row in section.rows]
     for name in names:
-        if not any(row.is_called(name) for row in rows):
+        if not any(row.matches_name(name) for row in rows):
             raise unknown_name_error("row", name, dict.fromkeys(row.name for row in rows))
 
 
-def _rows(n: int) -> str:
-    return f"{n} rows" if n > 1 else "1 row"
+def default_baseline(section: Section) -> Row:
+    """Return the row of BiTTA without qualifiers, or the most accurate row if there is none."""
+    bitta = [row for row in section.rows if row.title == "BiTTA"]
+    return bitta[0] if len(bitta) == 1 else max(section.rows, key=lambda row: row.accuracy.mean)
 
 
-def _lost(row: Row) -> str:
-    """Since when a model whose weights have left their range serves no numbers."""
-    found = {seed: batch for seed, run in row.runs.items() if (batch := run.first_lost_batch)}
-    if not found:
-        return ""
-    return f"; no numbers from batch {between(list(found.values()))} on{_seeds(row, found)}"
+def paired_tests(rows: Sequence[Row], baseline: Row) -> dict[str, PairedTest]:
+    """Test every other row against the baseline. Rows with fewer than two pairs are left out."""
+    tests = {}
+    for row in rows:
+        differences = _paired_differences(row, baseline)
+        if row.name != baseline.name and len(differences) > 1:
+            p = signed_rank_p(differences)
+            tests[row.name] = PairedTest(median(differences), p, len(differences))
+    corrected = holm_correction({name: test.p for name, test in tests.items()})
+    return {name: replace(test, p=corrected[name]) for name, test in tests.items()}
 
 
-def _told(row: Row, found: Mapping[int, Sequence[str]], section: Section) -> str:
-    """Domains by seed, in a few words; those that most seeds share come first."""
-    seeds: dict[str, list[int]] = {}
-    for seed, domains in found.items():
+def _paired_differences(row: Row, baseline: Row) -> list[float]:
+    differences = []
+    for seed in row.runs:
+        if seed in baseline.runs:
+            ours = row.runs[seed].accuracy_by_domain
+            theirs = baseline.runs[seed].accuracy_by_domain
+            differences += [ours[domain] - theirs[domain] for domain in ours if domain in theirs]
+    # Differences of equal counts may differ by rounding errors, which rounding removes.
+    return [round(difference, 9) for difference in differences]
+
+
+def _describe_domains(row: Row, n_domains: int) -> str:
+    """List the collapsed domains with their seeds. Domains that most seeds share come first."""
+    collapsed = row.collapsed_domains
+    seeds_by_domain: dict[str, list[int]] = {}
+    for seed, domains in collapsed.items():
         for domain in domains:
-            seeds.setdefault(domain, []).append(seed)
-    names = sorted(seeds, key=lambda domain: -len(seeds[domain]))
-    differ = len({tuple(domains) for domains in found.values()}) > 1
-    if len(section.domains) == 1:
-        return f"in the whole stream{_seeds(row, found)}"
-    if len(names) <= _SHOWN_DOMAINS:
-        if differ:
-            return "; ".join(f"in {name}{_seeds(row, seeds[name])}" for name in names)
-        return f"in {', '.join(names)}{_seeds(row, found)}"
-    shown = ", ".join(names[:_SHOWN_DOMAINS])
-    several = f"{between([len(domains) for domains in found.values()])} of {len(section.domains)}"
-    which = ", depending on the seed" if differ else ""
-    return f"in {several} domains{which} ({shown}, ...){_seeds(row, found)}"
+            seeds_by_domain.setdefault(domain, []).append(seed)
+    names = sorted(seeds_by_domain, key=lambda domain: -len(seeds_by_domain[domain]))
+    seeds_differ = len({tuple(domains) for domains in collapsed.values()}) > 1
+    if n_domains == 1:
+        return f"in the whole stream{_describe_seeds(row, collapsed)}"
+    if len(names) <= _MAX_LISTED_DOMAINS:
+        if seeds_differ:
+            return "; ".join(
+                f"in {name}{_describe_seeds(row, seeds_by_domain[name])}" for name in names
+            )
+        return f"in {', '.join(names)}{_describe_seeds(row, collapsed)}"
+    listed = ", ".join(names[:_MAX_LISTED_DOMAINS])
+    count = f"{format_range([len(domains) for domains in collapsed.values()])} of {n_domains}"
+    condition = ", depending on the seed" if seeds_differ else ""
+    return f"in {count} domains{condition} ({listed}, ...){_describe_seeds(row, collapsed)}"
 
 
-def _seeds(row: Row, found: Collection[int]) -> str:
+def _describe_infinite_outputs(row: Row) -> str:
+    """Return the batch from which on outputs are not finite; empty if all are finite."""
+    batches = {seed: batch for seed, run in row.runs.items() if (batch := run.first_lost_batch)}
+    if not batches:
+        return ""
+    first = format_range(list(batches.values()))
+    return f"; outputs not finite from batch {first} on{_describe_seeds(row, batches)}"
+
+
+def _describe_seeds(row: Row, seeds: Collection[int]) -> str:
     if len(row.runs) == 1:
         return ""
-    if len(found) == len(row.runs):
+    if len(seeds) == len(row.runs):
         return ", all seeds"
-    return f", {listed_seeds(found)} of {len(row.runs)}"
+    return f", {format_seeds(seeds)} of {len(row.runs)}"

@@ -8,16 +8,13 @@ from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 from bitta.errors import InputError
-from bitta.report.accuracy import accuracy_table
-from bitta.report.beside import beside_table
-from bitta.report.cells import Table
 from bitta.report.comparison import Comparison
-from bitta.report.document import APART
-from bitta.report.names import shown
+from bitta.report.document import SECTIONS_NOTE
 from bitta.report.plot_style import FONTS, Plot
 from bitta.report.plots import section_plots
-from bitta.report.row import Row
-from bitta.report.rows import Section, differing
+from bitta.report.rows import Row, format_value
+from bitta.report.sections import Section, differing_keys
+from bitta.report.tables import Table, accuracy_table, measures_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +87,8 @@ def report_page(comparisons: Sequence[Comparison], *, title: str) -> str:
         )
     ]
     template = environment.get_template("report.html")
-    return template.render(title=title, sections=sections, sections_note=APART).strip() + "\n"
+    page = template.render(title=title, sections=sections, sections_note=SECTIONS_NOTE)
+    return page.strip() + "\n"
 
 
 def _headings(sections: Sequence[Section]) -> list[str]:
@@ -112,8 +110,8 @@ def _page_section(comparison: Comparison, heading: str, number: int) -> PageSect
         facts=_facts(section),
         collapse_notes=collapse_notes,
         accuracy=_means_first(accuracy, section, without_notes=collapse_notes),
-        collapsed_rows=[index for index, row in enumerate(section.rows) if row.collapsed],
-        measures=beside_table(comparison),
+        collapsed_rows=[index for index, row in enumerate(section.rows) if row.collapsed_domains],
+        measures=measures_table(comparison),
         figures=[
             _page_figure(plot, id_prefix=f"s{number}-{plot.name}")
             for plot in section_plots(section)
@@ -128,30 +126,33 @@ def _facts(section: Section) -> dict[str, str]:
     facts = {
         "Model": section.model,
         "Source weights": _hashes(section, "source_weights"),
-        "Device": ", ".join(section.environment("device")),
-        "CPU threads": ", ".join(section.environment("threads")),
+        "Device": ", ".join(section.environment_values("device")),
+        "CPU threads": ", ".join(section.environment_values("threads")),
         "Seeds": ", ".join(map(str, section.seeds)),
-        "bitta": ", ".join(section.environment("bitta")),
-        "torch": ", ".join(section.environment("torch")),
-        "Python": ", ".join(section.environment("python")),
+        "bitta": ", ".join(section.environment_values("bitta")),
+        "torch": ", ".join(section.environment_values("torch")),
+        "Python": ", ".join(section.environment_values("python")),
         "Code": _hashes(section, "code"),
     }
     return {name: value or "not recorded" for name, value in facts.items()}
 
 
 def _hashes(section: Section, key: str) -> str:
-    return ", ".join(value[:_HASH_DIGITS] for value in section.environment(key))
+    return ", ".join(value[:_HASH_DIGITS] for value in section.environment_values(key))
 
 
 def _means_first(table: Table, section: Section, *, without_notes: Sequence[str]) -> Table:
     """Move the columns of domains to the end, where a narrow screen scrolls to them."""
-    n_domains = len(section.domains) if len(section.domains) > 1 else len(section.points)
-    left, stop = table.left, table.left + n_domains
-    order = [left - 1, *range(left - 1), *range(stop, len(table.header)), *range(left, stop)]
+    n_domains = len(section.domain_sizes)
+    if n_domains == 1:
+        n_domains = len(section.mixed_stream_points)
+    start = table.n_text_columns
+    stop = start + n_domains
+    order = [start - 1, *range(start - 1), *range(stop, len(table.header)), *range(start, stop)]
     return Table(
         [table.header[column] for column in order],
         [[row[column] for column in order] for row in table.rows],
-        left,
+        start,
         [note for note in table.notes if note not in without_notes],
     )
 
@@ -162,13 +163,13 @@ def _split_settings(
     """Return the settings that all rows share, and each row's title with its own settings."""
     tables = [
         {
-            f"{group}.{key}": shown(value)
+            f"{group}.{key}": format_value(value)
             for group, values in row.settings.items()
             for key, value in values.items()
         }
         for row in rows
     ]
-    own_keys = set(differing(tables))
+    own_keys = set(differing_keys(tables))
     shared = {key: value for key, value in tables[0].items() if key not in own_keys}
     own = [
         (row.title, {key: value for key, value in table.items() if key in own_keys})

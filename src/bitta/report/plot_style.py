@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from bitta.errors import InputError
-from bitta.report.names import between
-from bitta.report.row import Row, Spread
-from bitta.report.rows import Section
+from bitta.report.rows import Row, format_range
+from bitta.report.sections import Section
+from bitta.report.statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -162,13 +162,13 @@ def escape_dollars(text: str) -> str:
 def row_label(row: Row, *, max_letters: int = _MAX_LABEL_LETTERS) -> str:
     """Return the title of a row, shortened, with a mark if the row has collapsed."""
     title = escape_dollars(shorten(row.title, max_letters, placeholder=" …"))
-    return f"{title} {COLLAPSE_MARK}" if row.collapsed else title
+    return f"{title} {COLLAPSE_MARK}" if row.collapsed_domains else title
 
 
 def error_bars(spreads: Sequence[Spread]) -> list[float] | None:
     """Return the standard deviations, or None if every mean is of one seed."""
     deviations = [spread.deviation or 0.0 for spread in spreads]
-    return deviations if any(spread.n > 1 for spread in spreads) else None
+    return deviations if any(spread.n_seeds > 1 for spread in spreads) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def select_rows(
     """
     by_accuracy = sorted(rows, key=lambda row: -row.accuracy.mean)
     best: dict[str, Row] = {}
-    for row in sorted(by_accuracy, key=lambda row: row.answers == "full"):
+    for row in sorted(by_accuracy, key=lambda row: row.answer_kind == "full"):
         best.setdefault(row.method, row)
     rows_of_method: dict[str, list[Row]] = {}
     for row in by_accuracy:
@@ -234,14 +234,15 @@ def join_sentences(*sentences: str) -> str:
 
 def collapse_note(rows: Iterable[Row]) -> str:
     """Explain the mark of collapsed rows; empty if no row has collapsed."""
-    return f"{COLLAPSE_MARK} collapsed, see the table." if any(r.collapsed for r in rows) else ""
+    has_collapsed = any(row.collapsed_domains for row in rows)
+    return f"{COLLAPSE_MARK} collapsed, see the table." if has_collapsed else ""
 
 
 def seeds_phrase(rows: Sequence[Row]) -> str:
     """Return the number of seeds per row, such as "mean of 1 to 3 seeds"."""
     counts = [len(row.runs) for row in rows]
     if max(counts) > 1:
-        return f"mean of {between(counts)} seeds"
+        return f"mean of {format_range(counts)} seeds"
     seeds = {seed for row in rows for seed in row.runs}
     return f"seed {seeds.pop()}" if len(seeds) == 1 else "one seed per row"
 

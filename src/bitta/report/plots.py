@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitta.metrics import Reliability
-from bitta.report.names import shown
 from bitta.report.plot_style import (
     BLACK,
     BLUE,
@@ -36,15 +35,16 @@ from bitta.report.plot_style import (
     select_rows,
     style_axes,
 )
-from bitta.report.row import Row, Spread
-from bitta.report.rows import Section
+from bitta.report.rows import Row, format_value
+from bitta.report.sections import Section
+from bitta.report.statistics import Spread
 from bitta.report.stream_plots import (
     accuracy_by_domain_plot,
     accuracy_over_time_plot,
     agreement_over_time_plot,
     confidence_over_time_plot,
 )
-from bitta.report.sweeps import Sweep, sweeps_of
+from bitta.report.sweeps import SettingSweep, find_sweeps
 from bitta.results import RunResult
 
 if TYPE_CHECKING:
@@ -98,14 +98,16 @@ def section_plots(section: Section) -> Iterator[Plot]:
 
 
 def _sweep_plots(section: Section) -> Iterator[Plot]:
-    for sweep in sweeps_of(section)[:_MAX_SWEEPS]:
+    for sweep in find_sweeps(section)[:_MAX_SWEEPS]:
         name = sweep.key.replace(".", "-").replace("_", "-")
         rows = [row for series in sweep.series for row in series.rows]
-        note = collapse_note([*rows, *(level.row for level in sweep.levels)])
-        levels = " and ".join(level.label for level in sweep.levels)
+        note = collapse_note([*rows, *(constant.row for constant in sweep.constant_rows)])
+        constant_labels = " and ".join(constant.label for constant in sweep.constant_rows)
         caption = join_sentences(
             f"Accuracy over the whole stream against {sweep.title}{deviation_phrase(section)}.",
-            f"Horizontal line: {levels}; the setting has no effect there." if levels else "",
+            f"Horizontal line: {constant_labels}. The setting has no effect there."
+            if constant_labels
+            else "",
             note,
         )
         heading = f"Accuracy and {sweep.title}"
@@ -121,23 +123,23 @@ def _sweep_plots(section: Section) -> Iterator[Plot]:
             yield Plot(f"calibration-against-{name}", heading, caption, figure)
 
 
-def _draw_sweep(section: Section, sweep: Sweep) -> "Figure":
+def _draw_sweep(section: Section, sweep: SettingSweep) -> "Figure":
     """Draw lines for numbers and bars for words, with the standard deviation over seeds."""
     figure = new_figure(FIGURE_WIDTH, 4.2)
     axes = figure.add_subplot()
     axes.margins(y=0.1)
-    if sweep.numeric:
+    if sweep.is_numeric:
         _draw_sweep_lines(axes, sweep, lambda row: row.accuracy)
     else:
         _draw_sweep_bars(axes, sweep)
     _draw_constant_rows(axes, section, sweep)
     axes.set(xlabel=sweep.title, ylabel="accuracy (%)")
-    style_axes(axes, grid="both" if sweep.numeric else "y")
+    style_axes(axes, grid="both" if sweep.is_numeric else "y")
     add_legend_below(figure, axes, columns=4)
     return figure
 
 
-def _draw_policy_calibration(sweep: Sweep) -> "Figure":
+def _draw_policy_calibration(sweep: SettingSweep) -> "Figure":
     """Draw the policy's calibration error against the number of passes it is averaged over."""
 
     def policy_ece(row: Row) -> Spread:
@@ -153,14 +155,16 @@ def _draw_policy_calibration(sweep: Sweep) -> "Figure":
     return figure
 
 
-def _draw_constant_rows(axes: "Axes", section: Section, sweep: Sweep) -> None:
+def _draw_constant_rows(axes: "Axes", section: Section, sweep: SettingSweep) -> None:
     """Draw horizontal lines for rows that the setting does not change."""
     swept = [series.method for series in sweep.series]
-    styles = line_styles([*swept, *(level.row.method for level in sweep.levels)])[len(swept) :]
-    for level, style in zip(sweep.levels, styles, strict=True):
-        mean, deviation = level.row.accuracy.mean, level.row.accuracy.deviation
-        mark = f" {COLLAPSE_MARK}" if level.row.collapsed else ""
-        _draw_horizontal_line(axes, mean, escape_dollars(level.label) + mark, style)
+    constant = [constant.row.method for constant in sweep.constant_rows]
+    styles = line_styles([*swept, *constant])[len(swept) :]
+    for constant_row, style in zip(sweep.constant_rows, styles, strict=True):
+        accuracy = constant_row.row.accuracy
+        mean, deviation = accuracy.mean, accuracy.deviation
+        mark = f" {COLLAPSE_MARK}" if constant_row.row.collapsed_domains else ""
+        _draw_horizontal_line(axes, mean, escape_dollars(constant_row.label) + mark, style)
         if deviation is not None:
             axes.axhspan(mean - deviation, mean + deviation, color=style.colour, alpha=0.12, lw=0)
     for row in section.rows:
@@ -175,7 +179,7 @@ def _draw_horizontal_line(axes: "Axes", height: float, label: str, style: LineSt
     )
 
 
-def _draw_sweep_lines(axes: "Axes", sweep: Sweep, measure: Callable[[Row], Spread]) -> None:
+def _draw_sweep_lines(axes: "Axes", sweep: SettingSweep, measure: Callable[[Row], Spread]) -> None:
     styles = line_styles([series.method for series in sweep.series])
     for series, style in zip(sweep.series, styles, strict=True):
         spreads = [measure(row) for row in series.rows]
@@ -185,7 +189,7 @@ def _draw_sweep_lines(axes: "Axes", sweep: Sweep, measure: Callable[[Row], Sprea
             marker=style.marker, linewidth=style.width, markersize=6, capsize=3, elinewidth=1.0,
         )  # fmt: skip
         for row, value, spread in zip(series.rows, series.values, spreads, strict=True):
-            if row.collapsed:
+            if row.collapsed_domains:
                 axes.annotate(
                     COLLAPSE_MARK, (value, spread.mean), xytext=(8, 0), va="center",
                     textcoords="offset points", fontsize=SMALL,
@@ -195,23 +199,23 @@ def _draw_sweep_lines(axes: "Axes", sweep: Sweep, measure: Callable[[Row], Sprea
         axes.set_xscale("log")
     if len(values) <= _MAX_TICKS:
         axes.set_xticks([], minor=True)
-        axes.set_xticks(values, [shown(value) for value in values])
+        axes.set_xticks(values, [format_value(value) for value in values])
 
 
-def _draw_sweep_bars(axes: "Axes", sweep: Sweep) -> None:
-    words = list(dict.fromkeys(shown(v) for series in sweep.series for v in series.values))
+def _draw_sweep_bars(axes: "Axes", sweep: SettingSweep) -> None:
+    words = list(dict.fromkeys(format_value(v) for series in sweep.series for v in series.values))
     width = min(0.8 / len(sweep.series), 0.3)
     styles = line_styles([series.method for series in sweep.series])
     for index, (series, style) in enumerate(zip(sweep.series, styles, strict=True)):
         spreads = [row.accuracy for row in series.rows]
         shift = (index - (len(sweep.series) - 1) / 2) * width
         bars = axes.bar(
-            [words.index(shown(value)) + shift for value in series.values],
+            [words.index(format_value(value)) + shift for value in series.values],
             [spread.mean for spread in spreads], width * 0.92, label=escape_dollars(series.label),
             yerr=error_bars(spreads), capsize=3, color=style.colour,
             hatch=_SWEEP_HATCHES[index % len(_SWEEP_HATCHES)], edgecolor="white", linewidth=0,
         )  # fmt: skip
-        marks = [f" {COLLAPSE_MARK}" if row.collapsed else "" for row in series.rows]
+        marks = [f" {COLLAPSE_MARK}" if row.collapsed_domains else "" for row in series.rows]
         means = [f"{s.mean:.1f}{mark}" for s, mark in zip(spreads, marks, strict=True)]
         axes.bar_label(bars, means, padding=2, fontsize=SMALL)
     axes.set_xticks(range(len(words)), [escape_dollars(word.replace("_", " ")) for word in words])
@@ -237,18 +241,20 @@ def _cost_plot(section: Section) -> Plot | None:
 
 def _label_prices(section: Section) -> dict[str, float]:
     """Return the price of a full label in verdicts by budget unit; empty without verdict rows."""
-    if not any(row.answers == "verdict" for row in section.rows):
+    if not any(row.answer_kind == "verdict" for row in section.rows):
         return {}
     return {
-        _budget_unit(row): row.first.extra["price"]
+        _budget_unit(row): row.first_run.extra["price"]
         for row in section.rows
-        if row.answers == "full" and _budget_unit(row) != "count" and "price" in row.first.extra
+        if row.answer_kind == "full"
+        and _budget_unit(row) != "count"
+        and "price" in row.first_run.extra
     }
 
 
 def _select_cost_rows(section: Section) -> RowSelection:
     """Select rows with answers. Rows with a budget in bits or seconds come first."""
-    rows = [row for row in section.rows if row.answers != "none"]
+    rows = [row for row in section.rows if row.answer_kind != "none"]
     priced = select_rows([r for r in rows if _budget_unit(r) != "count"], _MAX_COST_POINTS)
     n_left = _MAX_COST_POINTS - len(priced.drawn)
     others = select_rows([r for r in rows if _budget_unit(r) == "count"], n_left)
@@ -274,7 +280,9 @@ def _draw_cost(section: Section, rows: Sequence[Row], prices: Mapping[str, float
 
 def _draw_cost_points(axes: "Axes", rows: Sequence[Row], label_price: float) -> None:
     """Draw a point per row. A method's further rows are smaller, so that none hides another."""
-    costs = [_answers_per_batch(r) * (label_price if r.answers == "full" else 1.0) for r in rows]
+    costs = [
+        _answers_per_batch(r) * (label_price if r.answer_kind == "full" else 1.0) for r in rows
+    ]
     styles = line_styles([row.method for row in rows])
     n_drawn: Counter[str] = Counter()
     for row, cost, style in zip(rows, costs, styles, strict=True):
@@ -286,8 +294,8 @@ def _draw_cost_points(axes: "Axes", rows: Sequence[Row], label_price: float) -> 
             linestyle="none", capsize=3,
             marker=_FURTHER_MARKERS[n_earlier - 1] if n_earlier else style.marker,
             markersize=9 - n_earlier if n_earlier else 12,
-            markeredgecolor=style.colour if row.answers == "full" else "white",
-            markerfacecolor="white" if row.answers == "full" else style.colour,
+            markeredgecolor=style.colour if row.answer_kind == "full" else "white",
+            markerfacecolor="white" if row.answer_kind == "full" else style.colour,
         )  # fmt: skip
     axes.set_xlim(0, 1.12 * max(costs))
     axes.margins(y=0.1)
@@ -404,7 +412,7 @@ def _percent_text(ece: Spread) -> str:
 
 def _time_plot(section: Section) -> Plot | None:
     """Plot accuracy against time for several methods on one machine, unless all are as fast."""
-    if any(len(section.environment(key)) > 1 for key in ("device", "threads")):
+    if any(len(section.environment_values(key)) > 1 for key in ("device", "threads")):
         return None
     times = [_ms_per_batch(row) for row in section.rows]
     if len({row.method for row in section.rows}) <= 2 or max(times) <= 1.2 * min(times):
@@ -413,8 +421,8 @@ def _time_plot(section: Section) -> Plot | None:
         section.rows, _MAX_TIME_POINTS, max_per_method=_MAX_TIME_POINTS_PER_METHOD
     )
     caption = join_sentences(
-        f"Accuracy against time per batch on {section.environment('device')[0]}. Rows with filled "
-        "markers learned from answers.",
+        f"Accuracy against time per batch on {section.environment_values('device')[0]}. Rows with "
+        "filled markers learned from answers.",
         selection.note,
     )
     figure = _draw_time(selection.drawn)
@@ -430,7 +438,7 @@ def _draw_time(rows: Sequence[Row]) -> "Figure":
         axes.plot(
             ms, row.accuracy.mean, linestyle="none", marker=style.marker, color=style.colour,
             markersize=10 if row.method == "bitta" else 7, label=row_label(row),
-            markerfacecolor="none" if row.answers == "none" else style.colour,
+            markerfacecolor="none" if row.answer_kind == "none" else style.colour,
         )  # fmt: skip
     axes.set(xscale="log", xlabel="ms per batch: serving, choosing questions, learning")
     ticks = _log_ticks(times)
@@ -456,12 +464,12 @@ def _log_ticks(values: Sequence[float]) -> list[float]:
 
 def _memory_plot(section: Section) -> Plot | None:
     """Plot peak memory of three or more rows on one GPU, unless all are as large."""
-    if not section.has_memory or len(section.rows) <= 2:
+    if not section.has_gpu_memory or len(section.rows) <= 2:
         return None
     means = [_peak_megabytes(row).mean for row in section.rows]
     if max(means) <= 1.2 * min(means):
         return None
-    device = section.environment("device")[0]
+    device = section.environment_values("device")[0]
     caption = join_sentences(
         f"Peak memory of tensors on {device}{deviation_phrase(section)}.",
         collapse_note(section.rows),
@@ -489,4 +497,4 @@ def _draw_memory(rows: Sequence[Row]) -> "Figure":
 
 
 def _peak_megabytes(row: Row) -> Spread:
-    return Spread.of([run.peak_memory / 1e6 for run in row.runs.values()])
+    return Spread.from_values([run.peak_memory / 1e6 for run in row.runs.values()])

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError, SettingError, unknown_name_error
-from bitta.report.names import USUAL_FEEDBACK, Answers, defaults_of
-from bitta.report.row import Row
-from bitta.report.rows import Section
+from bitta.report.rows import DEFAULT_FEEDBACK, AnswerKind, Row, default_settings
+from bitta.report.sections import Section
 
 SAMPLES_PER_CORRUPTION = 9984
 """Samples of each corruption in the paper's tables."""
@@ -35,7 +34,7 @@ class PaperRow:
     """The method as the paper prints it."""
     method: str
     """The method's name in bitta."""
-    feedback: Answers
+    feedback: AnswerKind
     """The kind of answers that the method learns from."""
     values: tuple[float, ...]
     """One number per column."""
@@ -70,7 +69,7 @@ class PaperTable:
     transposed: bool = False
     """True if the paper prints methods across."""
 
-    def row(self, method: str, feedback: Answers, *, variant: str = "") -> PaperRow:
+    def row(self, method: str, feedback: AnswerKind, *, variant: str = "") -> PaperRow:
         """Return the row of a method that learns from this kind of answers."""
         for row in self.rows:
             if (row.method, row.feedback, row.variant) == (method, feedback, variant):
@@ -79,12 +78,12 @@ class PaperTable:
         wanted = " ".join((method, feedback, variant)).strip()
         raise SettingError(f"{self.id} has no row {wanted!r}; its rows: {', '.join(known)}.")
 
-    def value(self, method: str, feedback: Answers, column: str, *, variant: str = "") -> float:
+    def value(self, method: str, feedback: AnswerKind, column: str, *, variant: str = "") -> float:
         """Return one number in the table's unit."""
         return self.row(method, feedback, variant=variant).values[self._index(column)]
 
     def deviation(
-        self, method: str, feedback: Answers, column: str, *, variant: str = ""
+        self, method: str, feedback: AnswerKind, column: str, *, variant: str = ""
     ) -> float | None:
         """Return the standard deviation over three seeds, or None if it is not printed."""
         deviations = self.row(method, feedback, variant=variant).deviations
@@ -187,7 +186,7 @@ def match_costs(section: Section, paper: PaperTables, unit: str) -> dict[str, Pa
     """Return the paper's seconds or megabytes on the same dataset, by the name of our row."""
     folders = {folder.resolve().name for folder in section.folders}
     kind = section.rows[0].settings["stream"]["kind"]
-    if unit == "MB" and not section.has_memory:
+    if unit == "MB" and not section.has_gpu_memory:
         return {}
     tables = [
         replace(table, columns=(kind,))
@@ -200,7 +199,9 @@ def match_costs(section: Section, paper: PaperTables, unit: str) -> dict[str, Pa
 def is_shorter(section: Section) -> bool:
     """Return True if a stream of corruptions has another length than the paper's."""
     kind = section.rows[0].settings["stream"]["kind"]
-    return kind in _CORRUPTED_DATASETS and set(section.domains.values()) != {SAMPLES_PER_CORRUPTION}
+    return kind in _CORRUPTED_DATASETS and set(section.domain_sizes.values()) != {
+        SAMPLES_PER_CORRUPTION
+    }
 
 
 def _read_table(file: Path) -> PaperTable:
@@ -227,7 +228,7 @@ def _table_number(table: PaperTable) -> tuple[int, str]:
 
 def _mean_column(section: Section, table: PaperTable) -> str:
     """Return the column with the mean over such a stream; empty if the table has none."""
-    kind, domains = section.rows[0].settings["stream"]["kind"], list(section.domains)
+    kind, domains = section.rows[0].settings["stream"]["kind"], list(section.domain_sizes)
     if kind in table.columns:
         return str(kind)
     if domains == ["mixed"]:
@@ -243,22 +244,22 @@ def _domains(table: PaperTable) -> set[str]:
 
 
 def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
-    if (row.method, row.answers) != (paper_row.method, paper_row.feedback):
+    if (row.method, row.answer_kind) != (paper_row.method, paper_row.feedback):
         return False
-    if (paper_row.label == "E") != ("enhanced" in row.apart):
+    if (paper_row.label == "E") != ("enhanced" in row.qualifiers):
         return False
-    if row.answers != "none" and any(_is_unusual(row, key) for key in USUAL_FEEDBACK):
+    if row.answer_kind != "none" and any(_is_unusual(row, key) for key in DEFAULT_FEEDBACK):
         return False
     if paper_row.variant:
         return _is_variant(row, paper_row.variant)
     variants = {other.variant for other in table.rows if other.variant}
     variants |= {*_POLICY_OF_VARIANT, "mecta"}
-    settings = set(row.apart) - {"reference", "enhanced", "tiny", "large", "paper"}
+    settings = set(row.qualifiers) - {"reference", "enhanced", "tiny", "large", "paper"}
     return not settings and not any(_is_variant(row, variant) for variant in variants)
 
 
 def _is_unusual(row: Row, key: str) -> bool:
-    return bool(row.settings["feedback"].get(key, USUAL_FEEDBACK[key]) != USUAL_FEEDBACK[key])
+    return bool(row.settings["feedback"].get(key, DEFAULT_FEEDBACK[key]) != DEFAULT_FEEDBACK[key])
 
 
 def _is_variant(row: Row, variant: str) -> bool:
@@ -269,4 +270,4 @@ def _is_variant(row: Row, variant: str) -> bool:
         return bool(method["epochs"] == int(variant.removeprefix("epochs-")))
     if variant == "mecta":
         return bool(method.get("mecta", "off") != "off")
-    return bool(method.get("micro_batch", 0) != defaults_of(row.method).get("micro_batch", 0))
+    return bool(method.get("micro_batch", 0) != default_settings(row.method).get("micro_batch", 0))

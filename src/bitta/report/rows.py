@@ -1,294 +1,282 @@
-"""Results put together: seeds to rows, rows of one protocol to sections."""
+"""Row of a report: runs that differ only in their seed, their settings and their title."""
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import groupby
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from statistics import fmean
+from typing import Any, Literal, Self
 
-from bitta.errors import InputError
 from bitta.methods import METHODS
-from bitta.report.collapse import marked
-from bitta.report.names import Answers, preset_of, told_settings
-from bitta.report.row import POINTS, Row, Spread
-from bitta.results import RunResult, table_hash
+from bitta.report.statistics import Spread
+from bitta.results import RunResult
 
-__all__ = ["Row", "Section", "Spread", "read_sections"]
+AnswerKind = Literal["none", "verdict", "full"]
+"""Kind of answers that a method learned from."""
 
-_MOST_SWEPT = 2
-_ANSWERS: tuple[Answers, ...] = ("none", "verdict", "full")
+METHOD_TITLES: Mapping[str, str] = {
+    "source": "Source", "bn_stats": "BN-Stats", "tent": "TENT", "eta": "ETA", "eata": "EATA",
+    "sar": "SAR", "cotta": "CoTTA", "rotta": "RoTTA", "sotta": "SoTTA", "deyo": "DeYO",
+    "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
+}  # fmt: skip
+"""Names of the methods in print."""
+DEFAULT_FEEDBACK: Mapping[str, Any] = {
+    "every": 1, "total": -1, "equal": "count", "flip": 0.0, "error": 0.0, "annotators": "",
+    "delay": 0, "answer_every": 1,
+}  # fmt: skip
+"""Default values of the settings in [feedback]."""
+MIXED_STREAM_POINTS: Mapping[str, float] = {
+    f"mixed-{percent}": percent / 100 for percent in (25, 50, 75)
+}
+"""Fractions of a mixed stream after which the accuracy so far is reported."""
+DEPENDENT_SETTINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "threshold": ("agreement", ("threshold",)),
+    "perturbation": ("policy", ("ensemble",)),
+    "dropout": ("policy", ("dropout",)),
+    "mecta_prune": ("mecta", ("gated", "fixed")),
+    "mecta_gate": ("mecta", ("gated",)),
+    "mecta_rate": ("mecta", ("fixed",)),
+}
+"""Settings of methods that have an effect only if another setting has one of these values."""
+_MAX_TITLE_SETTINGS = 2
+"""Maximum number of settings in a title. With more, the experiment's name is shorter."""
+_UNCOMPARED_GROUPS = ("stream", "model", "forgetting")
+"""Groups of settings that are equal in all rows of a section, or have no effect on a result."""
+_UNCOMPARED_KEYS = ("feedback.record", "feedback.replay", "method.name")
 
 
 @dataclass(frozen=True)
-class Section:
-    """Rows of one protocol, model and code: what may stand in one table."""
+class Row:
+    """Runs that differ only in their seed."""
 
-    protocol: str
-    """In words, without the seed."""
-    rows: tuple[Row, ...]
-    folders: tuple[Path, ...] = ()
-    """Where the results lie."""
-    hidden: tuple[Row, ...] = ()
-    """Rows that were run as well, but are not to be shown."""
+    name: str
+    """Name of the experiment."""
+    runs: Mapping[int, RunResult]
+    """Runs by seed, in ascending order."""
+    qualifiers: tuple[str, ...] = ()
+    """Preset or settings that distinguish the row from rows of the same method and answers."""
+    collapsed_domains: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Domains in which the row collapsed, by seed. Seeds without a collapse are missing."""
 
     @property
-    def source(self) -> Row | None:
-        """The model as it was trained, if it was run; else one that was tuned beforehand."""
-        found = [row for row in (*self.rows, *self.hidden) if row.method == "source"]
-        return min(found, key=lambda row: len(row.apart), default=None)
+    def first_run(self) -> RunResult:
+        """Run with the lowest seed."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def method(self) -> str:
+        """Name of the method in bitta."""
+        return str(self.first_run.experiment["method"]["name"])
 
     @property
     def title(self) -> str:
-        """What was run, in a few words."""
-        stream, sizes = self.rows[0].settings["stream"], self.domains
-        each = {f"{size:,}" for size in sizes.values()}
-        samples = each.pop() if len(each) == 1 else f"{sum(sizes.values()):,} in all"
-        several = f"{len(sizes)} domains of {samples}" if len(sizes) > 1 else samples
-        return f"{stream['kind']}, {stream['order']}, {several} samples"
+        """Name of the row in print."""
+        return row_title(self.method, self.answer_kind, self.qualifiers)
+
+    def title_without(self, settings: Sequence[str]) -> str:
+        """Return the title without settings that have their own column."""
+        names = {key.rpartition(".")[2] for key in settings}
+        qualifiers = [words for words in self.qualifiers if words.partition(" ")[0] not in names]
+        return row_title(self.method, self.answer_kind, qualifiers)
+
+    def with_seeds(self, seeds: Container[int]) -> Self:
+        """Return the row with the runs of these seeds only."""
+        runs = {seed: run for seed, run in self.runs.items() if seed in seeds}
+        domains = {seed: of for seed, of in self.collapsed_domains.items() if seed in seeds}
+        return replace(self, runs=runs, collapsed_domains=domains)
+
+    def matches_name(self, pattern: str) -> bool:
+        """Return True if the pattern matches the experiment's name or equals the title."""
+        return fnmatchcase(self.name, pattern) or pattern in (self.name, self.title)
+
+    @cached_property
+    def answer_kind(self) -> AnswerKind:
+        """Kind of answers learned from; "none" if no answer came or the method does not learn."""
+        method = METHODS.get(self.method)
+        learns = method is None or method.trains != "nothing"
+        if not learns or not any(run.total("n_answered") for run in self.runs.values()):
+            return "none"
+        return "full" if self.settings["feedback"]["labels"] == "full" else "verdict"
 
     @property
-    def domains(self) -> dict[str, int]:
-        """Samples of each, in the order of the stream."""
-        sizes: dict[str, int] = {}
-        for step in self.rows[0].first.steps:
-            sizes[step.domain] = sizes.get(step.domain, 0) + step.n
-        return sizes
+    def settings(self) -> dict[str, Any]:
+        """Experiment without name and seed."""
+        table = self.first_run.experiment
+        return {key: value for key, value in table.items() if key not in ("name", "seed")}
+
+    @cached_property
+    def flat_settings(self) -> dict[str, Any]:
+        """Settings by dotted name that may differ between the rows of a section."""
+        flat = {
+            f"{group}.{key}": value
+            for group, values in self.settings.items()
+            if group not in _UNCOMPARED_GROUPS
+            for key, value in values.items()
+        }
+        if flat.get("feedback.n_queries") == -1 and self.method in METHODS:
+            flat["feedback.n_queries"] = METHODS[self.method].n_queries
+        return {key: value for key, value in flat.items() if key not in _UNCOMPARED_KEYS}
+
+    @cached_property
+    def effective_settings(self) -> dict[str, Any]:
+        """Flat settings without those that have no effect in this row."""
+        return {key: value for key, value in self.flat_settings.items() if self._has_effect(key)}
+
+    def _has_effect(self, key: str) -> bool:
+        group, _, name = key.partition(".")
+        if group != "method" or name not in DEPENDENT_SETTINGS:
+            return True
+        other, values = DEPENDENT_SETTINGS[name]
+        return self.flat_settings.get(f"method.{other}", values[0]) in values
 
     @property
-    def points(self) -> Mapping[str, float]:
-        """Those of a mixed stream."""
-        return POINTS if list(self.domains) == ["mixed"] else {}
+    def accuracy(self) -> Spread:
+        """Accuracy over all samples in percent."""
+        return Spread.from_values([run.accuracy for run in self.runs.values()])
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """All that some row has."""
-        return tuple(sorted({seed for row in self.rows for seed in row.runs}))
-
-    @property
-    def model(self) -> str:
-        """Where the source model came from."""
-        given = [run.experiment["model"] for run in self._runs()]
-        return ", ".join(
-            dict.fromkeys(str(table["weights"] or table["factory"]) for table in given)
+    def domain_mean(self) -> Spread:
+        """Mean of the domains' accuracies in percent, independent of their sizes."""
+        return Spread.from_values(
+            [fmean(run.accuracy_by_domain.values()) for run in self.runs.values()]
         )
 
-    def environment(self, key: str) -> tuple[str, ...]:
-        """Every "device", "torch", "code", "source_weights" ... that the runs had."""
-        return tuple(dict.fromkeys(str(run.environment.get(key, "")) for run in self._runs()))
+    def accuracy_after(self, fraction: float) -> Spread:
+        """Return the accuracy up to the batch that completes this fraction of the stream."""
+        return Spread.from_values([_accuracy_after(run, fraction) for run in self.runs.values()])
+
+    @cached_property
+    def accuracy_by_domain(self) -> dict[str, Spread]:
+        """Accuracy in each domain in percent, in the order of the stream."""
+        by_seed = [run.accuracy_by_domain for run in self.runs.values()]
+        return {
+            domain: Spread.from_values([accuracies[domain] for accuracies in by_seed])
+            for domain in by_seed[0]
+        }
 
     @property
-    def has_memory(self) -> bool:
-        """Whether memory is that of tensors on one GPU; on a CPU it is the whole process's."""
-        devices = self.environment("device")
-        return len(devices) == 1 and devices[0] not in ("", "cpu")
+    def ece(self) -> Spread | None:
+        """Calibration error of the served labels in percent; None if no run has one."""
+        return self.spread_of(lambda run: run.ece)
 
     @property
-    def varied(self) -> dict[str, dict[str, Any]]:
-        """Settings in which rows of the same method and answers differ: values by row name."""
-        settings = {row.name: row.varying for row in self.rows}
-        keys: dict[str, None] = {}
-        for group in grouped(self.rows):
-            keys |= dict.fromkeys(telling([settings[row.name] for row in group]))
-        return {key: {name: of.get(key) for name, of in settings.items()} for key in keys}
+    def policy_ece(self) -> Spread | None:
+        """Calibration error of the policy in percent; None if no run has one."""
+        return self.spread_of(lambda run: run.policy_ece)
 
-    @property
-    def swept(self) -> tuple[str, ...]:
-        """One or two of them, if that is what most rows differ in: columns of a table."""
-        of = [len(group) for group in grouped(self.rows) if len(group) > 1]
-        varied = tuple(self.varied)
-        return varied if len(varied) <= _MOST_SWEPT and 2 * sum(of) >= len(self.rows) else ()
-
-    def only(self, names: Sequence[str]) -> "Section":
-        """With the rows of such names, or patterns of them; the others are hidden."""
-        shown = tuple(row for row in self.rows if any(row.is_called(name) for name in names))
-        kept = {row.name for row in shown}
-        hidden = tuple(row for row in self.rows if row.name not in kept)
-        return replace(self, rows=shown, hidden=hidden)
-
-    def _runs(self) -> Iterator[RunResult]:
-        return (run for row in self.rows for run in row.runs.values())
+    def spread_of(self, measure: Callable[[RunResult], float | None]) -> Spread | None:
+        """Return mean and deviation of a measure over the runs that have it; None if none has."""
+        values = [measure(run) for run in self.runs.values()]
+        measured = [value for value in values if value is not None]
+        return Spread.from_values(measured) if measured else None
 
 
-def read_sections(folders: Sequence[Path]) -> list[Section]:
-    """Every result in some folders, apart where protocol, source weights or code differ."""
-    protocols: dict[str, dict[str, list[_Found]]] = {}
-    for found in _read(folders):
-        run = found.run
-        what = [seedless(run.protocol), {**run.experiment["stream"], "path": ""}]
-        model, code = (run.environment.get(key) for key in ("source_weights", "code"))
-        versions = protocols.setdefault(table_hash({"what": what, "model": model}), {})
-        versions.setdefault(str(code), []).append(found)
-    return [section for of in protocols.values() for section in _sections(list(of.values()))]
+def _accuracy_after(run: RunResult, fraction: float) -> float:
+    n_seen = n_correct = 0
+    needed = fraction * run.total("n")
+    for step in run.steps:
+        n_seen, n_correct = n_seen + step.n, n_correct + step.n_correct
+        if n_seen >= needed:
+            break
+    return 100 * n_correct / n_seen
 
 
-def seedless(protocol: str) -> str:
-    """A protocol for all seeds.
+def restrict_to_shared_seeds(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the seeds that all of them have, or unchanged if they share none."""
+    shared = set.intersection(*(set(row.runs) for row in rows)) if rows else set()
+    return [row.with_seeds(shared) for row in rows] if shared else list(rows)
 
-    >>> seedless("64 samples, batch 1, seed 3, window 64")
-    '64 samples, batch 1, window 64'
+
+def row_title(method: str, answer_kind: AnswerKind, qualifiers: Sequence[str] = ()) -> str:
+    """Return the name of a row in print, as the paper prints it.
+
+    A star marks verdicts, except for BiTTA, which always learns from verdicts.
+
+    >>> row_title("tent", "verdict", ["reference"]), row_title("simatta", "full")
+    ('TENT* (reference)', 'SimATTA (full labels)')
     """
-    return re.sub(r", seed -?\d+", "", protocol)
+    star = "*" if answer_kind == "verdict" and method != "bitta" else ""
+    answers = ["full labels"] if answer_kind == "full" else []
+    if answer_kind == "none" and method in ("simatta", "bitta"):
+        answers = ["no answers"]
+    brackets = ", ".join((*answers, *qualifiers))
+    return METHOD_TITLES.get(method, method) + star + (f" ({brackets})" if brackets else "")
 
 
-def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of the same method and answers together."""
-    return [
-        list(group)
-        for _, group in groupby(sorted(rows, key=_place), lambda row: (row.method, row.answers))
-    ]
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that do not have one value everywhere."""
-    keys = dict.fromkeys(key for table in settings for key in table)
-    return [key for key in keys if len({repr(table.get(key)) for table in settings}) > 1]
-
-
-def telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys of several values; who lacks one, as it has no effect there, is not told by it.
-
-    >>> telling([{"agreement": "policy"}, {"agreement": "threshold", "threshold": 0.9}])
-    ['agreement']
-    """
-    keys = dict.fromkeys(key for table in settings for key in table)
-    there = {key: {repr(table[key]) for table in settings if key in table} for key in keys}
-    return [key for key, values in there.items() if len(values) > 1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    path: Path
-    run: RunResult
-
-
-def _read(folders: Sequence[Path]) -> Iterator[_Found]:
-    paths: dict[Path, Path] = {}
-    for folder in folders:
-        for path in _results_in(folder):
-            paths.setdefault(path.resolve(), path)
-    for path in paths.values():
-        yield _Found(path, _loaded(path))
-
-
-def _results_in(folder: Path) -> list[Path]:
-    if not folder.exists():
-        raise InputError(f"there is no folder {str(folder)!r}.")
-    if not folder.is_dir():
-        return [folder]
-    found = sorted(folder.glob("*.json"))
-    if not found:
-        below = sorted({str(path.parent) for path in folder.glob("*/*.json")})
-        hint = f" Folders in it have some; give these: {' '.join(below)}" if below else ""
-        raise InputError(f"there is no result (*.json) in {str(folder)!r}.{hint}")
+def find_preset(method_settings: Mapping[str, Any]) -> str:
+    """Return the largest preset whose values the settings have; empty if there is none."""
+    method = METHODS.get(method_settings["name"])
+    if method is None:
+        return ""
+    defaults = default_settings(method_settings["name"])
+    found, most = "", 0
+    for preset, values in method.Config.presets.items():
+        own = {key: value for key, value in values.items() if value != defaults.get(key)}
+        is_set = all(as_json(method_settings.get(key)) == as_json(own[key]) for key in own)
+        if len(own) > most and is_set:
+            found, most = preset, len(own)
     return found
 
 
-def _loaded(path: Path) -> RunResult:
-    try:
-        run = RunResult.load(path)
-        _ = run.experiment["method"]["name"], run.experiment["stream"], run.experiment["seed"]
-    except (KeyError, TypeError, ValueError) as error:
-        why = str(error) if isinstance(error, InputError) else f"{str(path)!r} is not a result."
-        raise InputError(
-            f"{why} A report is made from what bitta run and bitta sweep wrote; move other JSON "
-            "files out of the folder."
-        ) from None
-    return replace(run, experiment=_with_defaults(run.experiment))
+def default_settings(method: str) -> dict[str, Any]:
+    """Return the default settings of a method; empty for an unknown method."""
+    adapter_class = METHODS.get(method)
+    return {} if adapter_class is None else vars(adapter_class.configure({}, None, name=method))
 
 
-def _with_defaults(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """A setting that the method has got since then is at its default, which changes nothing."""
-    given = experiment["method"]
-    kind = METHODS.get(given["name"])
-    since = {} if kind is None else {one.name: one.default for one in fields(kind.Config)}
-    return {**experiment, "method": {**since, **given}}
+def describe_settings(settings: Mapping[str, Any], method: str, row_name: str) -> list[str]:
+    """Return settings that are not at their default, such as "lr 0.001".
 
-
-def _sections(versions: Sequence[Sequence[_Found]]) -> list[Section]:
-    """One for each version of the code, with rows that are told apart from those of all."""
-    made = [_rows(founds) for founds in versions]
-    beside = [row for rows in made for row in rows]
-    return [_section(founds, rows, beside) for founds, rows in zip(versions, made, strict=True)]
-
-
-def _rows(founds: Sequence[_Found]) -> list[Row]:
-    _refuse_other_images(founds)
-    rows: dict[str, dict[int, _Found]] = {}
-    for found in founds:
-        table = {key: value for key, value in found.run.experiment.items() if key != "seed"}
-        runs = rows.setdefault(table_hash(table), {})
-        other = runs.setdefault(found.run.experiment["seed"], found)
-        if other is not found:
-            raise InputError(
-                f"{str(other.path)!r} and {str(found.path)!r} are the same run twice; leave one "
-                "of them out."
-            )
-    made = [
-        Row(next(iter(of.values())).run.name, {seed: of[seed].run for seed in sorted(of)})
-        for of in rows.values()
+    If there are too many for a title, return the name of the row.
+    """
+    defaults = {f"method.{key}": as_json(v) for key, v in default_settings(method).items()}
+    defaults |= {f"feedback.{key}": value for key, value in DEFAULT_FEEDBACK.items()}
+    if method in METHODS:
+        defaults["feedback.n_queries"] = METHODS[method].n_queries
+    descriptions = [
+        f"{key.rpartition('.')[2]} {format_value(value)}"
+        for key, value in settings.items()
+        if key not in defaults or defaults[key] != as_json(value)
     ]
-    return _uniquely_named(made)
+    return descriptions if len(descriptions) <= _MAX_TITLE_SETTINGS else [row_name]
 
 
-def _section(founds: Sequence[_Found], rows: Sequence[Row], beside: Sequence[Row]) -> Section:
-    named = sorted(_told_apart(rows, beside), key=_place)
-    folders = dict.fromkeys(found.path.parent for found in founds)
-    section = Section(seedless(founds[0].run.protocol), tuple(named), tuple(folders))
-    return replace(section, rows=marked(section.rows, section.source))
+def as_json(value: Any) -> Any:
+    """Return the value as a JSON file gives it back: a list for a tuple."""
+    return [as_json(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _refuse_other_images(founds: Sequence[_Found]) -> None:
-    """One protocol and seed is one order of the same images."""
-    first: dict[int, _Found] = {}
-    for found in founds:
-        other = first.setdefault(found.run.experiment["seed"], found)
-        if other.run.environment.get("stream") != found.run.environment.get("stream"):
-            raise InputError(
-                f"{str(other.path)!r} and {str(found.path)!r} have one protocol and seed but not "
-                "the same images; report on them one at a time."
-            )
+def format_value(value: Any) -> str:
+    """Return a setting's value as short text.
+
+    >>> format_value(1e-4), format_value(True), format_value(None), format_value("mixed")
+    ('0.0001', 'yes', '–', 'mixed')
+    """
+    match value:
+        case None | "":
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
 
 
-def _uniquely_named(rows: Sequence[Row]) -> list[Row]:
-    """Rows of one name, of several folders, say in which settings they differ."""
-    named = []
-    for row in rows:
-        like = [other.given for other in rows if other.name == row.name]
-        told = [f"{key}={row.given.get(key)}" for key in differing(like)]
-        named.append(replace(row, name=f"{row.name} ({', '.join(told)})") if told else row)
-    return named
+def format_range(numbers: Sequence[int]) -> str:
+    """Return the smallest and the largest number as text.
+
+    >>> format_range([3, 1, 2]), format_range([3, 3])
+    ('1 to 3', '3')
+    """
+    smallest, largest = min(numbers), max(numbers)
+    return f"{smallest} to {largest}" if smallest < largest else str(largest)
 
 
-def _told_apart(rows: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
-    """By settings in which rows of some version differ; by name where these are the same."""
-    told = []
-    for row in rows:
-        keys = telling([other.varying for other in beside if _kind(other) == _kind(row)])
-        own = {key: row.varying[key] for key in keys if key in row.varying}
-        settings = told_settings(own, row.method, row.name)
-        told.append(replace(row, apart=(*_preset(row), *settings)))
-    titles = Counter(row.title for row in told)
-    return [
-        replace(row, apart=(*row.apart, row.name)) if titles[row.title] > 1 else row for row in told
-    ]
+def format_seeds(seeds: Collection[int]) -> str:
+    """Return the seeds as text.
 
-
-def _kind(row: Row) -> tuple[str, Answers, tuple[str, ...]]:
-    return row.method, row.answers, _preset(row)
-
-
-def _preset(row: Row) -> tuple[str, ...]:
-    tuned = row.settings.get("enhanced", {}).get("n_samples", 0) != 0
-    preset = preset_of(row.settings["method"])
-    return tuple(word for word in (preset, "enhanced" if tuned else "") if word)
-
-
-def _place(row: Row) -> tuple[int, int, list[tuple[float, str]]]:
-    """In the order of the methods, then by answers, then by name, 2 before 10."""
-    methods = list(METHODS)
-    method = methods.index(row.method) if row.method in methods else len(methods)
-    words = re.findall(r"(\d+(?:\.\d+)?)|(\D+)", row.name)
-    name = [(float(number or -1), word) for number, word in words]
-    return method, _ANSWERS.index(row.answers), name
+    >>> format_seeds([0]), format_seeds([0, 2])
+    ('seed 0', 'seeds 0, 2')
+    """
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

@@ -32,8 +32,8 @@ from bitta.report.plot_style import (
     select_rows,
     style_axes,
 )
-from bitta.report.row import Row
-from bitta.report.rows import Section
+from bitta.report.rows import Row
+from bitta.report.sections import Section
 from bitta.results import RunResult, StepRecord
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def accuracy_over_time_plot(section: Section) -> Plot:
         for row, style in zip(selection.drawn, styles, strict=True)
     ]
     caption = join_sentences(
-        f"Accuracy in percent over the last {accuracy_window(section.rows[0].first)} batches, "
+        f"Accuracy in percent over the last {accuracy_window(section.rows[0].first_run)} batches, "
         f"{seeds_phrase(selection.drawn)}. Brackets hold the accuracy over the whole stream.",
         selection.note,
     )
@@ -115,7 +115,7 @@ def accuracy_over_time_plot(section: Section) -> Plot:
 
 def agreement_over_time_plot(section: Section) -> Plot | None:
     """Plot agreement of policy and served labels, one panel per row that measured it."""
-    measured = [row for row in section.rows if row.first.agreement.n_measured]
+    measured = [row for row in section.rows if row.first_run.agreement.n_measured]
     if not measured:
         return None
     selection = select_rows(measured, _MAX_PANELS)
@@ -154,11 +154,11 @@ def confidence_over_time_plot(section: Section) -> Plot | None:
 
 def accuracy_by_domain_plot(section: Section) -> Plot | None:
     """Plot accuracy in each domain: bars for a few rows, a heat map for many."""
-    if len(section.domains) < 2 or len(section.rows) < 2:
+    if len(section.domain_sizes) < 2 or len(section.rows) < 2:
         return None
     if len(section.rows) <= _MAX_BAR_ROWS:
         content, figure = "Accuracy of each row in each domain", _draw_domain_bars(section)
-    elif section.source:
+    elif section.source_row:
         content = "Accuracy minus that of the source model, in points, of each row in each domain"
         figure = _draw_domain_map(section)
     else:
@@ -355,11 +355,11 @@ def _draw_domain_bars(section: Section) -> "Figure":
     """Draw a group of bars per domain, with the standard deviation over seeds."""
     figure = new_figure(FIGURE_WIDTH, 4.4)
     axes = figure.add_subplot()
-    domains, rows = list(section.domains), section.rows
+    domains, rows = list(section.domain_sizes), section.rows
     width = 0.84 / len(rows)
     styles = line_styles([row.method for row in rows])
     for index, (row, style) in enumerate(zip(rows, styles, strict=True)):
-        spreads = [row.by_domain[domain] for domain in domains]
+        spreads = [row.accuracy_by_domain[domain] for domain in domains]
         axes.bar(
             np.arange(len(domains)) + (index - (len(rows) - 1) / 2) * width,
             [spread.mean for spread in spreads], width * 0.94,
@@ -376,12 +376,12 @@ def _draw_domain_bars(section: Section) -> "Figure":
 
 def _draw_domain_map(section: Section) -> "Figure":
     """Draw a heat map of accuracy, or of the difference to the source model if it was run."""
-    source = section.source
+    source = section.source_row
     rows = [row for row in section.rows if row is not source]
-    domains = list(section.domains)
-    percent = np.array([[row.by_domain[d].mean for d in domains] for row in rows])
+    domains = list(section.domain_sizes)
+    percent = np.array([[row.accuracy_by_domain[d].mean for d in domains] for row in rows])
     if source is not None:
-        percent = percent - np.array([source.by_domain[domain].mean for domain in domains])
+        percent = percent - np.array([source.accuracy_by_domain[domain].mean for domain in domains])
     figure = new_figure(FIGURE_WIDTH, 1.7 + 0.2 * len(rows))
     axes = figure.add_subplot()
     limit = float(np.abs(percent).max()) or 1.0

@@ -1,47 +1,47 @@
-"""Settings that were varied, and the rows to draw along each."""
+"""Sweeps: settings that vary between rows, and the rows to draw along each of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-from bitta.report.names import listed_seeds, shown, title_of
-from bitta.report.row import Row, on_shared_seeds
-from bitta.report.rows import Section, telling
+from bitta.report.rows import Row, format_seeds, format_value, restrict_to_shared_seeds, row_title
+from bitta.report.sections import Section, distinguishing_keys
 
-SETTINGS: Mapping[str, str] = {
+SETTING_TITLES: Mapping[str, str] = {
     "feedback.n_queries": "questions per batch k",
     "feedback.flip": "share of wrong verdicts",
     "feedback.error": "share of wrong labels",
-    "feedback.delay": "delay of answers, in batches",
-    "feedback.answer_every": "one batch is answered of every …",
-    "feedback.every": "questions come every … batches",
-    "feedback.total": "questions in all",
-    "feedback.equal": "what the budget is counted in",
-    "method.passes": "passes N of MC dropout",
-    "method.epochs": "epochs on each batch",
-    "method.alpha": "weight on answers α",
-    "method.beta": "weight on agreement β",
-    "method.threshold": "confidence needed",
+    "feedback.delay": "delay of answers in batches",
+    "feedback.answer_every": "n, if every n-th batch is answered",
+    "feedback.every": "n, if every n-th batch has questions",
+    "feedback.total": "total number of questions",
+    "feedback.equal": "unit of the budget",
+    "method.passes": "MC-dropout passes N",
+    "method.epochs": "epochs per batch",
+    "method.alpha": "weight of answers α",
+    "method.beta": "weight of agreement β",
+    "method.threshold": "confidence threshold",
     "method.dropout": "dropout rate",
     "method.correct_memory": "memory of correct samples",
     "method.incorrect_memory": "memory of incorrect samples",
-    "method.selection": "how questions are chosen",
-    "method.policy": "how the policy is estimated",
-    "method.agreement": "how agreement is told",
-    "method.lr": "step size",
-    "enhanced.n_samples": "samples for fine-tuning beforehand",
+    "method.selection": "selection of questions",
+    "method.policy": "estimate of the policy",
+    "method.agreement": "test of agreement",
+    "method.lr": "learning rate",
+    "enhanced.n_samples": "samples for fine-tuning before the stream",
 }
-"""What settings are called along an axis."""
-_FEW = 3
-"""Values that make a plot worth while; words may also be two, for several methods."""
-_MOST_LINES = 8
-_MOST_SINGLES = 3
-"""Rows that differ in something else as well, and are drawn as points; and of levels."""
+"""Titles of settings on an axis. Sweeps are in this order."""
+_MIN_VALUES = 3
+"""Minimum number of values for a plot. Two words are enough if two methods have them."""
+_MAX_SERIES = 8
+_MAX_SINGLE_ROWS = 3
+"""Maximum number of series with a single row, and of constant rows of a method."""
+_MAX_LABEL_SETTINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class SweepSeries:
     """Rows of one method that differ in one setting, ordered by its value."""
 
     method: str
@@ -51,134 +51,146 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """A row of the same method in which the setting has no effect: as high everywhere."""
+class ConstantRow:
+    """Row of a swept method in which the setting has no effect."""
 
     label: str
     row: Row
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """A setting, and what moves along it."""
+class SettingSweep:
+    """Setting that varies, and the rows to draw along it."""
 
     key: str
-    series: tuple[Series, ...]
-    levels: tuple[Level, ...] = ()
-    along: tuple[str, ...] = ()
-    """Settings that change with it."""
+    series: tuple[SweepSeries, ...]
+    constant_rows: tuple[ConstantRow, ...] = ()
+    coupled_keys: tuple[str, ...] = ()
+    """Settings that change together with this one."""
 
     @property
     def title(self) -> str:
-        """What the axis says."""
-        also = [setting_title(key) for key in self.along]
-        return setting_title(self.key) + (f" (with {', '.join(also)})" if also else "")
+        """Title of the axis."""
+        coupled = [setting_title(key) for key in self.coupled_keys]
+        return setting_title(self.key) + (f" (with {', '.join(coupled)})" if coupled else "")
 
     @property
-    def numeric(self) -> bool:
-        """Whether all values are numbers."""
-        return all(_is_number(value) for one in self.series for value in one.values)
+    def is_numeric(self) -> bool:
+        """True if all values are numbers."""
+        return all(_is_number(value) for series in self.series for value in series.values)
 
     @property
-    def worth_while(self) -> bool:
-        """Whether there is enough for a plot."""
-        sizes = sorted(len(set(map(repr, one.values))) for one in self.series)
-        return sizes[-1:] >= [_FEW] or (not self.numeric and sizes[-2:] == [2, 2])
+    def has_enough_values(self) -> bool:
+        """True if a plot has something to show."""
+        n_values = sorted(len(set(map(repr, series.values))) for series in self.series)
+        has_two_words_twice = not self.is_numeric and n_values[-2:] == [2, 2]
+        return n_values[-1:] >= [_MIN_VALUES] or has_two_words_twice
 
 
 def setting_title(key: str) -> str:
-    """A setting in words.
+    """Return the title of a setting on an axis.
 
     >>> setting_title("feedback.delay"), setting_title("method.bn_momentum")
-    ('delay of answers, in batches', 'bn momentum')
+    ('delay of answers in batches', 'bn momentum')
     """
-    return SETTINGS.get(key, key.rpartition(".")[2].replace("_", " "))
+    return SETTING_TITLES.get(key, key.rpartition(".")[2].replace("_", " "))
 
 
-def sweeps_of(section: Section) -> list[Sweep]:
-    """Settings along which accuracy can be drawn, those of the paper's figures first."""
-    known = [key for key in SETTINGS if key in section.varied]
-    keys = [*known, *(key for key in section.varied if key not in known)]
-    found: dict[frozenset[frozenset[str]], Sweep] = {}
+def find_sweeps(section: Section) -> list[SettingSweep]:
+    """Return the sweeps of a section. Settings that change together make one sweep."""
+    varied = section.varied_settings
+    keys = [key for key in SETTING_TITLES if key in varied]
+    keys += [key for key in varied if key not in keys]
+    sweeps: dict[frozenset[frozenset[str]], SettingSweep] = {}
     for key in keys:
-        sweep = _sweep(section, key)
-        if not sweep.worth_while:
+        sweep = _make_sweep(section, key)
+        if not sweep.has_enough_values:
             continue
-        drawn = frozenset(frozenset(row.name for row in one.rows) for one in sweep.series)
-        if drawn in found:
-            before = found[drawn]
-            sweep = replace(before, along=(*before.along, key))
-        found[drawn] = sweep
-    return list(found.values())
+        lines = frozenset(frozenset(row.name for row in series.rows) for series in sweep.series)
+        if lines in sweeps:
+            earlier = sweeps[lines]
+            sweep = replace(earlier, coupled_keys=(*earlier.coupled_keys, key))
+        sweeps[lines] = sweep
+    return list(sweeps.values())
 
 
-def _sweep(section: Section, key: str) -> Sweep:
-    """Rows of a method, apart where they differ in more than this setting."""
+def _make_sweep(section: Section, key: str) -> SettingSweep:
+    """Make series of rows that differ only in this setting and in settings coupled to it."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in section.rows:
         labels = str(row.settings["feedback"]["labels"])
         groups.setdefault((row.method, labels), []).append(row)
-    series: list[Series] = []
-    levels: list[Level] = []
+    series: list[SweepSeries] = []
+    constant_rows: list[ConstantRow] = []
     for group in groups.values():
-        active = [row for row in group if key in row.varying]
-        lines = _lines(active, others := _others(active, key))
+        swept = [row for row in group if key in row.effective_settings]
+        independent = _independent_keys(swept, key)
+        lines = _split_into_lines(swept, independent)
         if not lines:
             continue
-        idle = [row for row in group if key not in row.varying][:_MOST_SINGLES]
-        moving = telling([row.varying for row in active])
-        heads = [row.varying for row in (*(line[0] for line in lines), *idle)]
-        apart = [k for k in telling(heads) if k in others or k not in moving]
-        series += [_one(line, key, apart) for line in lines]
-        levels += [Level(_label(row, apart), row) for row in idle]
-    return Sweep(key, tuple(series[:_MOST_LINES]), tuple(levels))
+        constant = [row for row in group if key not in row.effective_settings][:_MAX_SINGLE_ROWS]
+        varied = distinguishing_keys([row.effective_settings for row in swept])
+        examples = [row.effective_settings for row in (*(line[0] for line in lines), *constant)]
+        label_keys = [
+            k for k in distinguishing_keys(examples) if k in independent or k not in varied
+        ]
+        series += [_make_series(line, key, label_keys) for line in lines]
+        constant_rows += [ConstantRow(_label(row, label_keys), row) for row in constant]
+    return SettingSweep(key, tuple(series[:_MAX_SERIES]), tuple(constant_rows))
 
 
-def _lines(rows: Sequence[Row], others: Sequence[str]) -> list[list[Row]]:
-    """Rows that do not differ in others, longest first; none where nothing moves."""
+def _split_into_lines(rows: Sequence[Row], independent_keys: Sequence[str]) -> list[list[Row]]:
+    """Group rows that are equal in the independent settings, longest line first.
+
+    The result is empty if no line has two rows.
+    """
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        lines.setdefault(repr([row.varying.get(k) for k in others]), []).append(row)
-    drawn = sorted(lines.values(), key=len, reverse=True)
-    several = [line for line in drawn if len(line) > 1]
-    return drawn[: len(several) + _MOST_SINGLES] if several else []
+        values = repr([row.effective_settings.get(key) for key in independent_keys])
+        lines.setdefault(values, []).append(row)
+    longest_first = sorted(lines.values(), key=len, reverse=True)
+    n_long = sum(len(line) > 1 for line in longest_first)
+    return longest_first[: n_long + _MAX_SINGLE_ROWS] if n_long else []
 
 
-def _others(rows: Sequence[Row], key: str) -> list[str]:
-    """Settings that differ apart from this one, and do not change with it one to one."""
-    values = [row.varying for row in rows]
-    numbers = {repr(table[key]) for table in values if _is_number(table[key])}
-    others = [other for other in telling(values) if other != key]
-    if len(numbers) < _FEW:
+def _independent_keys(rows: Sequence[Row], key: str) -> list[str]:
+    """Return the settings that vary, except this one and those that change one to one with it."""
+    tables = [row.effective_settings for row in rows]
+    others = [other for other in distinguishing_keys(tables) if other != key]
+    n_numbers = len({repr(table[key]) for table in tables if _is_number(table[key])})
+    if n_numbers < _MIN_VALUES:
         return others
     return [
         other
         for other in others
-        if len({(repr(t[key]), repr(t.get(other))) for t in values}) > len(numbers)
-        or len({repr(t.get(other)) for t in values}) < len(numbers)
+        if len({(repr(table[key]), repr(table.get(other))) for table in tables}) > n_numbers
+        or len({repr(table.get(other)) for table in tables}) < n_numbers
     ]
 
 
-def _one(rows: Sequence[Row], key: str, apart: Sequence[str]) -> Series:
-    if all(_is_number(row.varying[key]) for row in rows):
-        rows = sorted(rows, key=lambda row: float(row.varying[key]))
-    values = tuple(row.varying[key] for row in rows)
-    drawn = on_shared_seeds(rows)
-    fewer = any(len(row.runs) < len(whole.runs) for row, whole in zip(drawn, rows, strict=True))
-    label = _label(drawn[-1], apart, told_seeds=fewer)
-    return Series(drawn[0].method, label, tuple(drawn), values)
+def _make_series(rows: Sequence[Row], key: str, label_keys: Sequence[str]) -> SweepSeries:
+    """Make a series of rows with the same seeds, so that the points are comparable."""
+    if all(_is_number(row.effective_settings[key]) for row in rows):
+        rows = sorted(rows, key=lambda row: float(row.effective_settings[key]))
+    values = tuple(row.effective_settings[key] for row in rows)
+    drawn = restrict_to_shared_seeds(rows)
+    has_fewer_seeds = any(len(d.runs) < len(row.runs) for d, row in zip(drawn, rows, strict=True))
+    label = _label(drawn[-1], label_keys, with_seeds=has_fewer_seeds)
+    return SweepSeries(drawn[0].method, label, tuple(drawn), values)
 
 
-def _label(row: Row, apart: Sequence[str], *, told_seeds: bool = False) -> str:
-    told = [_told(key, row.varying[key]) for key in apart if key in row.varying][:2]
-    if told_seeds:
-        told.append(listed_seeds(row.runs))
-    return title_of(row.method, row.answers, told)
+def _label(row: Row, keys: Sequence[str], *, with_seeds: bool = False) -> str:
+    settings = row.effective_settings
+    words = [_describe_setting(key, settings[key]) for key in keys if key in settings]
+    words = words[:_MAX_LABEL_SETTINGS]
+    if with_seeds:
+        words.append(format_seeds(row.runs))
+    return row_title(row.method, row.answer_kind, words)
 
 
-def _told(key: str, value: Any) -> str:
+def _describe_setting(key: str, value: Any) -> str:
     colon = ":" if isinstance(value, str) else ""
-    return f"{setting_title(key)}{colon} {shown(value)}"
+    return f"{setting_title(key)}{colon} {format_value(value)}"
 
 
 def _is_number(value: object) -> bool:
