@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import sqlalchemy as sa
 
-from server.processes import ServerProcess, check_stored, restarts
+from server.processes import ServerProcess, check_stored, kill_and_restart
 from server.store.made import database
 
 SECONDS = 3.0
@@ -38,9 +38,9 @@ def kills(kind, n, tell):
     with TemporaryDirectory() as folder, database(kind) as url:
         server = ServerProcess(Path(folder), database=url)
         try:
-            for number, (took, load) in enumerate(restarts(server, n), 1):
+            for number, (took, load) in enumerate(kill_and_restart(server, n), 1):
                 seconds.append(round(took, 3))
-                cpu.append(round(server.cpu(), 2))
+                cpu.append(round(server.cpu_seconds(), 2))
                 acknowledged += load.acknowledged
                 refused |= load.statuses()
                 predicted += load.n_predicted

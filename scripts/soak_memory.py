@@ -47,7 +47,7 @@ def memory(minutes, tell):
             try:
                 _fill(load, tell)
                 spells = _watched(server, load, minutes, tell)
-                status = server.call("GET", "/v1/status")[1]
+                status = server.request("GET", "/v1/status")[1]
             finally:
                 load.end()
         traced = "raceback" in server.log.read_text(errors="replace")
@@ -130,10 +130,10 @@ def _watched(server, load, minutes, tell):
     began, spells = time.monotonic(), []
     for spell in range(max(1, round(60 * minutes / _SPELL))):
         end = began + min((spell + 1) * _SPELL, 60 * minutes)
-        looks = [server.resident()]
+        looks = [server.resident_bytes()]
         while time.monotonic() < end:
             time.sleep(_EVERY)
-            looks.append(server.resident())
+            looks.append(server.resident_bytes())
         spells.append([round(size / 2**20, 2) for size in (min(looks), max(looks))])
         tell(f"{(end - began) / 60:.1f} of {minutes:g} minutes, {spells[-1][0]:.1f} to "
              f"{spells[-1][1]:.1f} MiB, {load.n_served} images, "

@@ -31,13 +31,13 @@ def pictures(n, tell):
         server = ServerProcess(Path(folder), settings=_SETTINGS)
         with server, server.client("client") as client:
             for time in range(1, times + 1):
-                most.append(server.resident() / 2**20)
+                most.append(server.resident_bytes() / 2**20)
                 for number, content in enumerate(_broken(n)):
                     status, sentence = _sent(client, content)
                     statuses[status] = statuses.get(status, 0) + 1
                     said.add(sentence)
                     if (number + 1) % _ROUND == 0 or number + 1 == n:
-                        most[-1] = max(most[-1], server.resident() / 2**20)
+                        most[-1] = max(most[-1], server.resident_bytes() / 2**20)
                         tell(f"{number + 1} of {n}, time {time} of {times}, "
                              f"{most[-1]:.0f} MiB at most")  # fmt: skip
             server.wait_ready()

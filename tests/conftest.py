@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nursery import Nursery
+from process_forker import ProcessForker
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -29,11 +29,11 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    """For commands that are started often."""
-    made = Nursery()
-    yield made
-    made.close()
+def forker():
+    """Process that starts `bitta` commands without imports."""
+    process_forker = ProcessForker()
+    yield process_forker
+    process_forker.close()
 
 
 @pytest.fixture(scope="module")  # while it is there, no other event loop can be

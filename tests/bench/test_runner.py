@@ -219,19 +219,19 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
         run(experiment, out=tmp_path, resume=True)
 
 
-def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, nursery):
+def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, forker):
     """kill -9 at random moments; --resume until it is through.
 
     The whole run and the last life each have an interpreter of their own.
     """
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the nursery
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the forked processes
     path = write_experiment(tmp_path, n=800)
     command = ["run", str(path), "--checkpoint-seconds", "0", "--out"]
     parts, chance = tmp_path / "parts", random.Random(5)
     checkpoint, result = parts / "trial-seed0.safetensors", parts / "trial-seed0.json"
     for _ in range(10):
         seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        life = nursery.bear([*command, str(parts), "--resume"], tmp_path / "log")
+        life = forker.start([*command, str(parts), "--resume"], tmp_path / "log")
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen:
             assert life.poll() is None, "the run ended before it could be killed"
             time.sleep(0.01)

@@ -467,7 +467,7 @@ def test_a_run_whose_sweep_was_killed_saves_itself_and_ends(tmp_path):
         assert "stopped after batch" in (tmp_path / "trial-seed0.log").read_text()
 
 
-def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monkeypatch, nursery):
+def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monkeypatch, forker):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with one job or two
     path = write_experiment(tmp_path)
     path.write_text(path.read_text().replace("restore", "epochs = 1\nrestore"))
@@ -479,7 +479,7 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
     command = ["sweep", str(path), "--out", str(parts), "--checkpoint-seconds", "0.1", "--jobs"]
     for kill in range(5):
         seen = stamps(parts)
-        life = nursery.bear([*command, "2" if kill == 4 else "1"], tmp_path / "log")
+        life = forker.start([*command, "2" if kill == 4 else "1"], tmp_path / "log")
         until(lambda seen=seen: stamps(parts) != seen, life)
         until(lambda kill=kill: len(list(parts.glob("*.json"))) >= 2 * kill, life)
         time.sleep(chance.uniform(0, 0.2))

@@ -112,11 +112,11 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, nursery):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the nursery
+def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, forker):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the forked processes
     command = ["run", str(write_experiment(tmp_path, n=400)), "--out"]
     log = tmp_path / "log"
-    assert nursery.bear([*command, str(tmp_path / "whole")], log).wait() == 0, log.read_text()
+    assert forker.start([*command, str(tmp_path / "whole")], log).wait() == 0, log.read_text()
     command.append(str(tmp_path / "parts"))
     life = subprocess.Popen(
         [sys.executable, "-m", "bitta.cli.main", *command, "--checkpoint-seconds", "0"],
@@ -131,7 +131,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, nursery):
     _, error = life.communicate(timeout=60)
     assert life.returncode == 130
     assert "--resume" in error
-    assert nursery.bear([*command, "--resume"], log).wait() == 0, log.read_text()
+    assert forker.start([*command, "--resume"], log).wait() == 0, log.read_text()
     name = "trial-seed0.json"
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 

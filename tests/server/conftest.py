@@ -1,4 +1,4 @@
-"""What several tests of whole servers share."""
+"""Shared fixtures of the server tests."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from bitta.server.store import connection
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _patient():
-    """A machine under load takes its time to end what was killed, and its hold on a database."""
+def _long_owner_lock_timeout():
+    """On a busy machine, a killed process releases its database late."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "OWNER_LOCK_TIMEOUT", "60s")
         yield

@@ -1,4 +1,4 @@
-"""`bitta serve` in a process of its own, under load: for tests and for `make soak`."""
+"""`bitta serve` in its own process, under load: for tests and for `make soak`."""
 
 import json
 import os
@@ -26,29 +26,28 @@ from bitta.statefile import load_state
 
 MODEL = "embedded:cifar10-resnet8"
 ROLES = ("client", "annotator", "operator")
-QUICK = (
+QUICK_SETTINGS = (
     f'model = "{MODEL}"\nwindow = 16\nn_queries = 6\nduty = 1.0\nsnapshot_steps = 1\n'
     'log_level = "warning"\n[settings]\nepochs = 1\n'
 )
-"""Settings with which everything happens within a second."""
-_PAUSE = 0.02
-"""Seconds between two tries of a load that is refused or has nothing to do."""
-_LOOK = 0.005
-"""Seconds between two looks at whether a server is ready."""
-_PLACES = count(os.getpid() * 101)
-"""Where this process looks for its next port."""
+"""Settings with which questions, learning and snapshots happen within a second."""
+_RETRY_SECONDS = 0.02
+"""Pause of the load after a refusal, or without a question."""
+_READY_POLL_SECONDS = 0.005
+_PORTS = count(os.getpid() * 101)
+"""Port numbers to try, as offsets. Test processes start far from each other."""
 
 
 class ServerProcess:
-    """A server that can be started, killed and started again."""
+    """A server process that can be started, killed and started again."""
 
-    def __init__(self, folder, *, settings=QUICK, database=None, data_dir=None):
+    def __init__(self, folder, *, settings=QUICK_SETTINGS, database=None, data_dir=None):
         self.database = database
         self.data_dir = Path(data_dir or folder / "data")
         self.log = folder / "server.log"
         self._config = folder / "server.toml"
         self._config.write_text(settings)
-        with self.store() as store:
+        with self.open_store() as store:
             self.keys = {role: store.keys.create(role, role).token for role in ROLES}
         self.url = ""
         self.process = None
@@ -61,24 +60,19 @@ class ServerProcess:
         self.kill()
 
     def start(self):
-        """Seconds from the spawning of the process until it says that it is ready.
+        """Start the server. Return the seconds until it is ready.
 
-        It says so once the worker that owns the model goes round and the database takes writes.
+        It is ready when the worker runs and the database accepts writes.
         """
-        began = time.monotonic()
-        self.begin()
+        started = time.monotonic()
+        self.spawn()
         self.wait_ready()
-        return time.monotonic() - began
+        return time.monotonic() - started
 
-    def begin(self):
-        """Start, and do not wait."""
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "bitta.cli.main", "serve", "--config", str(self._config),
-                   "--data-dir", str(self.data_dir), "--port", str(port)]  # fmt: skip
-        if self.database is not None:
-            command += ["--database", self.database]
-        # With bytecode, as what is installed has it.
+    def spawn(self):
+        """Start the process without waiting."""
+        command = [sys.executable, "-m", "bitta.cli.main", *self._serve_arguments()]
+        # Let it write bytecode, like an installed package.
         others = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
@@ -86,12 +80,17 @@ class ServerProcess:
             )
 
     def wait_ready(self, seconds=60.0):
-        """Until requests are welcome."""
-        until(lambda: self.ready() == "", seconds=seconds, what="the server is ready", look=_LOOK)
+        """Wait until the server is ready."""
+        until(
+            lambda: self.not_ready_reason() == "",
+            seconds=seconds,
+            what="the server is ready",
+            poll_seconds=_READY_POLL_SECONDS,
+        )
 
-    def ready(self):
-        """Empty, or why it is not."""
-        assert self.process.poll() is None, f"the server ended:\n{self.tail()}"
+    def not_ready_reason(self):
+        """Return why the server is not ready; empty if it is."""
+        assert self.process.poll() is None, f"the server ended:\n{self.log_tail()}"
         try:
             urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=20).close()
         except urllib.error.HTTPError as error:
@@ -102,59 +101,81 @@ class ServerProcess:
         return ""
 
     def kill(self):
-        """As the kernel would, when memory is short."""
+        """Kill the process with SIGKILL."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
     def stop(self):
-        """Ask it to end; its exit status."""
+        """Stop the process with SIGTERM. Return its exit status."""
         self.process.terminate()
         return self.process.wait(60)
 
-    def call(self, method, path, *, role="operator"):
-        """Status and body of a call that our own client has no name for."""
+    def request(self, method, path, *, role="operator"):
+        """Send a request that `bitta.client` has no method for. Return status and body."""
         headers = {"Authorization": f"Bearer {self.keys[role]}"}
         request = urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.loads(error.read())
 
-    def steps(self):
-        """How often it has learned."""
-        return self.call("GET", "/v1/status")[1]["learning"]["steps"]
+    def n_steps(self):
+        """Return the number of learning steps."""
+        return self.request("GET", "/v1/status")[1]["learning"]["steps"]
 
     def client(self, role, **options):
-        """One that does not try again by itself."""
+        """Return a client without retries."""
         return Client(self.url, self.keys[role], retries=0, timeout=60.0, **options)
 
-    def store(self):
-        """What it has stored, while it does not run."""
+    def open_store(self):
+        """Open the store. The server must not run."""
         return Store.open(self.database, self.data_dir)
 
-    def cpu(self):
-        """Seconds of a processor's time that it has had."""
+    def cpu_seconds(self):
+        """Return the processor time of the process."""
         stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
-    def resident(self):
-        """Bytes of memory it has now."""
+    def resident_bytes(self):
+        """Return the memory of the process."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def tail(self, characters=3000):
-        """The end of what it has printed."""
+    def log_tail(self, characters=3000):
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-characters:]
+
+    def _serve_arguments(self):
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        arguments = ["serve", "--config", str(self._config), "--data-dir", str(self.data_dir),
+                     "--port", str(port)]  # fmt: skip
+        return arguments if self.database is None else [*arguments, "--database", self.database]
+
+
+class ForkedServer(ServerProcess):
+    """Server forked from a process that has imported everything, including torch's compiler."""
+
+    def __init__(self, forker, *arguments, busy_seconds=None, **options):
+        super().__init__(*arguments, **options)
+        self._forker, self._busy_seconds = forker, busy_seconds
+
+    def spawn(self):
+        """Start the process without waiting."""
+        self.process = self._forker.start(
+            self._serve_arguments(), self.log, busy_seconds=self._busy_seconds
+        )
 
 
 class Load:
-    """Predictions, and answers to what is asked, until it is ended or the server is gone.
+    """Sends predictions and answers until it is ended or the server is gone.
 
-    What the server refuses is kept by what was wanted, and the load goes on. An answer is given
-    again with its key until it is acknowledged, those in doubt from an earlier load first.
+    Refusals are collected by the kind of request, and the load continues. An answer is sent again
+    with its idempotency key until it is acknowledged. Unacknowledged answers of an earlier load
+    come first.
     """
 
     def __init__(self, server, *, images=4, in_doubt=()):
@@ -176,14 +197,14 @@ class Load:
         self.end()
 
     def end(self):
-        """Wait for what is under way."""
+        """Stop, and wait for running requests."""
         self._stop.set()
         for thread in self._threads:
             thread.join(120)
             assert not thread.is_alive()
 
     def statuses(self):
-        """Of everything that was refused."""
+        """Return the HTTP statuses of all refusals."""
         return {error.status for errors in self.refused.values() for error in errors}
 
     def _predict(self):
@@ -193,26 +214,26 @@ class Load:
                 images = torch.rand(self._images, 3, 32, 32, generator=generator(1, number))
                 number += 1
                 inputs = list(images.numpy().astype(np.float32))
-                if self._done("predict", client.predict, inputs):
+                if self._try("predict", client.predict, inputs):
                     self.n_predicted += self._images
 
     def _annotate(self):
         with self._server.client("annotator") as client:
-            self._answer(client)
+            self._send_answers(client)
             while not self._stop.is_set():
-                question = self._done("ask", client.next_question)
+                question = self._try("ask", client.next_question)
                 if question is None:
-                    self._stop.wait(_PAUSE)
+                    self._stop.wait(_RETRY_SECONDS)
                     continue
-                given = {"correct": random.random() < 0.5, "idempotency_key": uuid4().hex}
-                self.in_doubt.append((question, given))
-                self._answer(client)
+                answer = {"correct": random.random() < 0.5, "idempotency_key": uuid4().hex}
+                self.in_doubt.append((question, answer))
+                self._send_answers(client)
 
-    def _answer(self, client):
+    def _send_answers(self, client):
         while self.in_doubt and not self._stop.is_set():
-            question, given = self.in_doubt[0]
+            question, answer = self.in_doubt[0]
             try:
-                record = self._done("answer", client.answer, question, **given)
+                record = self._try("answer", client.answer, question, **answer)
             except ExpiredError:
                 self.in_doubt.pop(0)
                 continue
@@ -220,26 +241,27 @@ class Load:
                 self.in_doubt.pop(0)
                 self.acknowledged.append(record.id)
 
-    def _done(self, what, call, *arguments, **named):
-        """What came back; None where it was refused."""
+    def _try(self, kind, function, *arguments, **options):
+        """Return the result; None if the request was refused."""
         try:
-            return call(*arguments, **named)
+            return function(*arguments, **options)
         except ExpiredError:
             raise
         except ClientError as error:
-            if error.status == 0:  # nobody there any more
+            if error.status == 0:  # the server is gone
                 self._stop.set()
             else:
-                self.refused[what].append(error)
-                self._stop.wait(_PAUSE)
+                self.refused[kind].append(error)
+                self._stop.wait(_RETRY_SECONDS)
             return None
 
 
-def restarts(server, n):
-    """Load, kill and start again so many times: seconds to ready, and what the load was told.
+def kill_and_restart(server, n):
+    """Put a server under load, kill it and start it again, n times.
 
-    Every fourth kill comes after an answer was learned from; after every tenth another one falls
-    into the start. The load waits while the server is away, and goes on with what was in doubt.
+    Yield the seconds until it was ready and the load. Every fourth kill comes after a learning step
+    with an answer. After every tenth, another kill hits the start. The load ends with each kill,
+    and the next one starts with the unacknowledged answers.
     """
     in_doubt = ()
     server.start()
@@ -247,61 +269,61 @@ def restarts(server, n):
         load = Load(server, in_doubt=in_doubt)
         if number % 4 == 0:
             until(lambda of=load: of.acknowledged, seconds=60, what="a question is answered")
-            learned = server.steps()
-            until(lambda of=learned: server.steps() > of + 1, seconds=60, what="it learns")
+            n_steps = server.n_steps()
+            until(lambda n=n_steps: server.n_steps() > n + 1, seconds=60, what="it learns")
         time.sleep(random.uniform(0, 1.5))
         server.kill()
         load.end()
         in_doubt = load.in_doubt
         if number % 10 == 9:
-            server.begin()
+            server.spawn()
             time.sleep(random.uniform(0, 2))
             server.kill()
         yield server.start(), load
     server.kill()
 
 
-def until(condition, *, seconds, what, look=_PAUSE):
-    """Wait for something to become true; between two looks nobody is kept from working."""
+def until(condition, *, seconds, what, poll_seconds=_RETRY_SECONDS):
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} seconds: {what}"
-        time.sleep(look)
+        time.sleep(poll_seconds)
 
 
 def free_port():
-    """One that nobody listens at, nor takes before the server does.
-
-    It is below those that connections are given, and processes that test begin far from each other.
-    """
+    """Return a free port below the range that the kernel gives to connections."""
     while True:
-        port = 20_000 + next(_PLACES) % 12_000
+        port = 20_000 + next(_PORTS) % 12_000
         with socket.socket() as bound, suppress(OSError):
             bound.bind(("127.0.0.1", port))
             return port
 
 
 def check_stored(server, acknowledged):
-    """No acknowledged answer is lost, none is in the memory twice; how many there are, by kind."""
-    with server.store() as store:
+    """Check that no acknowledged answer is lost and none is in the memory twice.
+
+    Return counts of answers and events.
+    """
+    with server.open_store() as store:
         records = list(store.all_feedback())
-        events = [event for page in _pages(store) for event in page]
+        events = [event for page in _event_pages(store) for event in page]
         check_memory(server.data_dir / store.newest_snapshot().path)
     stored = [record.id for record in records]
     assert len(stored) == len(set(stored))
     lost = set(acknowledged) - set(stored)
     assert not lost, f"{len(lost)} acknowledged answers are lost"
-    forgone = {record.id for record in records if record.status == "expired"} & set(acknowledged)
-    assert not forgone, f"{len(forgone)} acknowledged answers will never be learned from"
-    held = in_memory_once(events)
+    expired = {record.id for record in records if record.status == "expired"} & set(acknowledged)
+    assert not expired, f"{len(expired)} acknowledged answers will never be learned from"
+    in_memory = answers_in_memory(events)
     applied = {record.id for record in records if record.status == "applied"}
-    assert held == applied, "the log and the answers tell different stories"
+    assert in_memory == applied, "the log and the answers contradict each other"
     kinds = [event.kind for event in events]
     return {
         "acknowledged": len(acknowledged),
         "stored": len(stored),
         "learned_from": sum(len(e.body["answers"]) for e in events if e.kind == "learned"),
-        "in_memory": len(held),
+        "in_memory": len(in_memory),
         "reentered": sum(len(e.body["reentered"]) for e in events if e.kind == "recovered"),
         **{f"events_{kind}": kinds.count(kind) for kind in
            ("served", "asked", "answered", "learned", "snapshot", "recovered", "rollback")},
@@ -309,27 +331,27 @@ def check_stored(server, acknowledged):
 
 
 def check_memory(path):
-    """No picture is twice in the memory of a snapshot: all that are served differ."""
+    """Check that the memory of a snapshot holds no image twice. All served images differ."""
     memory = load_state(path)["session"]["adapter"]["memory"]
-    held = [side["inputs"].flatten(1) for side in memory.values() if "inputs" in side]
-    if held:
-        assert len(torch.cat(held).unique(dim=0)) == len(torch.cat(held))
+    inputs = [side["inputs"].flatten(1) for side in memory.values() if "inputs" in side]
+    if inputs:
+        assert len(torch.cat(inputs).unique(dim=0)) == len(torch.cat(inputs))
 
 
-def in_memory_once(events):
-    """What each step took in, less what a restart made pending again."""
-    held = set()
+def answers_in_memory(events):
+    """Return the answers that all steps learned, without those that a restart made pending."""
+    in_memory = set()
     for event in events:
         if event.kind == "learned":
-            twice = held & set(event.body["answers"])
+            twice = in_memory & set(event.body["answers"])
             assert not twice, f"{twice} entered the memory twice"
-            held |= set(event.body["answers"])
+            in_memory |= set(event.body["answers"])
         elif event.kind == "recovered":
-            held -= set(event.body["reentered"])
-    return held
+            in_memory -= set(event.body["reentered"])
+    return in_memory
 
 
-def _pages(store):
+def _event_pages(store):
     after = 0
     while page := store.events(after=after):
         yield page

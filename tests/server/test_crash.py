@@ -1,4 +1,4 @@
-"""kill -9 under load: no answer that was acknowledged is lost, none is in the memory twice."""
+"""kill -9 under load: no acknowledged answer is lost, and none is in the memory twice."""
 
 import os
 import random
@@ -6,31 +6,30 @@ import time
 
 import pytest
 
-from server.forked import ForkedServer
-from server.processes import check_stored, restarts
+from server.processes import ForkedServer, check_stored, kill_and_restart
 from server.store.made import database
 
 KILLS = {"sqlite": 10, "postgresql": 10}
-START = 0.5
-"""Seconds within which a forked server opens its store and recovers."""
+START_SECONDS = 0.5
+"""Time in which a forked server opens its store and recovers."""
 
 
 @pytest.mark.parametrize("kind", KILLS)
-def test_no_acknowledged_answer_is_lost_and_none_is_learned_from_twice(tmp_path, nursery, kind):
+def test_kills_lose_no_acknowledged_answer_and_repeat_none(tmp_path, forker, kind):
     if kind == "postgresql" and not os.environ.get("BITTA_TEST_POSTGRES"):
         pytest.skip("BITTA_TEST_POSTGRES is not set; give the address of a PostgreSQL database")
     with database(kind) as url:
-        server = ForkedServer(nursery, tmp_path, database=url)
+        server = ForkedServer(forker, tmp_path, database=url)
         acknowledged = []
-        for _, load in restarts(server, KILLS[kind]):
+        for _, load in kill_and_restart(server, KILLS[kind]):
             assert load.statuses() == set()
             acknowledged += load.acknowledged
         for _ in range(3):
-            server.begin()
-            time.sleep(random.uniform(0, START))
+            server.spawn()
+            time.sleep(random.uniform(0, START_SECONDS))
             server.kill()
         found = check_stored(server, acknowledged)
-    assert len(acknowledged) >= KILLS[kind], "hardly anything was answered"
+    assert len(acknowledged) >= KILLS[kind], "there were too few answers"
     assert found["events_recovered"] >= KILLS[kind] - 1
     assert found["learned_from"] > 0
     assert found["events_snapshot"] > 1

@@ -1,4 +1,4 @@
-"""A server whose database is locked or away says so, loses nothing, and goes on by itself."""
+"""A server with a locked or unreachable database loses nothing and continues by itself."""
 
 import os
 import sqlite3
@@ -11,18 +11,17 @@ import sqlalchemy as sa
 
 from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
-from server.forked import ForkedServer
-from server.processes import QUICK, Load, check_stored, until
+from server.processes import QUICK_SETTINGS, ForkedServer, Load, check_stored, until
 
-SETTINGS = f"max_waiting = 128\n{QUICK}"
-"""Predictions are refused soon once they cannot be stored."""
-BUSY = 1.0
-"""Seconds after which a lock is a trouble; users wait for longer."""
+SETTINGS = f"max_waiting = 128\n{QUICK_SETTINGS}"
+"""Few predictions may wait, so that they are refused soon."""
+BUSY_SECONDS = 1.0
+"""Seconds after which the server gives up on a lock. The default is longer."""
 
 
 @contextmanager
 def under_load(server):
-    """A server that has learned; afterwards it must be as if nothing had happened."""
+    """Start a server under load. After the block it must continue and have lost nothing."""
     server.start()
     try:
         with Load(server, images=16) as load:
@@ -30,10 +29,10 @@ def under_load(server):
             yield load
             server.wait_ready()
             before, predicted = len(load.acknowledged), load.n_predicted
-            learned = server.steps()
-            until(lambda: len(load.acknowledged) > before + 5, seconds=60, what="answers go on")
-            until(lambda: load.n_predicted > predicted, seconds=60, what="predictions go on")
-            until(lambda: server.steps() > learned, seconds=60, what="learning goes on")
+            n_steps = server.n_steps()
+            until(lambda: len(load.acknowledged) > before + 5, seconds=60, what="answers continue")
+            until(lambda: load.n_predicted > predicted, seconds=60, what="predictions continue")
+            until(lambda: server.n_steps() > n_steps, seconds=60, what="learning continues")
     finally:
         server.kill()
     assert load.statuses() <= {503}
@@ -41,33 +40,34 @@ def under_load(server):
     check_stored(server, load.acknowledged)
 
 
-def check_refusals(server, load, served, *, again=lambda: None):
-    """Wait until nothing is promised any more, not an answer, not a prediction; what is said.
+def check_refusals(server, load, served, *, repeat=lambda: None):
+    """Wait until answers and predictions are refused. Return both messages.
 
-    `again` is done while it is waited.
+    `repeat` is called while it waits.
     """
 
     def refused_to_predict():
-        again()
+        repeat()
         return not_stored(load)
 
     with ThreadPoolExecutor() as pool, server.client("client") as client:
         answer = pool.submit(client.answer, served, correct=True)
-        told = pool.submit(until, server.ready, seconds=60, what="it is not ready")
-        until(refused_to_predict, seconds=60, what="predictions are refused", look=0.2)
-        told.result()
-        refused = answer.exception()
-    assert isinstance(refused, UnavailableError)
-    assert refused.status == 503
-    return str(refused), not_stored(load)[-1]
+        not_ready = pool.submit(until, server.not_ready_reason, seconds=60, what="it is not ready")
+        until(refused_to_predict, seconds=60, what="predictions are refused", poll_seconds=0.2)
+        not_ready.result()
+        error = answer.exception()
+    assert isinstance(error, UnavailableError)
+    assert error.status == 503
+    return str(error), not_stored(load)[-1]
 
 
 def not_stored(load):
-    """What was said of predictions once the trouble was known; before, that too many wait.
+    """Return the refusals of predictions because of the database.
 
-    Where the database is away, a key that is to be looked up again is refused for the same reason.
+    Earlier ones say that too many predictions wait. If the database is unreachable, the lookup of a
+    key is refused for the same reason.
     """
-    return [said for said in map(str, load.refused["predict"]) if "too many" not in said]
+    return [message for message in map(str, load.refused["predict"]) if "too many" not in message]
 
 
 def one_served(server):
@@ -76,28 +76,28 @@ def one_served(server):
     return served
 
 
-def test_a_database_locked_by_another_program_is_waited_for(tmp_path, nursery):
-    server = ForkedServer(nursery, tmp_path, settings=SETTINGS, busy_seconds=BUSY)
+def test_server_continues_after_database_was_locked(tmp_path, forker):
+    server = ForkedServer(forker, tmp_path, settings=SETTINGS, busy_seconds=BUSY_SECONDS)
     with under_load(server) as load:
         served = one_served(server)
         database = server.data_dir / "bitta.db"
         with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")  # and held for longer than the server waits
-            for sentence in check_refusals(server, load, served):
-                assert "another program locks the database" in sentence
+            other.execute("BEGIN EXCLUSIVE")  # held longer than the server waits
+            for message in check_refusals(server, load, served):
+                assert "another program locks the database" in message
 
 
-def test_a_server_killed_while_its_database_is_locked_has_lost_nothing(tmp_path, nursery):
-    """Twice; what was sent meanwhile is in doubt, and sent again to the next server."""
-    server = ForkedServer(nursery, tmp_path, settings=SETTINGS, busy_seconds=BUSY)
+def test_server_killed_with_locked_database_loses_nothing(tmp_path, forker):
+    """It is killed twice. Unacknowledged answers are sent again to the next server."""
+    server = ForkedServer(forker, tmp_path, settings=SETTINGS, busy_seconds=BUSY_SECONDS)
     acknowledged, in_doubt = [], ()
     server.start()
     try:
         for _ in range(2):
             load = Load(server, images=16, in_doubt=in_doubt)
             until(lambda of=load: len(of.acknowledged) > 3, seconds=60, what="it answers")
-            learned = server.steps()
-            until(lambda of=learned: server.steps() > of + 1, seconds=60, what="it learns")
+            n_steps = server.n_steps()
+            until(lambda of=n_steps: server.n_steps() > of + 1, seconds=60, what="it learns")
             with closing(sqlite3.connect(server.data_dir / "bitta.db", timeout=60)) as other:
                 other.isolation_level = None
                 other.execute("BEGIN EXCLUSIVE")
@@ -116,7 +116,7 @@ def test_a_server_killed_while_its_database_is_locked_has_lost_nothing(tmp_path,
 
 @contextmanager
 def own_database():
-    """A database that can be taken away without harm to others; its address, and a hand on it."""
+    """Create a PostgreSQL database. Yield its URL and a function that executes SQL about it."""
     if not os.environ.get("BITTA_TEST_POSTGRES"):
         pytest.skip("BITTA_TEST_POSTGRES is not set; give the address of a PostgreSQL database")
     base = sa.make_url(os.environ["BITTA_TEST_POSTGRES"]).set(drivername="postgresql+psycopg")
@@ -126,7 +126,7 @@ def own_database():
         try:
             connection.exec_driver_sql(f"CREATE DATABASE {name}")
         except sa.exc.DBAPIError as error:
-            pytest.skip(f"this PostgreSQL makes no databases for us ({error.orig})")
+            pytest.skip(f"the PostgreSQL user cannot create databases ({error.orig})")
         try:
             own = base.set(database=name).render_as_string(hide_password=False)
             yield own, lambda text: connection.exec_driver_sql(text.format(name=name))
@@ -134,27 +134,33 @@ def own_database():
             connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-HANG_UP = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+CLOSE_CONNECTIONS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+)
 
 
-def test_lost_connections_are_made_anew(tmp_path, nursery):
+def test_server_reconnects_after_lost_connections(tmp_path, forker):
     with own_database() as (url, command):
-        server = ForkedServer(nursery, tmp_path, settings=SETTINGS, database=url)
+        server = ForkedServer(forker, tmp_path, settings=SETTINGS, database=url)
         with under_load(server) as load:
             for _ in range(5):
                 answered = len(load.acknowledged)
-                assert command(HANG_UP).rowcount > 0
-                until(lambda n=answered: len(load.acknowledged) > n, seconds=60, what="it goes on")
+                assert command(CLOSE_CONNECTIONS).rowcount > 0
+                until(
+                    lambda n=answered: len(load.acknowledged) > n, seconds=60, what="it continues"
+                )
 
 
-def test_a_database_that_goes_away_is_waited_for(tmp_path, nursery):
+def test_server_continues_after_database_was_unreachable(tmp_path, forker):
     with own_database() as (url, command):
-        server = ForkedServer(nursery, tmp_path, settings=SETTINGS, database=url)
+        server = ForkedServer(forker, tmp_path, settings=SETTINGS, database=url)
         with under_load(server) as load:
             served = one_served(server)
             command("ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-            # A connection that was being made is not seen the first time, and would live on.
-            refusals = check_refusals(server, load, served, again=lambda: command(HANG_UP))
-            for sentence in refusals:
-                assert "the database cannot be" in sentence
+            # The first call does not see a connection that is just being opened, so repeat it.
+            refusals = check_refusals(
+                server, load, served, repeat=lambda: command(CLOSE_CONNECTIONS)
+            )
+            for message in refusals:
+                assert "the database cannot be" in message
             command("ALTER DATABASE {name} ALLOW_CONNECTIONS true")

@@ -1,4 +1,4 @@
-"""A server whose disk is full says so, loses nothing, and goes on once there is room."""
+"""A server with a full disk refuses requests, loses nothing, and continues when there is space."""
 
 import os
 import shutil
@@ -9,16 +9,15 @@ import pytest
 
 from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
-from server.forked import ForkedServer
-from server.processes import QUICK, Load, check_stored, until
+from server.processes import QUICK_SETTINGS, ForkedServer, Load, check_stored, until
 
-SETTINGS = f"max_waiting = 128\n{QUICK}"
-"""Predictions are refused soon once they cannot be stored."""
+SETTINGS = f"max_waiting = 128\n{QUICK_SETTINGS}"
+"""Few predictions may wait, so that they are refused soon."""
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small one of its own."""
+    """Mount a small disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if shutil.which("mount") is None:
@@ -32,26 +31,26 @@ def disk(tmp_path):
 
 
 @pytest.fixture
-def server(tmp_path, disk, nursery):
-    server = ForkedServer(nursery, tmp_path, data_dir=disk / "data", settings=SETTINGS)
+def server(tmp_path, disk, forker):
+    server = ForkedServer(forker, tmp_path, data_dir=disk / "data", settings=SETTINGS)
     yield server
     server.kill()
 
 
 def fill(disk):
-    """Until not a byte more goes in."""
-    ballast = disk / "ballast"
-    file = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    """Write until the disk is full. Return the file."""
+    filler = disk / "filler"
+    file = os.open(filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         while True:
             os.write(file, bytes(4096))
     except OSError:
         os.close(file)
-    return ballast
+    return filler
 
 
 def fill_until_refused(disk, load):
-    """Room that comes back, as when a snapshot half written is given up, is filled again."""
+    """Fill the disk until predictions are refused. Deleted drafts free space, so repeat it."""
     until(
         lambda: fill(disk) and load.refused["predict"],
         seconds=60,
@@ -60,34 +59,36 @@ def fill_until_refused(disk, load):
     return fill(disk)
 
 
-def on_full(disk, tried, told, *, what):
-    """What is told in the end: the database may have room of its own for a write or two more."""
-    heard = []
+def fill_until_message(disk, request, message, *, what):
+    """Fill the disk until a message appears. The database may have space for a few more writes."""
+    messages = []
 
     def refused():
         fill(disk)
-        heard.append(tried())
-        return told in heard[-1]
+        messages.append(request())
+        return message in messages[-1]
 
     until(refused, seconds=60, what=what)
-    return heard[-1]
+    return messages[-1]
 
 
 def check_snapshots(server):
-    """Every row names a whole file, and no other file lies around."""
-    with server.store() as store:
-        kept = {server.data_dir / each.path: each.sha256 for each in store.snapshots()}
-    for path, digest in kept.items():
+    """Check that every row has an intact file, and that there are no other files."""
+    with server.open_store() as store:
+        digests = {
+            server.data_dir / snapshot.path: snapshot.sha256 for snapshot in store.snapshots()
+        }
+    for path, digest in digests.items():
         assert sha256(path.read_bytes()).hexdigest() == digest
-    assert set((server.data_dir / "snapshots").iterdir()) == set(kept)
+    assert set((server.data_dir / "snapshots").iterdir()) == set(digests)
 
 
-def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(server, disk):
+def test_full_disk_refuses_requests_until_there_is_space(server, disk):
     server.start()
     with Load(server, images=16) as load, server.client("client") as client:
         until(lambda: len(load.acknowledged) > 5, seconds=60, what="questions are answered")
         [served] = client.predict(encoded(gradient()))
-        ballast = fill_until_refused(disk, load)
+        filler = fill_until_refused(disk, load)
 
         def answer():
             try:
@@ -97,24 +98,28 @@ def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(ser
             return "stored"
 
         def snapshot():
-            status, body = server.call("POST", "/v1/snapshots")
+            status, body = server.request("POST", "/v1/snapshots")
             return f"{status} {body}"
 
-        told = on_full(disk, answer, "the database is full", what="answers are refused")
-        assert told.startswith("503 ")
-        on_full(disk, server.ready, "the disk of the data folder has", what="it is not ready")
+        message = fill_until_message(
+            disk, answer, "the database is full", what="answers are refused"
+        )
+        assert message.startswith("503 ")
+        fill_until_message(
+            disk, server.not_ready_reason, "the disk of the data folder has", what="it is not ready"
+        )
         full = "a snapshot cannot be written (No space left on device)"
-        told = on_full(disk, snapshot, full, what="snapshots are refused")
-        assert told.startswith("503 ")
-        assert "unavailable" in told
-        before, learned, predicted = len(load.acknowledged), server.steps(), load.n_predicted
-        ballast.unlink()
+        message = fill_until_message(disk, snapshot, full, what="snapshots are refused")
+        assert message.startswith("503 ")
+        assert "unavailable" in message
+        before, learned, predicted = len(load.acknowledged), server.n_steps(), load.n_predicted
+        filler.unlink()
         server.wait_ready()
-        until(lambda: len(load.acknowledged) > before + 5, seconds=60, what="answers go on")
-        until(lambda: server.steps() > learned, seconds=60, what="learning goes on")
-        until(lambda: load.n_predicted > predicted, seconds=60, what="predictions go on")
+        until(lambda: len(load.acknowledged) > before + 5, seconds=60, what="answers continue")
+        until(lambda: server.n_steps() > learned, seconds=60, what="learning continues")
+        until(lambda: load.n_predicted > predicted, seconds=60, what="predictions continue")
         assert client.answer(served, correct=True).id not in load.acknowledged
-        assert server.call("POST", "/v1/snapshots")[0] == 201
+        assert server.request("POST", "/v1/snapshots")[0] == 201
     assert load.statuses() == {503}
     assert "cannot be stored: the database is full" in str(load.refused["predict"][0])
     assert "raceback" not in server.log.read_text()
@@ -123,18 +128,18 @@ def test_a_full_disk_is_told_and_what_was_refused_goes_on_when_there_is_room(ser
     check_stored(server, load.acknowledged)
 
 
-def test_a_server_killed_on_a_full_disk_starts_again_when_there_is_room(server, disk):
+def test_server_killed_on_full_disk_restarts_when_there_is_space(server, disk):
     server.start()
     with Load(server, images=16) as load:
         until(lambda: len(load.acknowledged) > 5, seconds=60, what="questions are answered")
-        ballast = fill_until_refused(disk, load)
+        filler = fill_until_refused(disk, load)
         server.kill()
     fill(disk)
-    with pytest.raises(AssertionError, match=r"(?s)the server ended:.*(no room|No space) left"):
+    with pytest.raises(AssertionError, match=r"(?s)the server ended:.*(is full|No space left)"):
         server.start()
-    ballast.unlink()
+    filler.unlink()
     server.start()
-    assert server.call("POST", "/v1/snapshots")[0] == 201
+    assert server.request("POST", "/v1/snapshots")[0] == 201
     server.kill()
     assert "raceback" not in server.log.read_text()
     check_snapshots(server)

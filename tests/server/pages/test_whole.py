@@ -10,14 +10,13 @@ pytest.importorskip("fastapi", reason="fastapi is not installed; the pages are n
 
 from bitta.server.store import Store
 from bitta.streams import embedded_pack
-from server.forked import ForkedServer
-from server.processes import until
+from server.processes import ForkedServer, until
 
 
 @pytest.fixture
-def server(tmp_path, nursery):
+def server(tmp_path, forker):
     """With traffic for as long as the test takes."""
-    with ForkedServer(nursery, tmp_path) as running:
+    with ForkedServer(forker, tmp_path) as running:
         over = Event()
         traffic = Thread(target=send, args=(running, over))
         traffic.start()
@@ -45,8 +44,8 @@ def test_one_person_answers_thirty_questions_by_keyboard_and_the_model_learns_th
         key = "cx"[number % 3 == 0]
         given[press(annotator, key)] = {"c": "correct", "x": "incorrect"}[key]
     saved(annotator)
-    learned = server.steps()
-    until(lambda: server.steps() > learned + 1, seconds=60, what="it learns")
+    learned = server.n_steps()
+    until(lambda: server.n_steps() > learned + 1, seconds=60, what="it learns")
     says(operator, "#people", "30")
     says(operator, "#log", "Learned from")
     assert len(given) == 30
