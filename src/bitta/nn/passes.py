@@ -36,6 +36,7 @@ def dropout_at(
     Several passes fan out at the first site that runs. From there on `rows.n_passes` is their
     number. `kernels` allows Triton kernels.
     """
+    dropout = _Dropout(rate, passes, random_key, rows, kernels)
     n_calls = [0] * len(sites)
 
     def hook_for(site: int) -> Callable[..., Any]:
@@ -43,15 +44,7 @@ def dropout_at(
             call = (site, n_calls[site])
             n_calls[site] += 1
             is_fanned, rows.n_passes = rows.n_passes == len(passes), len(passes)
-
-            def drop(x: Tensor) -> Tensor:
-                n_rows = len(x) // (len(passes) if is_fanned else 1)
-                n_total, first_row = _locate_rows(n_rows, rows)
-                words = _RandomWords(random_key, call, passes, n_rows=n_total, first_row=first_row)
-                apply = _apply_dropout_by_kernel if kernels and n_rows else _apply_dropout
-                return apply(x, rate, words, is_fanned)
-
-            return _change_first_tensor(output, drop)
+            return _change_first_tensor(output, lambda x: dropout.apply(x, call, is_fanned))
 
         return hook
 
@@ -70,6 +63,28 @@ def dropout_at(
         rows.n_passes = 1
         for handle in handles:
             handle.remove()
+
+
+@dataclass(frozen=True)
+class _Dropout:
+    """Dropout of some passes in one forward pass."""
+
+    rate: float
+    passes: Sequence[int]
+    random_key: RandomKey
+    rows: RowLayout
+    kernels: bool
+
+    def apply(self, x: Tensor, call: tuple[int, int], is_fanned: bool) -> Tensor:
+        """Drop elements of x. If `is_fanned`, its rows already hold all passes."""
+        n_rows = len(x) // (len(self.passes) if is_fanned else 1)
+        n_total, first_row = _locate_rows(n_rows, self.rows)
+        words = _RandomWords(
+            self.random_key, call, self.passes, n_rows=n_total, first_row=first_row
+        )
+        if self.kernels and n_rows:
+            return _apply_dropout_by_kernel(x, self.rate, words, is_fanned)
+        return _apply_dropout(x, self.rate, words, is_fanned)
 
 
 def _locate_rows(n_rows: int, rows: RowLayout) -> tuple[int, int]:
