@@ -31,9 +31,9 @@ def _list_methods() -> None:
     costs = json.loads((files("bitta") / "assets" / "passes.json").read_text())
     rows = [_HEADER]
     for name, kind in METHODS.items():
-        passes = costs["passes"][name]
+        passes = costs["passes"].get(name)  # None until scripts/count_passes.py has counted them.
         cells = [
-            f"{passes[direction]:.1f} / {passes[f'{direction}_asked']:.1f}"
+            f"{passes[direction]:.1f} / {passes[f'{direction}_asked']:.1f}" if passes else "-"
             for direction in ("forwards", "backwards")
         ]
         rows.append([name, kind.paper or "-", kind.needs or "-", kind.trains, *cells])
