@@ -4,7 +4,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bitta.errors import InputError, unknown_name_error
@@ -25,91 +25,95 @@ examples:
 
 docs/how-to/make-reports.md explains what the columns mean.
 """
-_NO_LIMIT = 100_000
-"""Columns of a file."""
+_UNLIMITED_WIDTH = 100_000
+"""Columns to print if the output is not a terminal."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="results of bitta run and bitta sweep"
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="folders with the results of bitta run and bitta sweep",
     )
     parser.add_argument(
         "--format",
         choices=("text", "markdown", "csv"),
         default="text",
-        help="of what is printed (default: text)",
+        help="format of the printed report (default: text)",
     )
     parser.add_argument(
         "--out", metavar="DIR", help="write report.md, report.csv, report.html and plots there"
     )
-    parser.add_argument(
-        "--html", action="store_true", help="with --out: write report.html and nothing else"
-    )
+    parser.add_argument("--html", action="store_true", help="with --out: write report.html only")
     parser.add_argument(
         "--paper",
         metavar="DIR",
-        help="folder with the tables of a paper (in a checkout: reproduction/paper), shown beside "
-        "results in folders of the same experiments; or one table, for results in any folder",
+        help="show the numbers of a paper: a folder with its tables (in a checkout: "
+        "reproduction/paper), or one table to compare with results in any folder",
     )
     parser.add_argument(
-        "--against", metavar="ROW", help="row to test the others against (default: bitta, or best)"
+        "--against",
+        metavar="ROW",
+        help="test the other rows against this row (default: bitta, else the best)",
     )
     parser.add_argument(
-        "--rows", metavar="A,B", help="only these rows, by name or pattern, as in 'tent*'"
+        "--rows", metavar="A,B", help="show only these rows, by name or pattern, as in 'tent*'"
     )
     parser.add_argument(
         "--measure",
         metavar="A,B",
-        help=f"{', '.join(ALL_MEASURES)} or all (default: accuracy when printed, all in files)",
+        help=f"{', '.join(ALL_MEASURES)} or all (default: accuracy if printed, all in files)",
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Read, compare, print or write."""
+    """Read the results, then print the report or write its files."""
     if arguments.html and arguments.out is None:
         raise InputError("--html writes a file; say where with --out DIR.")
-    measures = _measures(arguments.measure, ALL_MEASURES if arguments.out else ("accuracy",))
-    sections = _chosen(read_sections([Path(f) for f in arguments.folders]), arguments.rows)
+    measures = _parse_measures(arguments.measure, ALL_MEASURES if arguments.out else ("accuracy",))
+    sections = _select_rows(read_sections([Path(f) for f in arguments.folders]), arguments.rows)
     if arguments.against is not None:
         check_rows(sections, [arguments.against])
     paper = NO_PAPER if arguments.paper is None else read_paper_tables(Path(arguments.paper))
-    compared = [compare(section, paper=paper, against=arguments.against) for section in sections]
+    comparisons = [compare(section, paper=paper, against=arguments.against) for section in sections]
     if arguments.out is not None:
-        _write(compared, measures, Path(arguments.out), html_alone=arguments.html)
+        _write_files(comparisons, measures, Path(arguments.out), is_page_only=arguments.html)
         return 0
     match arguments.format:
         case "markdown":
-            print(markdown_report(compared, measures), end="")
+            print(markdown_report(comparisons, measures), end="")
         case "csv":
-            print(csv_report(compared, measures), end="")
+            print(csv_report(comparisons, measures), end="")
         case _:
-            print(text_report(compared, measures, _terminal()), end="")
+            print(text_report(comparisons, measures, _terminal()), end="")
             if measures == ("accuracy",):
                 print("\n--measure all adds calibration, questions, time and memory.")
     return 0
 
 
-def _measures(given: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    names = default if given is None else _split(given)
+def _parse_measures(text: str | None, default: Sequence[str]) -> tuple[str, ...]:
+    names = default if text is None else _parse_names(text)
     for name in names:
         if name not in (*ALL_MEASURES, "all"):
             raise unknown_name_error("measure", name, (*ALL_MEASURES, "all"))
     return ALL_MEASURES if "all" in names else tuple(name for name in ALL_MEASURES if name in names)
 
 
-def _chosen(sections: Sequence[Section], rows: str | None) -> list[Section]:
-    if rows is None:
+def _select_rows(sections: Sequence[Section], text: str | None) -> list[Section]:
+    """Keep the rows of these names or patterns, and the sections that have some."""
+    if text is None:
         return list(sections)
-    names = _split(rows)
+    names = _parse_names(text)
     check_rows(sections, names)
-    chosen = [section.with_rows(names) for section in sections]
-    return [section for section in chosen if section.rows]
+    selected = [section.with_rows(names) for section in sections]
+    return [section for section in selected if section.rows]
 
 
-def _split(text: str) -> list[str]:
+def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(f"{text!r} names nothing; give names, separated by commas.")
@@ -117,36 +121,50 @@ def _split(text: str) -> list[str]:
 
 
 def _terminal() -> Terminal:
-    """The terminal; a file has room for everything."""
-    width = shutil.get_terminal_size((_NO_LIMIT, 0)).columns
+    """Describe the terminal. A file has no limit of width."""
+    width = shutil.get_terminal_size((_UNLIMITED_WIDTH, 0)).columns
     return Terminal(width, has_bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
 
 
-def _write(
-    compared: Sequence[Comparison], measures: Sequence[str], out: Path, *, html_alone: bool
+def _write_files(
+    comparisons: Sequence[Comparison],
+    measures: Sequence[str],
+    folder: Path,
+    *,
+    is_page_only: bool,
 ) -> None:
-    check_writable(out)
-    if not html_alone:
-        texts: dict[str, Callable[[Sequence[Comparison], Sequence[str]], str]] = {
-            "report.md": markdown_report,
-            "report.csv": csv_report,
-        }
-        for name, report in texts.items():
-            write_atomically(out / name, report(compared, measures).encode())
-            print(f"{name.rpartition('.')[2] + ':':<6} {out / name}")
+    """Write the report in all formats, or the page only.
+
+    Without matplotlib there are neither page nor plots. That is an error if only the page is asked
+    for.
+    """
+    check_writable(folder)
+    if is_page_only:
+        _write_page(comparisons, folder)
+        return
+    _write_text(folder / "report.md", markdown_report(comparisons, measures))
+    _write_text(folder / "report.csv", csv_report(comparisons, measures))
     try:
-        _draw(compared, out, html_alone=html_alone)
+        _write_page(comparisons, folder)
+        _write_plots(comparisons, folder)
     except InputError as error:
-        if html_alone:
-            raise
         print(f"no plots: {error}")
 
 
-def _draw(compared: Sequence[Comparison], out: Path, *, html_alone: bool) -> None:
-    write_atomically(out / "report.html", report_page(compared, title="bitta report").encode())
-    print(f"html:  {out / 'report.html'}")
-    for place, comparison in enumerate([] if html_alone else compared, start=1):
+def _write_page(comparisons: Sequence[Comparison], folder: Path) -> None:
+    _write_text(folder / "report.html", report_page(comparisons, title="bitta report"))
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
+    print(f"{path.suffix[1:] + ':':<6} {path}")
+
+
+def _write_plots(comparisons: Sequence[Comparison], folder: Path) -> None:
+    """Write each plot as a PNG file. Several sections have numbered file names."""
+    for number, comparison in enumerate(comparisons, start=1):
+        prefix = "" if len(comparisons) == 1 else f"{number}-"
         for plot in section_plots(comparison.section):
-            path = out / (f"{plot.name}.png" if len(compared) == 1 else f"{place}-{plot.name}.png")
+            path = folder / f"{prefix}{plot.name}.png"
             plot.figure.savefig(path, dpi=130)
             print(f"plot:  {path}")
