@@ -31,9 +31,9 @@ import sys
 import numpy, torch, uvicorn
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
-from bitta.models import load_model, weights_at
+from bitta.models import load_model, weights_path
 
-with weights_at({MODEL!r}) as path:
+with weights_path({MODEL!r}) as path:
     model, card = load_model(path)
 app = FastAPI()
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from bitta import FallbackWarning, Session, Simulated
 from bitta.methods import METHODS, get_method
-from bitta.models import load_model, weights_at
+from bitta.models import load_model, weights_path
 from bitta.nn.fast import fused
 from bitta.nn.passes import _apply_dropout, _apply_dropout_by_kernel, _RandomWords
 from bitta.seeding import RandomKey, generator
@@ -99,7 +99,7 @@ def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
 def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():
     pack, ends = embedded_pack("cifar10"), []
     for path in ({"eager": True}, {"precision": "float32"}):
-        with weights_at("embedded:cifar10-resnet8") as file:
+        with weights_path("embedded:cifar10-resnet8") as file:
             model, _ = load_model(file)
         session = Session(
             model.cuda(), correct_memory=8, incorrect_memory=8, feedback=Simulated(pack.labels),

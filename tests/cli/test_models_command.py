@@ -131,8 +131,8 @@ def test_import_writes_weights_with_a_card_and_says_what_it_did(checkpoint, tmp_
     extra = ("--resize", "36", "--crop", "32", "--source", "a set", "--half")
     assert bring_in(checkpoint, out, extra=extra) == 0
     said = capsys.readouterr().out
-    assert "note: left out what lies beside 'state_dict': epoch.\n" in said
-    assert "note: took 'module.' off in " in said
+    assert "note: left out other entries beside 'state_dict': epoch.\n" in said
+    assert "note: removed 'module.' in " in said
     assert said.endswith(f"weights: {out}\n")
     _, card = load_model(out)
     assert card.classes == ("0", "1", "2")

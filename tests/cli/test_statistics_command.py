@@ -7,7 +7,7 @@ from bitta import Session
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import Restricted, build_source
 from bitta.cli.main import main
-from bitta.models import load_model, weights_at
+from bitta.models import load_model, weights_path
 from bitta.nn import weight_hash
 from bitta.source_statistics import SourceStatistics
 from bitta.streams import as_floats, embedded_pack
@@ -24,7 +24,7 @@ def test_the_offline_example_writes_what_a_method_can_use(tmp_path, capsys):
     assert "200 images, 10 classes, 64 features" in shown
     assert f'source_statistics = "{out}"' in shown
     found = SourceStatistics.load(out)
-    with weights_at("embedded:cifar10-resnet8") as path:
+    with weights_path("embedded:cifar10-resnet8") as path:
         model, _ = load_model(path)
     assert found.weights == weight_hash(model)
     assert found.fisher.keys() >= {"bn1.weight", "bn1.bias"}

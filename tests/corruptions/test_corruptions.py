@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from bitta.corruptions import CORRUPTIONS, corrupt
-from bitta.corruptions.blur import _disk, _overwriting
-from bitta.corruptions.image_ops import moved, smoothing_matrix, zoom_matrix
+from bitta.corruptions.blur import _disk, _replacement_positions
+from bitta.corruptions.image_ops import blur_along_lines, smoothing_matrix, zoom_matrix
 from bitta.corruptions.weather import _plasma, frost_textures
 from bitta.errors import InputError, SettingError
 from bitta.models import build_model
@@ -91,7 +91,7 @@ def test_motion_blur_trails_to_one_side():
     """Angle 0, sigma so large that the taps weigh the same: a pixel spreads to five on its left."""
     point = torch.zeros(1, 3, 32, 32)
     point[..., 10, 20] = 1
-    blurred = moved(point, radius=2, sigma=1e6, angles=torch.zeros(1))
+    blurred = blur_along_lines(point, radius=2, sigma=1e6, angles=torch.zeros(1))
     columns = blurred[0, 0, 10].nonzero().flatten().tolist()
     assert columns == [16, 17, 18, 19, 20]
     assert blurred[0, 0, 10, 18].item() == pytest.approx(51 / 255)
@@ -134,7 +134,7 @@ def test_glass_only_moves_pixels_about():
 def test_glass_overwrites_pixel_by_pixel_from_the_lower_right(delta):
     """The indices found at once are those of visiting one pixel after another."""
     side, n = 12, 3
-    places = _overwriting(n, side, delta, generator(5))
+    places = _replacement_positions(n, side, delta, generator(5))
     shifts = torch.randint(-delta, delta, (2, n, side, side), generator=generator(5)).tolist()
     for sample in range(n):
         pixels = [[row * side + column for column in range(side)] for row in range(side)]

@@ -188,11 +188,11 @@ def test_every_architecture_adapts_with_fan_out(name):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("vit_small", {"patch_size": 5}, "image_size is 32; a multiple of patch_size"),
-        ("vit_small", {"n_heads": 5}, "width is 192; a multiple of n_heads"),
-        ("resnet8", {"std": (0.2, 0.3)}, "a number per channel"),
+        ("vit_small", {"patch_size": 5}, "image_size is 32; allowed: a multiple of patch_size"),
+        ("vit_small", {"n_heads": 5}, "width is 192; allowed: a multiple of n_heads"),
+        ("resnet8", {"std": (0.2, 0.3)}, "one number per channel"),
         ("resnet8", {"std": (0.2, 0.3, 0.0)}, "above 0"),
-        ("resnet8", {"n_clases": 3}, "resnet8 cannot be built so"),
+        ("resnet8", {"n_clases": 3}, "resnet8 cannot be built with these arguments"),
         ("vit_b16", {}, "did you mean 'vit_b_16'"),
     ],
 )
@@ -203,5 +203,5 @@ def test_arguments_that_do_not_fit_are_named(name, change, message):
 
 def test_a_vit_says_which_images_it_reads():
     model = build_model("vit_small", n_classes=3, **PIXELS, **SMALL["vit_small"])
-    with pytest.raises(InputError, match="images are 28 x 32 pixels; this transformer reads 32"):
+    with pytest.raises(InputError, match="images are 28 x 32 pixels; allowed: 32"):
         model(torch.rand(1, 3, 28, 32))

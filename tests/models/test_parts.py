@@ -105,7 +105,7 @@ def test_two_sets_of_parts_under_one_name_are_refused(tmp_path):
     content = more.read_bytes()
     save_model(path, model, card, part_bytes=200_000)
     more.write_bytes(content)
-    with pytest.raises(InputError, match="in 2 parts and in 4 parts; delete those"):
+    with pytest.raises(InputError, match="in 2 parts and in 4 parts; delete the outdated"):
         load_model(path)
 
 
@@ -135,7 +135,7 @@ def test_a_changed_value_in_a_part_is_noticed(tmp_path):
         metadata = file.metadata()
     next(tensor for tensor in tensors.values() if tensor.is_floating_point()).flatten()[0] += 1
     save_file(tensors, paths[2], metadata=metadata)
-    with pytest.raises(InputError, match="or one is damaged"):
+    with pytest.raises(InputError, match="or are damaged"):
         load_model(paths[0])
 
 
@@ -155,7 +155,7 @@ def test_saving_again_leaves_no_older_files_of_that_name(tmp_path):
 
 def test_weights_are_not_saved_under_the_name_of_a_part(tmp_path):
     model, card = model_and_card()
-    with pytest.raises(InputError, match=r"the name of a part; save under 'm\.safetensors'"):
+    with pytest.raises(InputError, match=r"the name of a part; use 'm\.safetensors'"):
         save_model(tmp_path / "m-00001-of-00002.safetensors", model, card)
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from bitta.errors import InputError, SettingError
-from bitta.streams.images import Geometry, ImageFile, ImageFiles, MappedImages, SelectedImages
+from bitta.streams.images import DecodedImages, Geometry, ImageFile, MappedImages, SelectedImages
 
 
 def noise(height, width, channels=3, seed=0):
@@ -27,7 +27,7 @@ def all_of(images):
 
 def test_rows_come_in_the_order_asked_for(tmp_path):
     pixels = [noise(4, 6, seed=n) for n in range(40)]
-    files = ImageFiles([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
+    files = DecodedImages([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     images = files[order]
     assert images.dtype == torch.uint8
@@ -39,9 +39,9 @@ def test_rows_come_in_the_order_asked_for(tmp_path):
 
 def test_the_shorter_side_is_scaled_and_the_middle_kept(tmp_path):
     entry = write(tmp_path / "wide.png", noise(100, 300))
-    assert all_of(ImageFiles([entry], Geometry(resize=50))).shape == (1, 3, 50, 150)
-    assert all_of(ImageFiles([entry], Geometry(resize=50, crop=40))).shape == (1, 3, 40, 40)
-    cut = all_of(ImageFiles([entry], Geometry(crop=80)))[0].permute(1, 2, 0).numpy()
+    assert all_of(DecodedImages([entry], Geometry(resize=50))).shape == (1, 3, 50, 150)
+    assert all_of(DecodedImages([entry], Geometry(resize=50, crop=40))).shape == (1, 3, 40, 40)
+    cut = all_of(DecodedImages([entry], Geometry(crop=80)))[0].permute(1, 2, 0).numpy()
     assert np.array_equal(cut, noise(100, 300)[10:90, 110:190])
 
 
@@ -49,7 +49,7 @@ def test_scaling_is_bilinear_with_antialiasing(tmp_path):
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
     entry = write(tmp_path / "stripes.png", stripes)
-    small = all_of(ImageFiles([entry], Geometry(resize=8)))[0, :, 1:-1, 1:-1].float()
+    small = all_of(DecodedImages([entry], Geometry(resize=8)))[0, :, 1:-1, 1:-1].float()
     assert small.mean().item() == pytest.approx(127.5, abs=1)
     assert small.std().item() < 2
 
@@ -63,7 +63,7 @@ def test_every_kind_of_picture_becomes_rgb(tmp_path, mode):
         picture = Image.fromarray(np.stack([grey] * 3, -1)).convert(mode)
     path = tmp_path / f"picture.{'jpg' if mode == 'CMYK' else 'png'}"
     picture.save(path, **({"transparency": b"\x80"} if mode == "P" else {}))
-    image = all_of(ImageFiles([ImageFile(str(path))]))
+    image = all_of(DecodedImages([ImageFile(str(path))]))
     assert image.shape == (1, 3, 5, 5)
     assert (image.float() - 200).abs().max() <= 4
 
@@ -78,7 +78,7 @@ def test_members_of_a_tar_are_read_in_place(tmp_path):
         entries = [
             ImageFile(str(tmp_path / "all.tar"), m.name, m.offset_data, m.size) for m in archive
         ]
-    images = ImageFiles(entries)[torch.tensor([2, 0])]
+    images = DecodedImages(entries)[torch.tensor([2, 0])]
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), noise(4, 4, seed=2))
     assert np.array_equal(images[1].permute(1, 2, 0).numpy(), noise(4, 4, seed=0))
 
@@ -89,31 +89,31 @@ def test_a_truncated_picture_is_named(tmp_path, suffix):
     write(path, noise(64, 64))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError, match=rf"cut\.{suffix}' is truncated or not a picture"):
-        all_of(ImageFiles([ImageFile(str(path))]))
+        all_of(DecodedImages([ImageFile(str(path))]))
 
 
 def test_what_is_no_picture_or_not_there_is_named(tmp_path):
     (tmp_path / "text.jpg").write_text("hello")
     with pytest.raises(InputError, match=r"text\.jpg' is truncated or not a picture"):
-        all_of(ImageFiles([ImageFile(str(tmp_path / "text.jpg"))]))
+        all_of(DecodedImages([ImageFile(str(tmp_path / "text.jpg"))]))
     (tmp_path / "empty.png").touch()
     with pytest.raises(InputError, match=r"empty\.png' is truncated or not a picture"):
-        all_of(ImageFiles([ImageFile(str(tmp_path / "empty.png"))]))
+        all_of(DecodedImages([ImageFile(str(tmp_path / "empty.png"))]))
     with pytest.raises(InputError, match=r"no picture '.*none\.jpg'"):
-        all_of(ImageFiles([ImageFile(str(tmp_path / "none.jpg"))]))
+        all_of(DecodedImages([ImageFile(str(tmp_path / "none.jpg"))]))
     cut = ImageFile(str(tmp_path / "text.jpg"), "dog/1.png", 2, 3)
     with pytest.raises(InputError, match=r"'dog/1\.png' in '.*text\.jpg'"):
-        all_of(ImageFiles([cut]))
+        all_of(DecodedImages([cut]))
 
 
 def test_sizes_that_do_not_fit_are_refused(tmp_path):
     entries = [write(tmp_path / "a.png", noise(8, 8)), write(tmp_path / "b.png", noise(8, 9))]
     with pytest.raises(InputError, match=r"b\.png' is 9 x 8 and .*a\.png' is 8 x 8"):
-        all_of(ImageFiles(entries))
+        all_of(DecodedImages(entries))
     with pytest.raises(InputError, match=r"a\.png' is 8 x 8 and crop is 9; set resize to 9"):
-        all_of(ImageFiles(entries, Geometry(crop=9)))
+        all_of(DecodedImages(entries, Geometry(crop=9)))
     with pytest.raises(InputError, match="crop is 9"):
-        all_of(ImageFiles(entries, Geometry(resize=8, crop=9)))
+        all_of(DecodedImages(entries, Geometry(resize=8, crop=9)))
     with pytest.raises(SettingError, match="resize is -1"):
         Geometry(resize=-1)
 
@@ -145,7 +145,7 @@ def test_arrays_that_are_cut_or_none_are_refused(tmp_path):
 
 def test_a_choice_of_images_stays_on_disk(tmp_path):
     pixels = [noise(4, 4, seed=n) for n in range(5)]
-    files = ImageFiles([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
+    files = DecodedImages([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
     chosen = SelectedImages(files, torch.tensor([4, 1, 3]))
     assert len(chosen) == 3
     assert np.array_equal(chosen[torch.tensor([1])][0].permute(1, 2, 0).numpy(), pixels[1])

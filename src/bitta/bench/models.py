@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError
-from bitta.models import ModelCard, from_factory, load_model, weights_at
+from bitta.models import ModelCard, call_model_factory, load_model, weights_path
 from bitta.nn import LogitsOf, WrappedModel
 
 
@@ -30,8 +30,8 @@ class Restricted(nn.Module):
 def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
     """Load weights with their card, or call the user's factory."""
     if config.factory:
-        return from_factory(config.factory, of="model.factory"), None
-    with weights_at(config.weights) as path:
+        return call_model_factory(config.factory, of="model.factory"), None
+    with weights_path(config.weights) as path:
         return load_model(path)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bitta.bench.filled import Alternating, fill_memories
 from bitta.corruptions import corrupt
 from bitta.methods import get_method
-from bitta.models import load_model, weights_at
+from bitta.models import load_model, weights_path
 from bitta.nn import WrappedModel
 from bitta.session import Session
 from bitta.source_statistics import SourceStatistics
@@ -42,7 +42,7 @@ def count_passes(method: str) -> Passes:
 
 
 def _counted(method: str, *, n_queries: int) -> tuple[float, float]:
-    with weights_at(_WEIGHTS) as path:
+    with weights_path(_WEIGHTS) as path:
         model, _ = load_model(path)
     images = _images().split(_BATCH)
     with TemporaryDirectory() as folder:

@@ -23,13 +23,13 @@ from bitta.models import (
     ModelCard,
     build_model,
     check_target,
-    entry_of,
-    halved,
+    describe_weights,
     initialise,
     load_model,
     read_card,
     save_model,
-    weights_at,
+    to_half_precision,
+    weights_path,
 )
 from bitta.results import describe_environment
 from bitta.seeding import generator
@@ -111,7 +111,7 @@ def pretrain(
 
 def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
     """Card and log of finished weights of this recipe, the log empty if lost; others: an error."""
-    if entry_of(out, name="").n_files == 0:
+    if describe_weights(out, name="").n_files == 0:
         return None
     card = read_card(out)
     if not card.recipe or not card.recipe.items() <= asdict(recipe).items():
@@ -223,7 +223,7 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
     arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
     kept: dict[str, Tensor] = {}
     if recipe.start:
-        with weights_at(recipe.start) as path:
+        with weights_path(recipe.start) as path:
             earlier, start = load_model(path)
         if start.architecture != recipe.architecture:
             raise SettingError(
@@ -271,7 +271,7 @@ def _round_to_half(model: nn.Module) -> None:
     """What is measured is what will be written."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
-            tensor.copy_(halved(tensor))
+            tensor.copy_(to_half_precision(tensor))
 
 
 def _log(

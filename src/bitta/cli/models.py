@@ -11,15 +11,15 @@ from bitta.config import require
 from bitta.errors import InputError
 from bitta.models import (
     ARCHITECTURES,
-    Entry,
     ModelCard,
-    catalogue,
+    WeightsEntry,
     check_target,
-    entry_of,
+    describe_weights,
     import_checkpoint,
+    list_weights,
     read_card,
     save_model,
-    weights_at,
+    weights_path,
 )
 from bitta.statefile import check_writable
 
@@ -46,7 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
         return _import(arguments)
     if arguments.folder is not None and not Path(arguments.folder).is_dir():
         raise InputError(f"there is no folder {arguments.folder!r}; give an existing one.")
-    entries = catalogue(arguments.folder or "weights")
+    entries = list_weights(arguments.folder or "weights")
     rows: list[tuple[str, ...]] = [
         ("name", "architecture", "classes", "accuracy", "size", "source")
     ]
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table_row(entry: Entry) -> tuple[str, ...]:
+def _table_row(entry: WeightsEntry) -> tuple[str, ...]:
     card = entry.card
     assert card is not None
     first = next(iter(card.accuracy.items()), None)
@@ -80,9 +80,9 @@ def _table_row(entry: Entry) -> tuple[str, ...]:
 
 
 def _show(name: str) -> int:
-    with weights_at(name) as path:
+    with weights_path(name) as path:
         card = read_card(path)
-        entry = entry_of(path, name=name)
+        entry = describe_weights(path, name=name)
     print(f"{name}: {card.architecture}, {_format_size(entry)}")
     for field, text in _card_lines(card):
         print(f"  {field:<14} {text}")
@@ -187,7 +187,7 @@ def _read_class_names(text: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _format_size(entry: Entry) -> str:
+def _format_size(entry: WeightsEntry) -> str:
     if not entry.n_files:
         return "log only"
     size = f"{entry.n_bytes / 1e6:.1f} MB"

@@ -1,6 +1,7 @@
 """Common corruptions of images, after Hendrycks & Dietterich, ICLR 2019.
 
-Vectorised functions on batches of uint8 images of 32, 64 or 224 pixels, seeded, on any device.
+The functions are vectorised and seeded. They work on batches of uint8 images of 32, 64 or 224
+pixels, on any device.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,26 +37,26 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 
 
 _CHUNK_PIXELS = 2**18
-"""Pixels corrupted at a time: they fit the cache, and memory stays bounded."""
+"""Number of pixels corrupted at a time. They fit into the cache and limit the memory."""
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> Tensor:
-    """Corrupt uint8 images (n, 3, side, side); the same seed gives the same bytes."""
+    """Corrupt uint8 images (n, 3, side, side). The same seed gives the same bytes."""
     if name not in CORRUPTIONS:
         raise unknown_name_error("corruption", name, CORRUPTIONS)
     require(1 <= severity <= 5, "severity", severity, "1 to 5")
     side = images.shape[-1] if images.dim() == 4 else 0
     if images.dtype != torch.uint8 or side not in SIDES or images.shape[1:] != (3, side, side):
         raise InputError(
-            f"images are {images.dtype} of shape {tuple(images.shape)}; uint8 (n, 3, side, side) "
-            f"with a side of {', '.join(map(str, SIDES))} is needed."
+            f"images are {images.dtype} of shape {tuple(images.shape)}; allowed: uint8 "
+            f"(n, 3, side, side) with a side of {', '.join(map(str, SIDES))}."
         )
     out = torch.empty_like(images)
     size = _CHUNK_PIXELS // side**2
     for number, chunk in enumerate(images.split(size)):
-        chance = generator(seed, "corruption", name, severity, number, device=images.device)
-        pixels = CORRUPTIONS[name](chunk.float() / 255, severity, chance)
-        # Upstream truncates; rounding would be another set.
+        rng = generator(seed, "corruption", name, severity, number, device=images.device)
+        pixels = CORRUPTIONS[name](chunk.float() / 255, severity, rng)
+        # The original code truncates. Rounding would give a different data set.
         out[number * size : number * size + len(chunk)] = pixels.clamp(0, 1).mul(255)
     return out
 

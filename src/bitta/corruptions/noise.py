@@ -1,9 +1,9 @@
-"""Noise: independent per channel value."""
+"""Noise that is independent for each channel value."""
 
 import torch
 from torch import Tensor
 
-from bitta.corruptions.image_ops import constant
+from bitta.corruptions.image_ops import get_constant
 
 _GAUSSIAN_SIGMA = {
     32: (0.04, 0.06, 0.08, 0.09, 0.10),
@@ -22,20 +22,20 @@ _IMPULSES = {
 }
 
 
-def gaussian_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Add normal noise."""
-    noise = torch.randn(x.shape, generator=chance, device=x.device)
-    return x + noise * constant(_GAUSSIAN_SIGMA, x, severity)
+def gaussian_noise(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Add Gaussian noise."""
+    noise = torch.randn(x.shape, generator=rng, device=x.device)
+    return x + noise * get_constant(_GAUSSIAN_SIGMA, x, severity)
 
 
-def shot_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Count a limited number of photons."""
-    photons = constant(_PHOTONS, x, severity)
-    return torch.poisson(x * photons, generator=chance) / photons
+def shot_noise(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Add the Poisson noise of a limited number of photons."""
+    photons = get_constant(_PHOTONS, x, severity)
+    return torch.poisson(x * photons, generator=rng) / photons
 
 
-def impulse_noise(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Hit channel values, half of them to black, half to white."""
-    amount = constant(_IMPULSES, x, severity)
-    drawn = torch.rand(x.shape, generator=chance, device=x.device)
+def impulse_noise(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Set random channel values to 0 or 1, with equal probability."""
+    amount = get_constant(_IMPULSES, x, severity)
+    drawn = torch.rand(x.shape, generator=rng, device=x.device)
     return torch.where(drawn < amount / 2, 0.0, torch.where(drawn < amount, 1.0, x))

@@ -1,4 +1,4 @@
-"""Weather: what stands between the camera and the scene, and the light on it."""
+"""Weather corruptions: snow, frost, fog and brightness."""
 
 from importlib.resources import files
 
@@ -8,20 +8,20 @@ from PIL import Image
 from torch import Tensor
 
 from bitta.corruptions.image_ops import (
-    along_both_axes,
-    constant,
-    moved,
-    quantised,
+    apply_to_both_axes,
+    blur_along_lines,
+    get_constant,
+    quantise,
     uniform,
     zoom_matrix,
 )
 
 _FILES = ("frost1", "frost2", "frost2", "frost4", "frost5")
-"""Upstream draws from five files; its second and third are the same picture."""
+"""The original code draws from five files. The second and third are the same picture."""
 
 
 def frost_textures(side: int) -> list[Tensor]:
-    """Five textures for images of `side` pixels, uint8 (3, height, width)."""
+    """Return the five textures for images of `side` pixels, uint8 (3, height, width)."""
     folder = files("bitta") / "assets" / "frost"
     pictures = {}
     for name in dict.fromkeys(_FILES):
@@ -31,7 +31,7 @@ def frost_textures(side: int) -> list[Tensor]:
     return [pictures[name] for name in _FILES]
 
 
-_SNOW = {  # mean and deviation of the flakes, zoom, threshold, radius and sigma of their fall, mix
+_SNOW = {  # mean and std of the flakes, zoom, threshold, radius and sigma of the motion, mix
     32: (
         (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95), (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9),
         (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9), (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85),
@@ -48,12 +48,12 @@ _SNOW = {  # mean and deviation of the flakes, zoom, threshold, radius and sigma
         (0.55, 0.3, 2.5, 0.85, 12, 12.0, 0.55),
     ),
 }  # fmt: skip
-_FROST = {  # weights of the image and of the texture
+_FROST = {  # weight of the image, weight of the texture
     32: ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)),
     64: ((1.0, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)),
     224: ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)),
 }
-_FOG = {  # amount, decay of the plasma
+_FOG = {  # amount, decay of the plasma noise
     32: ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)),
     64: ((0.4, 3.0), (0.7, 3.0), (1.0, 2.5), (1.5, 2.0), (2.0, 1.75)),
     224: ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4)),
@@ -67,31 +67,31 @@ _BRIGHTNESS = {
 _LUMA = (0.299, 0.587, 0.114)
 
 
-def snow(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Whiten the scene and add falling flakes, once as they are and once turned round."""
-    mean, deviation, zoom, threshold, radius, sigma, mix = constant(_SNOW, x, severity)
+def snow(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Whiten the image and add falling flakes, and the same flakes rotated by 180 degrees."""
+    mean, deviation, zoom, threshold, radius, sigma, mix = get_constant(_SNOW, x, severity)
     side = x.shape[-1]
-    flakes = torch.randn(len(x), 1, side, side, generator=chance, device=x.device)
-    flakes = along_both_axes(flakes * deviation + mean, zoom_matrix(side, zoom))
-    flakes = quantised(torch.where(flakes < threshold, 0.0, flakes))
-    angles = uniform((len(x),), -135, -45, chance)
-    flakes = moved(flakes, radius=radius, sigma=sigma, angles=angles)
+    flakes = torch.randn(len(x), 1, side, side, generator=rng, device=x.device)
+    flakes = apply_to_both_axes(flakes * deviation + mean, zoom_matrix(side, zoom))
+    flakes = quantise(torch.where(flakes < threshold, 0.0, flakes))
+    angles = uniform((len(x),), -135, -45, rng)
+    flakes = blur_along_lines(flakes, radius=radius, sigma=sigma, angles=angles)
     grey = (x * torch.tensor(_LUMA, device=x.device).view(1, 3, 1, 1)).sum(1, keepdim=True)
     white = mix * x + (1 - mix) * torch.maximum(x, grey * 1.5 + 0.5)
     return white + flakes + flakes.flip(2, 3)
 
 
-def frost(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Mix in a random part of one of the textures."""
-    image_weight, texture_weight = constant(_FROST, x, severity)
+def frost(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Mix with a random crop of one of the frost textures."""
+    image_weight, texture_weight = get_constant(_FROST, x, severity)
     side = x.shape[-1]
     textures = frost_textures(side)
-    drawn = torch.randint(len(textures), (len(x),), generator=chance, device=x.device)
-    corners = uniform((2, len(x), 1), 0, 1, chance)
+    drawn = torch.randint(len(textures), (len(x),), generator=rng, device=x.device)
+    corners = uniform((2, len(x), 1), 0, 1, rng)
     steps = torch.arange(side, device=x.device)
     ice = torch.empty_like(x)
-    for place, texture in enumerate(textures):
-        rows = (drawn == place).nonzero().flatten()
+    for index, texture in enumerate(textures):
+        rows = (drawn == index).nonzero().flatten()
         _, height, width = texture.shape
         down = (corners[0, rows] * (height - side)).long() + steps
         right = (corners[1, rows] * (width - side)).long() + steps
@@ -100,40 +100,44 @@ def frost(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
     return image_weight * x + texture_weight * ice
 
 
-def fog(x: Tensor, severity: int, chance: torch.Generator) -> Tensor:
-    """Add a plasma cloud, then scale back so that the brightest value stays."""
-    amount, decay = constant(_FOG, x, severity)
+def fog(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
+    """Add plasma noise and scale the image back to its maximum value."""
+    amount, decay = get_constant(_FOG, x, severity)
     side = x.shape[-1]
     brightest = x.amax((1, 2, 3), keepdim=True)
-    cloud = _plasma(len(x), _PLASMA_SIDE[side], decay, chance, x.device)[:, :side, :side]
+    cloud = _plasma(len(x), _PLASMA_SIDE[side], decay, rng, x.device)[:, :side, :side]
     return (x + amount * cloud.unsqueeze(1)) * brightest / (brightest + amount)
 
 
-def brightness(x: Tensor, severity: int, _chance: torch.Generator) -> Tensor:
-    """Raise the value of HSV: scale each pixel so that its largest channel grows by a constant."""
+def brightness(x: Tensor, severity: int, _rng: torch.Generator) -> Tensor:
+    """Add a constant to the value in HSV: each pixel is scaled by its largest channel."""
     value = x.amax(1, keepdim=True)
-    raised = (value + constant(_BRIGHTNESS, x, severity)).clamp(max=1)
+    raised = (value + get_constant(_BRIGHTNESS, x, severity)).clamp(max=1)
     return torch.where(value > 0, x * raised / value.clamp_min(1e-6), raised)
 
 
 def _plasma(
-    n_maps: int, side: int, decay: float, chance: torch.Generator, device: torch.device
+    n_maps: int, side: int, decay: float, rng: torch.Generator, device: torch.device
 ) -> Tensor:
-    """Diamond-square on a torus, (n_maps, side, side) in [0, 1]; side is a power of two."""
+    """Diamond-square noise on a torus, (n_maps, side, side) in [0, 1]. Side is a power of two."""
     plane = torch.zeros(n_maps, side, side, device=device)
-    wibble, step = 100.0, side
+    amplitude, step = 100.0, side
     while step >= 2:
         half = step // 2
         corners = plane[:, ::step, ::step]
         right, below = corners.roll(-1, 2), corners.roll(-1, 1)
 
-        def wobbled(mean: Tensor, reach: float = wibble**2) -> Tensor:
-            return mean + uniform(mean.shape, -1, 1, chance) * reach
+        def add_noise(mean: Tensor, reach: float = amplitude**2) -> Tensor:
+            return mean + uniform(mean.shape, -1, 1, rng) * reach
 
-        centres = wobbled((corners + right + below + right.roll(-1, 1)) / 4)
+        centres = add_noise((corners + right + below + right.roll(-1, 1)) / 4)
         plane[:, half::step, half::step] = centres
-        plane[:, ::step, half::step] = wobbled((corners + right + centres + centres.roll(1, 1)) / 4)
-        plane[:, half::step, ::step] = wobbled((corners + below + centres + centres.roll(1, 2)) / 4)
-        wibble, step = wibble / decay, half
+        plane[:, ::step, half::step] = add_noise(
+            (corners + right + centres + centres.roll(1, 1)) / 4
+        )
+        plane[:, half::step, ::step] = add_noise(
+            (corners + below + centres + centres.roll(1, 2)) / 4
+        )
+        amplitude, step = amplitude / decay, half
     plane -= plane.amin((1, 2), keepdim=True)
     return plane / plane.amax((1, 2), keepdim=True)

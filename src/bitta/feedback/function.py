@@ -11,7 +11,7 @@ from bitta.errors import FeedbackError
 from bitta.feedback.simulated import get_true_label, parse_truth
 from bitta.types import Answer, Query, State
 
-Verdict = bool | np.bool_ | Tensor | None
+JudgeResult = bool | np.bool_ | Tensor | None
 """Verdict on a label; None for no answer. A tensor must hold one bool."""
 
 
@@ -22,7 +22,7 @@ class Judge:
     verdicts.
     """
 
-    def __init__(self, judge: Callable[[Tensor, int], Verdict], truth: Any = None) -> None:
+    def __init__(self, judge: Callable[[Tensor, int], JudgeResult], truth: Any = None) -> None:
         if not callable(judge):
             raise FeedbackError(
                 f"judge is a {type(judge).__name__}; a function of (input, label) is needed."

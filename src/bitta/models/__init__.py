@@ -1,34 +1,40 @@
-"""Classifiers, and weights that know what they are."""
+"""Classifiers, and weights files with a model card."""
 
 from bitta.models.architectures import (
     ARCHITECTURES,
     Architecture,
     build_model,
-    from_factory,
+    call_model_factory,
     initialise,
 )
-from bitta.models.catalogue import Entry, catalogue, embedded_names, entry_of, weights_at
-from bitta.models.checkpoints import Imported, import_checkpoint
+from bitta.models.catalogue import (
+    WeightsEntry,
+    describe_weights,
+    embedded_names,
+    list_weights,
+    weights_path,
+)
+from bitta.models.checkpoints import ImportedModel, import_checkpoint
 from bitta.models.tensor_files import check_target
-from bitta.models.weights import ModelCard, halved, load_model, read_card, save_model
+from bitta.models.weights import ModelCard, load_model, read_card, save_model, to_half_precision
 
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
-    "Entry",
-    "Imported",
+    "ImportedModel",
     "ModelCard",
+    "WeightsEntry",
     "build_model",
-    "catalogue",
+    "call_model_factory",
     "check_target",
+    "describe_weights",
     "embedded_names",
-    "entry_of",
-    "from_factory",
-    "halved",
     "import_checkpoint",
     "initialise",
+    "list_weights",
     "load_model",
     "read_card",
     "save_model",
-    "weights_at",
+    "to_half_precision",
+    "weights_path",
 ]

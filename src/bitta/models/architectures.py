@@ -1,4 +1,4 @@
-"""Architectures by name, and models made by a user's own function."""
+"""Architectures by name, and models that are built by a function of the user."""
 
 import importlib
 import inspect
@@ -20,41 +20,44 @@ from bitta.seeding import generator
 
 @torch.no_grad()
 def initialise(model: nn.Module, *, seed: int) -> None:
-    """Seeded weights: He-normal convolutions, small uniform dense layers, scaled attention."""
-    for place, module in enumerate(model.modules()):
-        chance = generator(seed, "initialise", place)
+    """Initialise weights from a seed.
+
+    Convolutions are He-normal, dense layers uniform, attention matrices Xavier-uniform.
+    """
+    for index, module in enumerate(model.modules()):
+        rng = generator(seed, "initialise", index)
         if isinstance(module, nn.Conv2d):
-            _fill_convolution(module, chance)
+            _initialise_convolution(module, rng)
         elif isinstance(module, nn.Linear):
             bound = module.in_features**-0.5
-            nn.init.uniform_(module.weight, -bound, bound, generator=chance)
+            nn.init.uniform_(module.weight, -bound, bound, generator=rng)
             nn.init.zeros_(module.bias)
         elif isinstance(module, Attention):
-            nn.init.xavier_uniform_(module.in_proj_weight, generator=chance)
+            nn.init.xavier_uniform_(module.in_proj_weight, generator=rng)
             nn.init.zeros_(module.in_proj_bias)
         elif isinstance(module, Encoder):
-            nn.init.normal_(module.pos_embedding, std=0.02, generator=chance)
+            nn.init.normal_(module.pos_embedding, std=0.02, generator=rng)
         elif isinstance(module, VisionTransformer):
-            nn.init.normal_(module.class_token, std=0.02, generator=chance)
+            nn.init.normal_(module.class_token, std=0.02, generator=rng)
 
 
-def _fill_convolution(module: nn.Conv2d, chance: torch.Generator) -> None:
-    """He-normal before a ReLU; the projection of patches, which alone has a bias, keeps scale."""
+def _initialise_convolution(module: nn.Conv2d, rng: torch.Generator) -> None:
+    """Initialise a convolution He-normal. One with a bias embeds patches and keeps the scale."""
     if module.bias is None:
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=chance)
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=rng)
         return
     fan_in = module.weight[0].numel()
-    nn.init.normal_(module.weight, std=fan_in**-0.5, generator=chance)
+    nn.init.normal_(module.weight, std=fan_in**-0.5, generator=rng)
     nn.init.zeros_(module.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A kind of model and what makes it this one of its kind."""
+    """Model class with the arguments that define an architecture."""
 
-    kind: type[nn.Module]
+    model_class: type[nn.Module]
     size: int
-    """Side of the images it is meant for, in pixels; a residual network reads others too."""
+    """Usual side of the images in pixels. Residual networks accept other sizes."""
     summary: str
     arguments: Mapping[str, Any]
 
@@ -108,29 +111,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def build_model(architecture: str, **arguments: Any) -> nn.Module:
-    """A model of a named architecture, its weights not yet meaningful.
+    """Build a model of a named architecture with random weights.
 
-    `n_classes`, `mean` and `std` are always needed; what the name stands for can be changed too.
+    `n_classes`, `mean` and `std` are required. `arguments` may also override the arguments of the
+    architecture.
     """
     if architecture not in ARCHITECTURES:
         raise unknown_name_error("architecture", architecture, ARCHITECTURES)
     chosen = ARCHITECTURES[architecture]
     settings = {**chosen.arguments, **arguments}
     try:
-        inspect.signature(chosen.kind).bind(**settings)
+        inspect.signature(chosen.model_class).bind(**settings)
     except TypeError as error:
-        raise SettingError(f"{architecture} cannot be built so ({error}).") from None
-    with torch.random.fork_rng(devices=[]):  # torch initialises from global chance
-        return chosen.kind(**settings)
+        raise SettingError(
+            f"{architecture} cannot be built with these arguments ({error})."
+        ) from None
+    with torch.random.fork_rng(devices=[]):  # torch initialises from the global generator
+        return chosen.model_class(**settings)
 
 
-def from_factory(text: str, *, of: str) -> nn.Module:
-    """What "module:function" returns; `of` is what the setting is called."""
+def call_model_factory(text: str, *, of: str) -> nn.Module:
+    """Return the model that "module:function" builds. `of` is the name of the setting."""
     module, _, function = text.partition(":")
     if not module or not function or module.startswith("."):
-        raise SettingError(f'{of} is {text!r}; "module:function" is needed.')
+        raise SettingError(f'{of} is {text!r}; allowed: "module:function".')
     try:
-        # The console script, unlike `python -m`, does not look in the working directory.
+        # The console script does not import from the working directory, unlike `python -m`.
         sys.path.insert(0, os.getcwd())
         factory = getattr(importlib.import_module(module), function)
         with suppress(ValueError):  # builtins have no signature
@@ -143,5 +149,7 @@ def from_factory(text: str, *, of: str) -> nn.Module:
         sys.path.remove(os.getcwd())
     model = factory()
     if not isinstance(model, nn.Module):
-        raise SettingError(f"{of} {text!r} returned a {type(model).__name__}.")
+        raise SettingError(
+            f"{of} {text!r} returned a {type(model).__name__}; return a torch.nn.Module."
+        )
     return model

@@ -1,4 +1,4 @@
-"""Which weights there are: those in the package, and those in a folder."""
+"""List of weights files: those in the package and those in a folder."""
 
 import json
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ _SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Weights, or a file that cannot be used and why."""
+class WeightsEntry:
+    """Weights file in a list. A file that cannot be used has a problem in place of a card."""
 
     name: str
-    """What an experiment writes as model.weights."""
+    """Value for model.weights in an experiment."""
     n_bytes: int
     n_files: int
-    """0 where only the log of its training is there."""
+    """Number of files. It is 0 if there is only the log of the training."""
     card: ModelCard | None
     problem: str = ""
 
 
 def embedded_names() -> tuple[str, ...]:
-    """Weights that are part of the package, without the prefix."""
+    """Return the names of the weights in the package, without the prefix."""
     assets = (files("bitta") / "assets").iterdir()
     return tuple(sorted(a.name.removesuffix(_SUFFIX) for a in assets if a.name.endswith(_SUFFIX)))
 
 
 @contextmanager
-def weights_at(name: str) -> Iterator[Path]:
-    """The path of weights by what an experiment calls them: embedded:NAME, or a path."""
+def weights_path(name: str) -> Iterator[Path]:
+    """Yield the path of weights that are named by embedded:NAME or by a path."""
     if not name.startswith(EMBEDDED):
         yield Path(name)
         return
@@ -47,41 +47,41 @@ def weights_at(name: str) -> Iterator[Path]:
         yield path
 
 
-def catalogue(folder: str | Path) -> list[Entry]:
-    """Embedded weights, then those in a folder and below, in the order of their names.
+def list_weights(folder: str | Path) -> list[WeightsEntry]:
+    """Return the embedded weights, then those in a folder and its subfolders, sorted by name.
 
-    A model whose weights are too large to keep is known by the log of its training.
+    The log of a training stands for weights that are not there.
     """
     entries = []
     for name in embedded_names():
-        with weights_at(EMBEDDED + name) as path:
-            entries.append(entry_of(path, name=EMBEDDED + name))
+        with weights_path(EMBEDDED + name) as path:
+            entries.append(describe_weights(path, name=EMBEDDED + name))
     wholes = {plain_path(path) for path in Path(folder).rglob(f"[!.]*{_SUFFIX}")}
     logs = {path.with_suffix(_SUFFIX): path for path in Path(folder).rglob("[!.]*.json")}
     for whole in sorted(wholes | logs.keys()):
         if whole in wholes:
-            entries.append(entry_of(whole, name=str(whole)))
-        elif (card := _logged(logs[whole])) is not None:
-            entries.append(Entry(str(whole), 0, 0, card))
+            entries.append(describe_weights(whole, name=str(whole)))
+        elif (card := _read_card_from_log(logs[whole])) is not None:
+            entries.append(WeightsEntry(str(whole), 0, 0, card))
     return entries
 
 
-def _logged(path: Path) -> ModelCard | None:
-    """The card in the log of a training whose weights are elsewhere."""
+def _read_card_from_log(path: Path) -> ModelCard | None:
+    """Return the model card in the log of a training, or None for another file."""
     try:
         log = json.loads(path.read_text())
         return ModelCard.from_text(json.dumps(log["card"]), path=str(path))
     except (InputError, OSError, ValueError, TypeError, LookupError):
-        return None  # some other file
+        return None
 
 
-def entry_of(path: Path, *, name: str) -> Entry:
-    """One file or one set of parts; what is wrong with it is told, not raised."""
+def describe_weights(path: Path, *, name: str) -> WeightsEntry:
+    """Describe a weights file or a set of parts. A problem is returned, not raised."""
     whole = plain_path(path)
     present = [whole] if whole.exists() else parts_of(whole)
     n_bytes = sum(part.stat().st_size for part in present)
     try:
         locate(path)
-        return Entry(name, n_bytes, len(present), read_card(path))
+        return WeightsEntry(name, n_bytes, len(present), read_card(path))
     except InputError as error:
-        return Entry(name, n_bytes, len(present), None, problem=str(error))
+        return WeightsEntry(name, n_bytes, len(present), None, problem=str(error))

@@ -1,4 +1,4 @@
-"""Pixel normalisation as part of the model, so that every model reads the same images."""
+"""Normalisation of pixels inside the model, so that all models take the same images."""
 
 from collections.abc import Sequence
 
@@ -9,25 +9,25 @@ from bitta.errors import SettingError
 
 
 class PixelModel(nn.Module):
-    """Reads images with channels in [0, 1]; mean and deviation are settings, never weights."""
+    """Base class of models that take images in [0, 1]. Mean and std are settings, not weights."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, *, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
+        if len(mean) != len(std) or not all(value > 0 for value in std):
             raise SettingError(
-                f"mean is {tuple(mean)} and std is {tuple(std)}; a number per channel is needed in "
-                "both, in std above 0."
+                f"mean is {tuple(mean)} and std is {tuple(std)}; allowed: one number per channel "
+                "in both, above 0 in std."
             )
-        self.register_buffer("mean", _per_channel(mean), persistent=False)
-        self.register_buffer("std", _per_channel(std), persistent=False)
+        self.register_buffer("mean", _to_channel_tensor(mean), persistent=False)
+        self.register_buffer("std", _to_channel_tensor(std), persistent=False)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images with the mean taken off and divided by the deviation, per channel."""
+    def normalise(self, images: Tensor) -> Tensor:
+        """Subtract the mean and divide by the standard deviation, per channel."""
         return (images - self.mean) / self.std
 
 
-def _per_channel(values: Sequence[float]) -> Tensor:
+def _to_channel_tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.get_default_dtype()).view(1, -1, 1, 1)

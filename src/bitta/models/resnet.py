@@ -1,4 +1,4 @@
-"""Residual networks, for small images and in the form of torchvision's."""
+"""Residual networks for small images, and those of torchvision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from bitta.models.pixel_model import PixelModel
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What differs between published residual networks of one size."""
+class ResNetVariant:
+    """Differences between published residual networks of the same size."""
 
     shortcut: str
-    """What weight files call the way around a block."""
+    """Name of the shortcut module in weights files."""
     stride_first: bool
     eps: float
 
     def norm(self, width: int) -> nn.BatchNorm2d:
-        """A normalisation layer."""
+        """Return a normalisation layer."""
         return nn.BatchNorm2d(width, eps=self.eps)
 
     def projection(self, n_inputs: int, width: int, stride: int) -> nn.Sequential:
-        """The way around a block: nothing at all where shapes agree."""
+        """Return the shortcut of a block. It is empty if the shapes are equal."""
         if stride == 1 and n_inputs == width:
             return nn.Sequential()
         conv = nn.Conv2d(n_inputs, width, 1, stride=stride, bias=False)
@@ -32,56 +32,57 @@ class Form:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion: ClassVar[int] = 1
 
-    def __init__(self, n_inputs: int, width: int, stride: int, *, form: Form) -> None:
+    def __init__(self, n_inputs: int, width: int, stride: int, *, variant: ResNetVariant) -> None:
         super().__init__()
         self.conv1 = _conv3x3(n_inputs, width, stride)
-        self.bn1 = form.norm(width)
+        self.bn1 = variant.norm(width)
         self.conv2 = _conv3x3(width, width, 1)
-        self.bn2 = form.norm(width)
-        self.add_module(form.shortcut, form.projection(n_inputs, width, stride))
-        self.bypass = form.shortcut
+        self.bn2 = variant.norm(width)
+        self.add_module(variant.shortcut, variant.projection(n_inputs, width, stride))
+        self.shortcut_name = variant.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual sum, then ReLU."""
+        """Add the shortcut and apply ReLU."""
         residual: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        shortcut: Tensor = self.get_submodule(self.bypass)(x)
+        shortcut: Tensor = self.get_submodule(self.shortcut_name)(x)
         return (residual + shortcut).relu()
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two of 1x1, around a shortcut; four times as wide outside."""
+    """1x1, 3x3 and 1x1 convolution with a shortcut. The output is four times as wide."""
 
     expansion: ClassVar[int] = 4
 
-    def __init__(self, n_inputs: int, width: int, stride: int, *, form: Form) -> None:
+    def __init__(self, n_inputs: int, width: int, stride: int, *, variant: ResNetVariant) -> None:
         super().__init__()
-        first, second = (stride, 1) if form.stride_first else (1, stride)
+        first, second = (stride, 1) if variant.stride_first else (1, stride)
         self.conv1 = nn.Conv2d(n_inputs, width, 1, stride=first, bias=False)
-        self.bn1 = form.norm(width)
+        self.bn1 = variant.norm(width)
         self.conv2 = _conv3x3(width, width, second)
-        self.bn2 = form.norm(width)
+        self.bn2 = variant.norm(width)
         self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = form.norm(4 * width)
-        self.add_module(form.shortcut, form.projection(n_inputs, 4 * width, stride))
-        self.bypass = form.shortcut
+        self.bn3 = variant.norm(4 * width)
+        self.add_module(variant.shortcut, variant.projection(n_inputs, 4 * width, stride))
+        self.shortcut_name = variant.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Residual sum, then ReLU."""
+        """Add the shortcut and apply ReLU."""
         hidden: Tensor = self.bn1(self.conv1(x)).relu()
         residual: Tensor = self.bn3(self.conv3(self.bn2(self.conv2(hidden)).relu()))
-        shortcut: Tensor = self.get_submodule(self.bypass)(x)
+        shortcut: Tensor = self.get_submodule(self.shortcut_name)(x)
         return (residual + shortcut).relu()
 
 
 class ResNet(PixelModel):
-    """Stages of residual blocks, each half as large and twice as wide as the one before.
+    """Residual network. Each stage halves the resolution and uses more channels.
 
-    `stem` is a 3x3 convolution ("small"), or one of 7x7 with stride and a pooling ("imagenet").
-    `stride_first` halves images in the first 1x1 convolution of a stage, as Keras weights do.
+    `stem` is a 3x3 convolution ("small"), or a 7x7 convolution with stride and pooling
+    ("imagenet"). `stride_first` puts the stride of a bottleneck into its first 1x1 convolution, as
+    Keras weights need.
     """
 
     def __init__(
@@ -99,26 +100,28 @@ class ResNet(PixelModel):
     ) -> None:
         super().__init__(mean=mean, std=std)
         self.stem = stem
-        small = stem == "small"
-        shortcut = "shortcut" if small else "downsample"
-        form = Form(shortcut=shortcut, stride_first=stride_first, eps=eps)
-        kind = BasicBlock if block == "basic" else Bottleneck
-        self.conv1 = _conv3x3(len(mean), widths[0], 1) if small else _conv7x7(len(mean), widths[0])
-        self.bn1 = form.norm(widths[0])
+        is_small = stem == "small"
+        shortcut = "shortcut" if is_small else "downsample"
+        variant = ResNetVariant(shortcut=shortcut, stride_first=stride_first, eps=eps)
+        block_class = BasicBlock if block == "basic" else Bottleneck
+        self.conv1 = (
+            _conv3x3(len(mean), widths[0], 1) if is_small else _conv7x7(len(mean), widths[0])
+        )
+        self.bn1 = variant.norm(widths[0])
         n_inputs = widths[0]
         for stage, (n_blocks, width) in enumerate(zip(blocks, widths, strict=True)):
             chain: list[nn.Module] = []
-            for place in range(n_blocks):
-                stride = 2 if stage > 0 and place == 0 else 1
-                chain.append(kind(n_inputs, width, stride, form=form))
-                n_inputs = width * kind.expansion
+            for index in range(n_blocks):
+                stride = 2 if stage > 0 and index == 0 else 1
+                chain.append(block_class(n_inputs, width, stride, variant=variant))
+                n_inputs = width * block_class.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*chain))
         self.n_stages = len(blocks)
         self.fc = nn.Linear(n_inputs, n_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, classes) logits."""
-        x: Tensor = self.bn1(self.conv1(self.normalised(images))).relu()
+        """Return logits (batch, classes)."""
+        x: Tensor = self.bn1(self.conv1(self.normalise(images))).relu()
         if self.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in range(self.n_stages):

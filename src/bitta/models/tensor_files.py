@@ -1,7 +1,7 @@
-"""Tensors in one safetensors file, or in several where files must stay small.
+"""Tensors in one safetensors file, or in several parts if files must stay small.
 
-Parts are called NAME-00001-of-00003.safetensors. Each carries the metadata of the whole and a hash
-of all tensors, so that parts of different files are never put together.
+Parts are named NAME-00001-of-00003.safetensors. Each part holds the metadata of the whole and a
+hash of all tensors, so parts of different files are never combined.
 """
 
 import os
@@ -18,10 +18,10 @@ from torch import Tensor
 from bitta.errors import InputError, SettingError
 from bitta.statefile import write_atomically
 
-_WHOLE = "bitta.whole"
+_WHOLE_HASH_KEY = "bitta.whole"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})$")
 _ENTRY_BYTES = 160
-"""Room in a header for what is said of one tensor beside its name."""
+"""Upper bound for the header entry of one tensor, without its name."""
 
 
 def write_tensors(
@@ -31,18 +31,20 @@ def write_tensors(
     *,
     part_bytes: int | None = None,
 ) -> list[Path]:
-    """Write one file, or as many parts as needed; what was there under that name goes."""
+    """Write one file, or as many parts as needed. Older files of that name are deleted."""
     path = Path(path)
     if plain_path(path) != path:
         raise InputError(
-            f"{str(path)!r} is the name of a part; save under {plain_path(path).name!r}."
+            f"{str(path)!r} is the name of a part; use {plain_path(path).name!r} instead."
         )
-    groups = [list(tensors)] if part_bytes is None else _grouped(tensors, metadata, part_bytes)
+    groups = (
+        [list(tensors)] if part_bytes is None else _group_into_parts(tensors, metadata, part_bytes)
+    )
     if len(groups) == 1:
         paths, header = [path], dict(metadata)
     else:
         paths = [_part_path(path, number, len(groups)) for number in range(1, len(groups) + 1)]
-        header = {**metadata, _WHOLE: _hash(tensors, metadata)}
+        header = {**metadata, _WHOLE_HASH_KEY: _hash_tensors(tensors, metadata)}
     drafts = [part.with_name(f".{part.name}.part") for part in paths]
     for names, draft in zip(groups, drafts, strict=True):
         write_atomically(draft, save({name: tensors[name] for name in names}, metadata=header))
@@ -54,59 +56,59 @@ def write_tensors(
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors and the metadata, by the plain path or that of any part."""
+    """Return all tensors and the metadata. `path` is the plain path or that of any part."""
     tensors: dict[str, Tensor] = {}
     paths = locate(path)
     headers = []
     for part in paths:
-        found, header = _read(part)
-        tensors |= found
+        part_tensors, header = _read_file(part)
+        tensors |= part_tensors
         headers.append(header)
-    wholes = {header.get(_WHOLE) for header in headers}
-    # Parts that other libraries write say nothing about each other.
-    if wholes not in ({None}, {_hash(tensors, headers[0])}):
+    hashes = {header.get(_WHOLE_HASH_KEY) for header in headers}
+    # Parts of other libraries hold no hash.
+    if hashes not in ({None}, {_hash_tensors(tensors, headers[0])}):
         raise InputError(
-            f"the {len(paths)} parts of {str(path)!r} do not belong together, or one is damaged; "
+            f"the {len(paths)} parts of {str(path)!r} do not belong together or are damaged; "
             "copy all of them again."
         )
     return tensors, headers[0]
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """The metadata alone, from the first part there is."""
-    return _read(locate(path)[0], only_metadata=True)[1]
+    """Return only the metadata, from the first part."""
+    return _read_file(locate(path)[0], only_metadata=True)[1]
 
 
 def locate(path: str | Path) -> list[Path]:
-    """The file itself, or every one of its parts."""
+    """Return the file, or all of its parts."""
     path = Path(path)
     name = _PART.match(path.stem)
     if name is None and path.exists():
         return [path]
     plain = path if name is None else path.with_name(name[1] + path.suffix)
     present = parts_of(plain)
-    counts = sorted({_count(part) for part in present})
+    counts = sorted({_read_part_count(part) for part in present})
     if name is not None:
         counts = [int(name[3])]
     if not present:
         raise InputError(f"there are no weights at {str(path)!r}.")
     if len(counts) > 1:
         raise InputError(
-            f"{str(plain)!r} lies there in {counts[0]} parts and in {counts[1]} parts; "
-            "delete those that are out of date."
+            f"{str(plain)!r} exists in {counts[0]} parts and in {counts[1]} parts; "
+            "delete the outdated parts."
         )
-    wanted = [_part_path(plain, number, counts[0]) for number in range(1, counts[0] + 1)]
-    missing = [part.name for part in wanted if part not in present]
+    parts = [_part_path(plain, number, counts[0]) for number in range(1, counts[0] + 1)]
+    missing = [part.name for part in parts if part not in present]
     if missing:
         raise InputError(
-            f"{str(plain)!r} is in {counts[0]} parts, of which {', '.join(missing[:3])} "
+            f"{str(plain)!r} has {counts[0]} parts, of which {', '.join(missing[:3])} "
             f"{'is' if len(missing) == 1 else 'are'} missing; copy all parts into one folder."
         )
-    return wanted
+    return parts
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The parts that lie beside a plain path, complete or not."""
+    """Return the existing parts of a plain path. Some may be missing."""
     if not path.parent.is_dir():
         return []
     found = (other for other in path.parent.iterdir() if other.suffix == path.suffix)
@@ -114,21 +116,23 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def check_target(path: Path) -> None:
-    """Refuse a name that weights cannot be written under, before there are any."""
+    """Refuse a file name that weights cannot be written to."""
     if path.suffix != ".safetensors" or plain_path(path) != path or path.is_dir():
         raise InputError(
-            f"weights cannot be written to {str(path)!r}; a file name ending in .safetensors, "
-            "without the number of a part, is needed."
+            f"weights cannot be written to {str(path)!r}; allowed: a file name that ends in "
+            ".safetensors, without the number of a part."
         )
 
 
 def plain_path(path: Path) -> Path:
-    """What the whole is called, for a part; any other path as it is."""
+    """Return the path of the whole for a part, and any other path unchanged."""
     name = _PART.match(path.stem)
     return path if name is None else path.with_name(name[1] + path.suffix)
 
 
-def _read(path: Path, *, only_metadata: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_file(
+    path: Path, *, only_metadata: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             names: Sequence[str] = () if only_metadata else file.keys()
@@ -136,41 +140,41 @@ def _read(path: Path, *, only_metadata: bool = False) -> tuple[dict[str, Tensor]
     except FileNotFoundError:
         raise InputError(f"there are no weights at {str(path)!r}.") from None
     except (SafetensorError, OSError) as error:
-        other = path.suffix != ".safetensors"
-        hint = '; "bitta models import" brings in other checkpoints' if other else ""
+        is_other_format = path.suffix != ".safetensors"
+        hint = '; "bitta models import" converts other checkpoints' if is_other_format else ""
         raise InputError(
             f"{str(path)!r} is not a readable safetensors file ({error}){hint}."
         ) from None
 
 
-def _grouped(
+def _group_into_parts(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], part_bytes: int
 ) -> list[list[str]]:
-    """Names in their order, as many to a part as fit."""
-    # Twice: quotes inside the metadata are written as two characters.
-    common = 2 * sum(len(key) + len(text.encode()) for key, text in metadata.items()) + 512
+    """Distribute the names to parts in their order, as many as fit."""
+    # The factor 2 allows for quotes, which take two characters in the header.
+    header_bytes = 2 * sum(len(key) + len(text.encode()) for key, text in metadata.items()) + 512
     groups: list[list[str]] = [[]]
-    filled = common
+    used_bytes = header_bytes
     for name, tensor in tensors.items():
         size = tensor.nbytes + len(name) + _ENTRY_BYTES
-        if common + size > part_bytes:
+        if header_bytes + size > part_bytes:
             raise SettingError(
-                f"part_bytes is {part_bytes}; {name!r} alone needs {common + size}, "
-                "so give at least that."
+                f"part_bytes is {part_bytes}; {name!r} alone needs {header_bytes + size}; "
+                "give at least this number."
             )
-        if filled + size > part_bytes and groups[-1]:
+        if used_bytes + size > part_bytes and groups[-1]:
             groups.append([])
-            filled = common
+            used_bytes = header_bytes
         groups[-1].append(name)
-        filled += size
+        used_bytes += size
     return groups
 
 
-def _hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Of the metadata, and of names, kinds, shapes and values of tensors."""
+def _hash_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Return a hash of the metadata, and of names, types, shapes and values of the tensors."""
     digest = blake2b(digest_size=16)
     for key, text in sorted(metadata.items()):
-        if key != _WHOLE:
+        if key != _WHOLE_HASH_KEY:
             digest.update(f"{key} {text}\n".encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -182,5 +186,5 @@ def _part_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{path.stem}-{number:05d}-of-{count:05d}{path.suffix}")
 
 
-def _count(part: Path) -> int:
+def _read_part_count(part: Path) -> int:
     return int(part.stem[-5:])

@@ -1,4 +1,4 @@
-"""Vision transformer, with the names of torchvision's weights.
+"""Vision transformer with the parameter names of torchvision.
 
 Dosovitskiy et al., ICLR 2021, https://openreview.net/forum?id=YicbFdNTTy
 """
@@ -17,7 +17,7 @@ EPS = 1e-6
 
 
 class Attention(nn.Module):
-    """Self-attention with one matrix for queries, keys and values, in that order."""
+    """Self-attention with one matrix for queries, keys and values."""
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         nn.init.xavier_uniform_(self.in_proj_weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, width), each token a mixture of all."""
+        """Return tokens (batch, tokens, width), each one a mixture of all tokens."""
         joint = F.linear(tokens, self.in_proj_weight, self.in_proj_bias)
         split = joint.unflatten(-1, (3, self.n_heads, -1))  # (batch, tokens, 3, heads, part)
         query, key, value = split.transpose(1, 3).unbind(2)  # each (batch, heads, tokens, part)
@@ -38,14 +38,14 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then two dense layers, each normalised before and added to what came in."""
+    """Attention and two dense layers, each with a normalisation before and a residual sum after."""
 
     def __init__(self, width: int, n_heads: int, mlp_width: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width, eps=EPS)
         self.self_attention = Attention(width, n_heads)
         self.ln_2 = nn.LayerNorm(width, eps=EPS)
-        # The numbers are those of torchvision's layers, two of which are dropout.
+        # The numbers are those of torchvision, where 2 is a dropout layer.
         self.mlp = nn.Sequential(
             OrderedDict(
                 [
@@ -57,14 +57,14 @@ class EncoderBlock(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, width)."""
+        """Return tokens (batch, tokens, width)."""
         tokens = tokens + self.self_attention(self.ln_1(tokens))
-        grown: Tensor = tokens + self.mlp(self.ln_2(tokens))
-        return grown
+        output: Tensor = tokens + self.mlp(self.ln_2(tokens))
+        return output
 
 
 class Encoder(nn.Module):
-    """Positions added, then blocks, then a normalisation."""
+    """Position embedding, blocks, and a normalisation."""
 
     def __init__(
         self, n_tokens: int, *, width: int, depth: int, n_heads: int, mlp_width: int
@@ -73,20 +73,20 @@ class Encoder(nn.Module):
         self.pos_embedding = nn.Parameter(torch.empty(1, n_tokens, width).normal_(std=0.02))
         self.layers = nn.Sequential(
             OrderedDict(
-                (f"encoder_layer_{place}", EncoderBlock(width, n_heads, mlp_width))
-                for place in range(depth)
+                (f"encoder_layer_{index}", EncoderBlock(width, n_heads, mlp_width))
+                for index in range(depth)
             )
         )
         self.ln = nn.LayerNorm(width, eps=EPS)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, width)."""
+        """Return tokens (batch, tokens, width)."""
         encoded: Tensor = self.ln(self.layers(tokens + self.pos_embedding))
         return encoded
 
 
 class VisionTransformer(PixelModel):
-    """Square patches as tokens, and one more token that gathers what the head reads."""
+    """Transformer on square patches, with a class token that the head reads."""
 
     def __init__(
         self,
@@ -114,13 +114,13 @@ class VisionTransformer(PixelModel):
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, n_classes)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, classes) logits."""
+        """Return logits (batch, classes)."""
         if images.shape[-2:] != (self.image_size, self.image_size):
             raise InputError(
-                f"images are {images.shape[-2]} x {images.shape[-1]} pixels; this transformer "
-                f"reads {self.image_size} x {self.image_size}, so resize or crop them first."
+                f"images are {images.shape[-2]} x {images.shape[-1]} pixels; allowed: "
+                f"{self.image_size} x {self.image_size}. Resize or crop them first."
             )
-        patches = self.conv_proj(self.normalised(images)).flatten(2).transpose(1, 2)
+        patches = self.conv_proj(self.normalise(images)).flatten(2).transpose(1, 2)
         token = self.class_token.expand(len(images), -1, -1)
         encoded = self.encoder(torch.cat([token, patches], dim=1))
         logits: Tensor = self.heads(encoded[:, 0])
@@ -129,6 +129,4 @@ class VisionTransformer(PixelModel):
 
 def _check_division(name: str, whole: int, divisor_name: str, divisor: int) -> None:
     if divisor < 1 or whole % divisor:
-        raise SettingError(
-            f"{name} is {whole}; a multiple of {divisor_name} ({divisor}) is needed."
-        )
+        raise SettingError(f"{name} is {whole}; allowed: a multiple of {divisor_name} ({divisor}).")

@@ -1,4 +1,4 @@
-"""Weights as safetensors files with a model card in the header."""
+"""Weights in safetensors files with a model card in the header."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,30 @@ from bitta.models.tensor_files import read_metadata, read_tensors, write_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """Travels inside the weight file, so that it cannot be lost or mixed up."""
+    """Description of a model, stored in the header of its weights file."""
 
     architecture: str
     arguments: Mapping[str, Any]
-    """Constructor arguments beyond the architecture's own: classes, pixel mean and deviation."""
+    """Arguments of `build_model`: classes, mean and std of pixels, and changes."""
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     preprocessing: Mapping[str, int] = field(default_factory=dict)
-    """How a picture gets to `input_shape`: {"resize": 256, "crop": 224} is shorter side, then
-    centre. Empty where images come in their own size."""
+    """Resizing of the shorter side, then crop of the centre: {"resize": 256, "crop": 224}. Empty if
+    images already have the `input_shape`."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
-    """Percent, by the name of the set it was measured on."""
+    """Accuracy in percent, by the name of the test set."""
     source: str = ""
-    """What it was trained on."""
+    """Training data."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     terms: str = ""
 
     def as_text(self) -> str:
-        """JSON."""
+        """Return the card as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str, *, path: str) -> Self:
-        """Read what `as_text` wrote; `path` is for the error."""
+        """Read a card from the JSON of `as_text`. `path` is used in the error message."""
         try:
             fields = json.loads(text)
             fields |= {name: tuple(fields[name]) for name in ("classes", "input_shape")}
@@ -52,7 +52,7 @@ class ModelCard:
 
 
 _CARD = "bitta.model"
-_NAMED = 3
+_N_SHOWN_NAMES = 3
 _COUNTER = "num_batches_tracked"
 
 
@@ -64,55 +64,55 @@ def save_model(
     half: bool = False,
     part_bytes: int | None = None,
 ) -> list[Path]:
-    """Write weights and card; the paths written to.
+    """Write weights and card, and return the paths of the files.
 
-    `half` stores floats in half precision, but for tensors whose values it cannot hold.
-    `part_bytes` is the most a file may take: weights that are larger go into several.
+    `half` stores floats in half precision, except for tensors with values that it cannot hold.
+    `part_bytes` is the maximum size of a file. Larger weights are split into parts.
     """
     tensors = {name: tensor.detach().cpu().contiguous()
                for name, tensor in model.state_dict().items()}  # fmt: skip
     if half:
-        tensors = {name: halved(tensor) for name, tensor in tensors.items()}
+        tensors = {name: to_half_precision(tensor) for name, tensor in tensors.items()}
     return write_tensors(path, tensors, {_CARD: card.as_text()}, part_bytes=part_bytes)
 
 
 def load_model(path: str | Path) -> tuple[nn.Module, ModelCard]:
-    """Rebuild a model, ready to serve; `path` is that of the file, of its parts' whole or of one.
+    """Load a model in evaluation mode, with weights in single precision.
 
-    Weights come in full precision whatever they were stored in.
+    `path` is the path of the file, or of any of its parts.
     """
     tensors, metadata = read_tensors(path)
-    card = _card_in(metadata, path)
+    card = _parse_card(metadata, path)
     model = build_model(card.architecture, **card.arguments)
     load_weights(model, tensors, path=str(path), architecture=card.architecture)
     return model.eval(), card
 
 
 def read_card(path: str | Path) -> ModelCard:
-    """The card alone, without reading weights."""
-    return _card_in(read_metadata(path), path)
+    """Read only the card, without the weights."""
+    return _parse_card(read_metadata(path), path)
 
 
 def load_weights(
     model: nn.Module, tensors: Mapping[str, Tensor], *, path: str, architecture: str
 ) -> None:
-    """Put tensors into a model, key for key; counters of batches may be missing."""
+    """Load tensors into a model by name. Batch counters may be missing."""
     needed = model.state_dict()
     missing = [name for name in needed if name not in tensors and not name.endswith(_COUNTER)]
-    strange = [name for name in tensors if name not in needed]
-    unlike = [
+    unknown = [name for name in tensors if name not in needed]
+    mismatched = [
         f"{name} is {tuple(tensor.shape)} instead of {tuple(needed[name].shape)}"
         for name, tensor in tensors.items()
         if name in needed and tensor.shape != needed[name].shape
     ]
-    if missing or strange or unlike:
-        faults = (
-            *_counted(missing, "key is missing", "keys are missing"),
-            *_counted(strange, "key is unknown", "keys are unknown"),
-            *_counted(unlike, "shape differs", "shapes differ"),
+    if missing or unknown or mismatched:
+        problems = (
+            *_count_names(missing, "key is missing", "keys are missing"),
+            *_count_names(unknown, "key is unknown", "keys are unknown"),
+            *_count_names(mismatched, "shape differs", "shapes differ"),
         )
         raise ModelError(
-            f"the weights in {path!r} do not fit {architecture}: {'; '.join(faults)}. "
+            f"the weights in {path!r} do not fit {architecture}: {'; '.join(problems)}. "
             "Give the architecture and the number of classes they were trained with."
         )
     model.load_state_dict(
@@ -122,7 +122,7 @@ def load_weights(
     )  # fmt: skip
 
 
-def _card_in(metadata: Mapping[str, str], path: str | Path) -> ModelCard:
+def _parse_card(metadata: Mapping[str, str], path: str | Path) -> ModelCard:
     if _CARD not in metadata:
         raise InputError(
             f"{str(path)!r} does not say which architecture it belongs to; "
@@ -132,18 +132,18 @@ def _card_in(metadata: Mapping[str, str], path: str | Path) -> ModelCard:
     return ModelCard.from_text(metadata[_CARD], path=str(path))
 
 
-def halved(tensor: Tensor) -> Tensor:
-    """In half precision, unless it is no float or holds values that half precision cannot."""
+def to_half_precision(tensor: Tensor) -> Tensor:
+    """Return a tensor in half precision. Other types and too large values stay as they are."""
     if not tensor.is_floating_point():
         return tensor
     half = tensor.to(torch.float16)
     return half if half.isfinite().all() else tensor
 
 
-def _counted(names: Sequence[str], one: str, several: str) -> list[str]:
-    """["3 keys are missing (a, b, c, ...)"], or nothing."""
+def _count_names(names: Sequence[str], singular: str, plural: str) -> list[str]:
+    """Return ["3 keys are missing (a, b, c, ...)"], or an empty list."""
     if not names:
         return []
-    more = ", ..." if len(names) > _NAMED else ""
-    what = one if len(names) == 1 else several
-    return [f"{len(names)} {what} ({', '.join(names[:_NAMED])}{more})"]
+    more = ", ..." if len(names) > _N_SHOWN_NAMES else ""
+    noun = singular if len(names) == 1 else plural
+    return [f"{len(names)} {noun} ({', '.join(names[:_N_SHOWN_NAMES])}{more})"]

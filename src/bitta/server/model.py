@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.models import from_factory, load_model, weights_at
+from bitta.models import call_model_factory, load_model, weights_path
 from bitta.nn import WrappedModel
 from bitta.streams import Geometry
 
@@ -32,10 +32,10 @@ def load_served_model(
     card_shape: tuple[int, ...] | None = None
     geometry: Geometry | None = None
     if _is_factory(given):
-        module = from_factory(given, of="model")
+        module = call_model_factory(given, of="model")
         name = given.partition(":")[2]
     else:
-        with weights_at(given) as path:
+        with weights_path(given) as path:
             module, card = load_model(path)
         card_classes, card_shape = card.classes, card.input_shape
         geometry = Geometry(**card.preprocessing) if card.preprocessing else None

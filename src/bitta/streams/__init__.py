@@ -16,10 +16,10 @@ from bitta.streams.imagenet import (
     read_visda2021,
 )
 from bitta.streams.images import (
+    DecodedImages,
     Domain,
     Geometry,
     ImageFile,
-    ImageFiles,
     Images,
     MappedImages,
     SelectedImages,
@@ -35,10 +35,10 @@ __all__ = [
     "DOMAINNET126_DOMAINS",
     "ORDERS",
     "Arrangement",
+    "DecodedImages",
     "Domain",
     "Geometry",
     "ImageFile",
-    "ImageFiles",
     "Images",
     "MappedImages",
     "Pack",

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from bitta.errors import InputError
-from bitta.streams.images import ORIGINAL_SIZE, Domain, Geometry, ImageFile, ImageFiles
+from bitta.streams.images import ORIGINAL_SIZE, DecodedImages, Domain, Geometry, ImageFile
 
 _SUFFIXES = {
     ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".pnm", ".tif", ".tiff", ".gif",
@@ -73,7 +73,7 @@ def build_domain(
         raise InputError(f"domain {name!r} holds no class folder; fill it or leave it out.")
     labels = [numbers[class_name] for class_name in sorted(files) for _ in files[class_name]]
     sorted_files = [file for class_name in sorted(files) for file in files[class_name]]
-    return Domain(name, ImageFiles(sorted_files, geometry), torch.tensor(labels), tuple(classes))
+    return Domain(name, DecodedImages(sorted_files, geometry), torch.tensor(labels), tuple(classes))
 
 
 def list_files_by_class(path: Path) -> dict[str, list[ImageFile]]:

@@ -36,10 +36,10 @@ from bitta.streams.folders import (
 from bitta.streams.images import (
     ORIGINAL_SIZE,
     RESIZE_256_CROP_224,
+    DecodedImages,
     Domain,
     Geometry,
     ImageFile,
-    ImageFiles,
 )
 
 
@@ -265,7 +265,9 @@ def _build_listed_domain(
     name: str, pairs: Sequence[tuple[ImageFile, int]], classes: Sequence[str], geometry: Geometry
 ) -> Domain:
     labels = torch.tensor([label for _, label in pairs], dtype=torch.long)
-    return Domain(name, ImageFiles([file for file, _ in pairs], geometry), labels, tuple(classes))
+    return Domain(
+        name, DecodedImages([file for file, _ in pairs], geometry), labels, tuple(classes)
+    )
 
 
 def _name_classes(pairs: Sequence[tuple[ImageFile, int]]) -> tuple[str, ...]:

@@ -146,10 +146,10 @@ class ImageFile:
             return file.read(self.size)
 
 
-class ImageFiles(Images):
+class DecodedImages(Images):
     """Pictures in files, decoded to RGB when they are needed.
 
-    >>> photos = ImageFiles([ImageFile("a.jpg"), ImageFile("b.jpg")], RESIZE_256_CROP_224)
+    >>> photos = DecodedImages([ImageFile("a.jpg"), ImageFile("b.jpg")], RESIZE_256_CROP_224)
     >>> len(photos)
     2
     """

@@ -19,7 +19,7 @@ from bitta.server.protocol import (
 )
 from bitta.server.protocol.images import count_jpeg_scans
 from bitta.server.settings import RequestLimits
-from bitta.streams import Geometry, ImageFile, ImageFiles, as_floats
+from bitta.streams import DecodedImages, Geometry, ImageFile, as_floats
 from made_pictures import KINDS, encoded, gradient, originals, png_header
 
 SHAPE = (3, 24, 32)
@@ -44,7 +44,7 @@ def test_lossless_image_keeps_every_pixel(options):
 def test_image_is_decoded_as_in_streams(kind, tmp_path):
     content = encoded(gradient(), kind)
     (tmp_path / "a").write_bytes(content)
-    (streamed,) = ImageFiles([ImageFile(str(tmp_path / "a"))])[torch.tensor([0])]
+    (streamed,) = DecodedImages([ImageFile(str(tmp_path / "a"))])[torch.tensor([0])]
     assert np.array_equal(decode_image(content).transpose(2, 0, 1), streamed.numpy())
 
 
