@@ -62,7 +62,7 @@ def read_results(folder: str) -> dict[str, RunResult]:
 
 
 def read_times(folder: str) -> dict[str, dict[str, float]]:
-    """Read the measurements of `scripts/time_rows.py`, which runs each row alone."""
+    """Read the measurements of `reproduction/time_rows.py`, which runs each row alone."""
     path = RESULTS / f"{folder}-times.json"
     if not path.exists():
         return {}
