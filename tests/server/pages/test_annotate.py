@@ -1,44 +1,52 @@
-"""The annotator's page in a real browser: sign in, answer, undo, skip, change of mind."""
+"""The annotator's page: sign in, answer, skip, undo, change an answer."""
 
-from server.pages.acting import press, ready, saved, says, verdicts
-from server.pages.serving import until
+from server.pages.page_actions import (
+    press_key,
+    verdicts,
+    wait_for_question,
+    wait_for_text,
+    wait_until_saved,
+)
+from server.pages.stub_server import until
 
 
-def test_a_key_that_is_not_known_or_not_for_people_is_refused_in_words(visit):
+def test_unknown_key_and_client_key_are_refused(visit):
     page = visit(key="nonsense")
-    says(page, "#sign-in-note", "not known")
+    wait_for_text(page, "#sign-in-note", "not known")
     page.fill("#sign-in-key", "key-app")
     page.keyboard.press("Enter")
-    says(page, "#sign-in-note", "a key for a client; this page needs a key for an annotator")
+    wait_for_text(
+        page, "#sign-in-note", "a key for a client; this page needs a key for an annotator"
+    )
     page.fill("#sign-in-key", "key-ada")
     page.keyboard.press("Enter")
-    ready(page)
+    wait_for_question(page)
     assert page.text_content("#me") == "Ada"
 
 
-def test_thirty_questions_are_answered_by_keyboard_and_nothing_is_said_twice(visit, site):
+def test_thirty_answers_by_keyboard_are_each_stored_once(visit, site):
     page = visit()
     keys = ["c", "x", "ArrowRight", "ArrowLeft", "C"]
     meant = {"c": "correct", "x": "incorrect", "ArrowRight": "correct", "ArrowLeft": "incorrect"}
     expected, held = {}, []
     for n in range(30):
         key = keys[n % len(keys)]
-        expected[press(page, key)] = meant.get(key, "correct")
+        expected[press_key(page, key)] = meant.get(key, "correct")
         held.append(len(site.state.leases))
-    saved(page)
+    wait_until_saved(page)
     assert len(expected) == 30
     assert verdicts(site.state) == expected
     assert len(site.state.posts) == 30
-    # The question on the screen, one ahead, and one whose answer is on its way.
+    # The question on the screen, one wait_until_prefetched, and one whose answer is on its way.
     assert max(held) <= 3
     assert page.text_content("#today") == "30"
     assert page.text_content("#recent li .chip") == "Saved"
-    assert page.heard == []
+    assert page.console_errors == []
 
 
-def test_the_label_is_asked_about_a_crisp_picture_and_the_confidence_is_not_told(visit):
+def test_question_has_sharp_picture_and_hides_the_confidence(visit):
     page = visit()
-    ready(page)
+    wait_for_question(page)
     picture = page.locator("#frame img")
     box = picture.bounding_box()
     assert box["width"] >= 256
@@ -48,65 +56,65 @@ def test_the_label_is_asked_about_a_crisp_picture_and_the_confidence_is_not_told
     said = page.inner_text("body")
     assert "55" not in said
     assert "0.9" not in said
-    says(page, "#announcer", "Is this an airplane?")
+    wait_for_text(page, "#announcer", "Is this an airplane?")
     assert page.get_attribute("#correct", "aria-keyshortcuts") == "c ArrowRight"
     assert page.inner_text("#incorrect .keycaps").split() == ["x", "←"]
 
 
-def test_undo_takes_back_an_answer_and_a_skip_and_asks_again(visit, site):
+def test_undo_of_answer_and_skip_shows_the_question_again(visit, site):
     page = visit()
-    first = press(page, "c")
-    second = press(page, "s")
-    saved(page)
+    first = press_key(page, "c")
+    second = press_key(page, "s")
+    wait_until_saved(page)
     assert verdicts(site.state) == {first: "correct", second: "skip"}
-    ready(page)
+    wait_for_question(page)
     page.keyboard.press("u")
-    assert ready(page) == second
+    assert wait_for_question(page) == second
     page.keyboard.press("u")
-    assert ready(page) == first
-    saved(page)
+    assert wait_for_question(page) == first
+    wait_until_saved(page)
     assert verdicts(site.state) == {}
-    assert press(page, "x") == first
-    assert press(page, "c") == second
-    saved(page)
+    assert press_key(page, "x") == first
+    assert press_key(page, "c") == second
+    wait_until_saved(page)
     assert verdicts(site.state) == {first: "incorrect", second: "correct"}
     assert page.text_content("#today") == "2"
 
 
-def test_undo_reaches_back_over_a_reload_and_says_when_it_was_learned_from(visit, site):
+def test_undo_works_after_reload_and_tells_if_the_model_had_learned(visit, site):
     page = visit()
-    first = press(page, "c")
-    saved(page)
-    site.state.applied.add(site.state.feedback[0]["id"])
+    first = press_key(page, "c")
+    wait_until_saved(page)
+    site.state.applied_ids.add(site.state.feedback[0]["id"])
     with page.expect_request_finished(lambda request: "/v1/feedback?mine" in request.url):
         page.reload()
-    assert ready(page) != first
+    assert wait_for_question(page) != first
     page.keyboard.press("u")
-    says(page, "#notice", "already learned")
-    assert ready(page) == first
+    wait_for_text(page, "#notice", "already learned")
+    assert wait_for_question(page) == first
 
 
-def test_a_change_of_mind_replaces_the_answer_and_keeps_the_old_one_in_the_log(visit, site):
+def test_changed_answer_replaces_the_old_one_and_keeps_it_in_the_log(visit, site):
     page = visit()
-    first = press(page, "c")
-    saved(page)
+    first = press_key(page, "c")
+    wait_until_saved(page)
     page.click("#history-open")
     page.click("text=Change to incorrect")
     until(lambda: verdicts(site.state) == {first: "incorrect"})
     assert [one["verdict"] for one in site.state.feedback] == ["correct", "incorrect"]
     assert site.state.feedback[1]["supersedes_id"] == site.state.feedback[0]["id"]
-    says(page, "#history-list", "changed to incorrect")
+    wait_for_text(page, "#history-list", "changed to incorrect")
 
 
-def test_keys_do_nothing_while_somebody_types_or_holds_them_down(visit, site):
+def test_shortcuts_ignore_typing_and_held_keys(visit, site):
     page = visit()
-    first = ready(page)
+    first = wait_for_question(page)
     page.click("#comment-open")
     page.keyboard.type("cxsu next to a box")
     assert site.state.posts == []
     page.keyboard.press("Escape")
     page.keyboard.down("c")
-    ready(page)
+    wait_for_question(page)
     for _ in range(3):
         page.keyboard.down("c")
         page.wait_for_timeout(230)
@@ -116,66 +124,64 @@ def test_keys_do_nothing_while_somebody_types_or_holds_them_down(visit, site):
     for _ in range(2):
         page.wait_for_timeout(230)
         page.keyboard.down("Enter")
-    saved(page)
+    wait_until_saved(page)
     assert len(site.state.posts) == 2
     assert site.state.feedback[0]["prediction_id"] == first
     assert site.state.feedback[0]["comment"] == "cxsu next to a box"
 
 
-def test_keys_can_be_changed_but_not_to_one_that_is_taken(visit, site):
+def test_shortcut_can_be_changed_to_a_free_key(visit, site):
     page = visit()
-    ready(page)
+    wait_for_question(page)
     page.click("#keys-open")
     page.click("[data-action=correct]")
     page.keyboard.press("x")
-    says(page, "#keys-note", "“x” already means “No, incorrect”")
+    wait_for_text(page, "#keys-note", "“x” already means “No, incorrect”")
     page.keyboard.press("j")
-    says(page, "#keys-note", "“j” now means “Yes, correct”")
+    wait_for_text(page, "#keys-note", "“j” now means “Yes, correct”")
     page.keyboard.press("Escape")
     page.reload()
-    ready(page)
+    wait_for_question(page)
     page.keyboard.press("c")
-    first = press(page, "j")
-    saved(page)
+    first = press_key(page, "j")
+    wait_until_saved(page)
     assert verdicts(site.state) == {first: "correct"}
     assert page.inner_text("#correct .keycaps").split() == ["j", "→"]
 
 
-def test_two_annotators_never_get_the_same_question(visit, site):
+def test_two_annotators_get_different_questions(visit, site):
     ada, bo = visit(), visit(key="key-bo")
     for _ in range(4):
-        press(ada, "c")
-        press(bo, "x")
-    saved(ada)
-    saved(bo)
-    given = {
-        name: {one for by, one in site.state.given_out if by == name} for name in ("ada", "bo")
-    }
+        press_key(ada, "c")
+        press_key(bo, "x")
+    wait_until_saved(ada)
+    wait_until_saved(bo)
+    given = {name: {one for by, one in site.state.leased if by == name} for name in ("ada", "bo")}
     assert given["ada"].isdisjoint(given["bo"])
     assert len(verdicts(site.state, "ada")) == len(verdicts(site.state, "bo")) == 4
 
 
-def test_markup_in_a_label_or_a_comment_is_shown_as_text(visit, site):
+def test_markup_in_label_and_comment_is_shown_as_text(visit, site):
     label = "<img src=x onerror=\"document.title='ran'\"><b>cat</b>"
     site.state.labels[0] = label
     page = visit()
-    ready(page)
+    wait_for_question(page)
     assert page.text_content("#label") == label
     page.click("#comment-open")
     page.keyboard.type("<script>document.title='ran'</script>")
     page.click("#correct")
-    saved(page)
+    wait_until_saved(page)
     page.click("#history-open")
-    says(page, "#history-list", "<script>")
+    wait_for_text(page, "#history-list", "<script>")
     assert page.locator("#label *, #history-list b, #history-list script").count() == 0
     assert page.title() == "Answer · bitta"
 
 
-def test_when_there_is_nothing_to_ask_the_page_waits_and_goes_on_by_itself(visit, site):
+def test_page_without_question_waits_for_the_next_one(visit, site):
     site.state.n_questions = 1
     page = visit()
-    press(page, "c")
-    says(page, "#idle-title", "No questions right now")
+    press_key(page, "c")
+    wait_for_text(page, "#idle-title", "No questions right now")
     site.state.n_questions = 2
     site.state.record("asked", {"n": 1})
-    ready(page)
+    wait_for_question(page)

@@ -1,4 +1,4 @@
-"""What is sent: only files of the package, nothing inline, nothing from elsewhere."""
+"""Files of the pages: addresses, types, policy, no inline scripts."""
 
 import re
 
@@ -7,21 +7,21 @@ import pytest
 from bitta.server.pages import HEADERS, PAGES
 
 
-def test_both_pages_and_all_they_load_are_there():
+def test_pages_and_the_files_they_load_exist():
     assert {"/annotate", "/operate", "/static/style.css", "/static/annotate.js"} <= set(PAGES)
     for page in PAGES.values():
         named = re.findall(rb"""(?:from |src=|href=)"(?:\./|static/)([\w.]+)\"""", page.body)
         assert {f"/static/{name.decode()}" for name in named} <= set(PAGES)
 
 
-def test_only_these_addresses_lead_to_a_file():
+def test_other_addresses_have_no_file():
     for trick in ("/static/../__init__.py", "/static/", "/static//etc/passwd", "/annotate.html"):
         assert trick not in PAGES
         with pytest.raises(KeyError):
             PAGES[trick]
 
 
-def test_the_policy_allows_this_host_alone_and_nothing_is_inline():
+def test_policy_allows_only_this_host_and_pages_have_nothing_inline():
     assert "default-src 'self'" in HEADERS["Content-Security-Policy"]
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
     for address in ("/annotate", "/operate"):
@@ -29,7 +29,7 @@ def test_the_policy_allows_this_host_alone_and_nothing_is_inline():
         assert re.findall(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", text) == []
 
 
-def test_no_other_host_is_named_and_no_text_is_parsed_as_markup():
+def test_files_name_no_other_host_and_parse_no_html():
     for address, page in PAGES.items():
         text = page.body.decode().replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|eval\(", text) == [], (
@@ -37,7 +37,7 @@ def test_no_other_host_is_named_and_no_text_is_parsed_as_markup():
         )
 
 
-def test_types_are_told_and_tags_change_with_the_content():
+def test_files_have_content_types_and_distinct_etags():
     assert PAGES["/annotate"].content_type == "text/html; charset=utf-8"
     assert PAGES["/static/plot.js"].content_type == "text/javascript; charset=utf-8"
     assert PAGES["/static/icon.svg"].content_type == "image/svg+xml"

@@ -1,16 +1,16 @@
-"""The operator's page in a real browser."""
+"""The operator's page: plots, rollback, pause, questions, versions, events."""
 
-from server.pages.acting import press, ready, says
-from server.pages.serving import until
+from server.pages.page_actions import press_key, wait_for_question, wait_for_text
+from server.pages.stub_server import until
 
 
-def test_an_annotators_key_does_not_open_it(visit):
+def test_annotator_key_is_refused(visit):
     page = visit("/operate")
-    says(page, "#sign-in-note", "this page needs a key for an operator")
+    wait_for_text(page, "#sign-in-note", "this page needs a key for an operator")
     assert page.locator("#dashboard").is_hidden()
 
 
-def test_it_plots_what_is_measured_with_the_interval_of_the_accuracy(visit):
+def test_plots_show_the_status_with_the_interval_of_the_accuracy(visit):
     page = visit("/operate", key="key-op")
     page.wait_for_selector("#accuracy-plot .band")
     assert page.locator(".plot svg path.line").count() == 5
@@ -19,10 +19,10 @@ def test_it_plots_what_is_measured_with_the_interval_of_the_accuracy(visit):
     assert page.text_content("#confidence-note") == "5.2 points below the start (76.4 %)"
     assert page.locator("#confidence-plot .reference").count() == 1
     assert "Accuracy: " in page.get_attribute("#accuracy-plot svg", "aria-label")
-    assert page.heard == []
+    assert page.console_errors == []
 
 
-def test_a_rollback_needs_a_yes_and_takes_a_reason(visit, site):
+def test_rollback_needs_confirmation_and_takes_a_reason(visit, site):
     page = visit("/operate", key="key-op")
     page.click("[data-snapshot=snap20] button")
     page.click("#confirm-cancel")
@@ -30,24 +30,24 @@ def test_a_rollback_needs_a_yes_and_takes_a_reason(visit, site):
     page.click("[data-snapshot=snap20] button")
     page.fill("#confirm-reason", "frogs <b>everywhere</b>")
     page.click("#confirm-go")
-    says(page, "#version", "Version 2.20")
+    wait_for_text(page, "#version", "Version 2.20")
     assert site.state.events[-1][2]["reason"] == "frogs <b>everywhere</b>"
-    says(page, "#log", "Rolled back from version 1.40 by op: frogs <b>everywhere</b>")
+    wait_for_text(page, "#log", "Rolled back from version 1.40 by op: frogs <b>everywhere</b>")
 
 
-def test_learning_is_paused_with_a_reason_and_goes_on(visit, site):
+def test_learning_pauses_with_a_reason_and_resumes(visit, site):
     page = visit("/operate", key="key-op")
     page.click("#pause")
     page.fill("#confirm-reason", "camera is being moved")
     page.click("#confirm-go")
-    says(page, "#learning", "learning paused: camera is being moved")
-    assert site.state.paused == "camera is being moved"
+    wait_for_text(page, "#learning", "learning paused: camera is being moved")
+    assert site.state.pause_reason == "camera is being moved"
     page.click("#resume")
-    says(page, "#learning", "learning: 40 steps")
-    assert site.state.paused is None
+    wait_for_text(page, "#learning", "learning: 40 steps")
+    assert site.state.pause_reason is None
 
 
-def test_questions_say_why_they_are_asked_and_a_collapse_is_said_in_words(visit, site):
+def test_questions_have_reasons_and_a_collapse_shows_a_warning(visit, site):
     page = visit("/operate", key="key-op")
     page.wait_for_selector("#questions li")
     assert page.locator("#questions li").count() == 12
@@ -56,31 +56,31 @@ def test_questions_say_why_they_are_asked_and_a_collapse_is_said_in_words(visit,
     assert page.locator("#warning").is_hidden()
     reason = "audit accuracy fell to 31 %"
     site.state.collapse = {"state": "rolled back", "reasons": [reason]}
-    says(page, "#warning", "The model collapsed and was rolled back")
+    wait_for_text(page, "#warning", "The model collapsed and was rolled back")
     assert reason in page.text_content("#warning-list")
 
 
-def test_a_version_is_marked_while_it_serves_and_no_longer(visit, site):
+def test_only_the_served_version_is_marked(visit, site):
     page = visit("/operate", key="key-op")
     page.wait_for_selector("#versions .chip:visible")
     assert page.locator("#versions .chip:visible").count() == 1
     site.state.version = "1.41"
-    says(page, "#version", "Version 1.41")
+    wait_for_text(page, "#version", "Version 1.41")
     until(lambda: page.locator("#versions .chip:visible").count() == 0)
 
 
-def test_an_answer_is_seen_without_a_reload(visit):
+def test_new_answer_appears_without_reload(visit):
     operator, annotator = visit("/operate", key="key-op"), visit()
-    ready(annotator)
-    says(operator, "#connection", "Live")
-    press(annotator, "c")
-    says(operator, "#log", "An answer came in.")
+    wait_for_question(annotator)
+    wait_for_text(operator, "#connection", "Live")
+    press_key(annotator, "c")
+    wait_for_text(operator, "#log", "An answer came in.")
     until(lambda: operator.text_content("#people tr:first-child .number") == "1")
 
 
-def test_it_comes_back_after_the_network_did(visit, site):
+def test_page_reconnects_after_a_restart(visit, site):
     page = visit("/operate", key="key-op")
-    says(page, "#connection", "Live")
+    wait_for_text(page, "#connection", "Live")
     with site.without_streams():
-        says(page, "#connection", "Reconnecting")
-    says(page, "#connection", "Live")
+        wait_for_text(page, "#connection", "Reconnecting")
+    wait_for_text(page, "#connection", "Live")

@@ -1,22 +1,71 @@
-"""The server's own API in memory: enough of the contract to try the pages without a model."""
+"""Stub of the API in memory, on a port of its own, for tests of the pages without a model."""
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from sse_starlette.sse import EventSourceResponse
 
 from bitta.server.pages import HEADERS, PAGES
-from server.pages import stub_figures as figures
-from server.pages.stub_state import CLASSES, KEYS, State, identity, micro
+from server.pages import stub_state as data
+from server.pages.stub_state import CLASSES, KEYS, State, now_microseconds, prediction_id_of
 
 
-def create(state: State) -> FastAPI:
-    """Build the app around a state."""
+class StubSite:
+    """Running stub with its address, and the state that tests read and change."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        config = uvicorn.Config(
+            create_stub(self.state), port=0, log_level="error", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self.url = ""
+
+    def __enter__(self) -> "StubSite":
+        self._thread.start()
+        until(lambda: self._server.started)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    @contextmanager
+    def without_streams(self) -> Iterator[None]:
+        """End open event streams and refuse new ones, as during a restart of the server."""
+        self.state.accepts_streams = False
+        yield
+        self.state.accepts_streams = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.state.is_stopping = True
+        self._server.should_exit = True
+        self._thread.join(30)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until the condition is true, or fail."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        time.sleep(0.02)
+
+
+def create_stub(state: State) -> FastAPI:
+    """Return the app of the stub."""
     app = FastAPI(openapi_url=None)
     _pages(app)
     _sessions(app)
@@ -27,13 +76,13 @@ def create(state: State) -> FastAPI:
 
 
 def _pages(app: FastAPI) -> None:
-    def give(address: str) -> Callable[[], Response]:
+    def handler(address: str) -> Callable[[], Response]:
         page = PAGES[address]
         headers = {**HEADERS, "Content-Type": page.content_type}
         return lambda: Response(page.body, headers=headers)
 
     for address in PAGES:
-        app.get(address)(give(address))
+        app.get(address)(handler(address))
 
 
 def _sessions(app: FastAPI) -> None:
@@ -59,13 +108,13 @@ def _sessions(app: FastAPI) -> None:
 
 
 def caller(request: Request) -> dict[str, str] | None:
-    """Return who sent a request."""
+    """Return the caller of a request."""
     name = request.cookies.get("bitta_session")
     return next((me for me in KEYS.values() if me["id"] == name), None)
 
 
 def problem(status: int, code: str, sentence: str) -> JSONResponse:
-    """Return an error as the server words them."""
+    """Return an error response."""
     return JSONResponse({"error": sentence, "code": code}, status)
 
 
@@ -81,43 +130,43 @@ def _queue(app: FastAPI, state: State) -> None:
             with state.lock:
                 question = _lease(state, me["id"], besides)
             if question is not None:
-                return JSONResponse({"question": question, "left": len(state.open_places())})
-            if time.monotonic() > end or state.stopping or await request.is_disconnected():
+                return JSONResponse({"question": question, "left": len(state.open_questions())})
+            if time.monotonic() > end or state.is_stopping or await request.is_disconnected():
                 return Response(status_code=204)
             await asyncio.sleep(0.05)
 
     @app.get("/v1/predictions/{name}/image")
     def picture(name: str) -> Response:
-        body = figures.picture(int(name.removeprefix("PREDICTION")))
+        body = data.picture(int(name.removeprefix("PREDICTION")))
         return Response(body, media_type="image/png", headers={"Cache-Control": "private"})
 
 
 def _lease(state: State, annotator: str, besides: set[str]) -> dict[str, Any] | None:
-    """Give what the annotator holds already, then the first question nobody holds."""
-    now = micro()
-    answered = {one["prediction_id"] for one in state.standing(annotator)}
+    """Lease the question that the annotator holds, or the first one that nobody holds."""
+    now = now_microseconds()
+    answered = {one["prediction_id"] for one in state.current_answers(annotator)}
 
     def held_by(name: str) -> str | None:
         lease = state.leases.get(name)
         return lease["by"] if lease and lease["until"] > now else None
 
-    places = [
-        place
-        for place in state.open_places()
-        if identity(place) not in besides | answered
-        and held_by(identity(place)) in (None, annotator)
+    indices = [
+        index
+        for index in state.open_questions()
+        if prediction_id_of(index) not in besides | answered
+        and held_by(prediction_id_of(index)) in (None, annotator)
     ]
-    if not places:
+    if not indices:
         return None
-    place = min(places, key=lambda one: (held_by(identity(one)) is None, one))
-    name = identity(place)
+    index = min(indices, key=lambda one: (held_by(prediction_id_of(one)) is None, one))
+    name = prediction_id_of(index)
     until = now + round(state.lease_seconds * 1e6)
     state.leases[name] = {"by": annotator, "token": f"lease-{name}-{annotator}", "until": until}
-    state.given_out.append((annotator, name))
+    state.leased.append((annotator, name))
     return {
         "prediction_id": name,
-        "label": state.label(place),
-        "class_index": place % len(CLASSES),
+        "label": state.label(index),
+        "class_index": index % len(CLASSES),
         "confidence": 0.55,
         "uncertainty": 0.9,
         "reason_shown": None,
@@ -137,13 +186,15 @@ def _feedback(app: FastAPI, state: State) -> None:
             return problem(401, "unauthorized", "sign in first")
         if request.headers.get("X-Bitta") != "1":
             return problem(403, "forbidden", "X-Bitta is missing")
-        if state.down:
+        if state.is_unavailable:
             return problem(503, "unavailable", "the disk is full")
         body = await request.json()
         with state.lock:
             response = _answer(state, me["id"], request.headers["Idempotency-Key"], body)
-        if state.failing:
-            return problem(state.failing.pop(0), "unavailable", "the answer to this was lost")
+        if state.lost_responses:
+            return problem(
+                state.lost_responses.pop(0), "unavailable", "the answer to this was lost"
+            )
         return response
 
     @app.post("/v1/feedback/{name}/undo")
@@ -152,7 +203,7 @@ def _feedback(app: FastAPI, state: State) -> None:
         me = caller(request)
         if found is None or me is None:
             return problem(404, "not_found", "no such answer")
-        applied = name in state.applied
+        applied = name in state.applied_ids
         if not found["undone"]:
             found.update(undone=True, standing=False)
             state.record(
@@ -178,11 +229,13 @@ def _answer(state: State, annotator: str, key: str, body: dict[str, Any]) -> Res
     if stored is not None:
         same = stored["body"] == body
         return JSONResponse(stored) if same else problem(422, "conflict", "another answer")
-    if state.refuse:
-        return problem(422, "invalid", state.refuse)
+    if state.refusal:
+        return problem(422, "invalid", state.refusal)
     name = body["prediction_id"]
-    before = next((one for one in state.standing(annotator) if one["prediction_id"] == name), None)
-    if name in state.expired and before is None:
+    before = next(
+        (one for one in state.current_answers(annotator) if one["prediction_id"] == name), None
+    )
+    if name in state.expired_ids and before is None:
         return problem(410, "expired", "this question expired before the answer came")
     if before:
         before["standing"] = False
@@ -194,7 +247,7 @@ def _answer(state: State, annotator: str, key: str, body: dict[str, Any]) -> Res
 
 
 def _stored(state: State, annotator: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    place = int(body["prediction_id"].removeprefix("PREDICTION"))
+    index = int(body["prediction_id"].removeprefix("PREDICTION"))
     feedback_id = f"F{len(state.feedback)}"
     return {
         "id": feedback_id,
@@ -202,12 +255,12 @@ def _stored(state: State, annotator: str, key: str, body: dict[str, Any]) -> dic
         "seq": state.record("answered", {"feedback_id": feedback_id}),
         "prediction_id": body["prediction_id"],
         "model_version": state.version,
-        "predicted_label": state.label(place),
+        "predicted_label": state.label(index),
         "verdict": body["verdict"],
         "annotator_id": annotator,
         "comment": body.get("comment"),
         "answered_at": body["answered_at"],
-        "received_at": micro(),
+        "received_at": now_microseconds(),
         "status": "pending",
         "standing": True,
         "undone": False,
@@ -220,9 +273,7 @@ def _operation(app: FastAPI, state: State) -> None:
     def status(request: Request) -> Response:
         me = caller(request)
         return (
-            JSONResponse(figures.status(state, me))
-            if me
-            else problem(401, "unauthorized", "sign in")
+            JSONResponse(data.status(state, me)) if me else problem(401, "unauthorized", "sign in")
         )
 
     @app.get("/v1/events")
@@ -230,14 +281,13 @@ def _operation(app: FastAPI, state: State) -> None:
         me = caller(request)
         if me is None:
             return problem(401, "unauthorized", "sign in first")
-        if not state.streaming:
+        if not state.accepts_streams:
             return problem(503, "unavailable", "the server restarts")
         return EventSourceResponse(_stream(state, me))
 
     @app.get("/v1/questions")
     def questions(status: str | None = None) -> Response:
-        """All but those that are open are old, and more than a page wants."""
-        return JSONResponse({"questions": figures.questions(state) if status == "open" else []})
+        return JSONResponse({"questions": data.questions(state) if status == "open" else []})
 
     @app.get("/v1/snapshots")
     def snapshots() -> Response:
@@ -246,7 +296,9 @@ def _operation(app: FastAPI, state: State) -> None:
     @app.post("/v1/snapshots")
     def snapshot() -> Response:
         kept = {**state.snapshots[-1], "id": f"snap{len(state.snapshots)}", "reason": "asked"}
-        state.snapshots.append({**kept, "model_version": state.version, "created_at": micro()})
+        state.snapshots.append(
+            {**kept, "model_version": state.version, "created_at": now_microseconds()}
+        )
         state.record("snapshot", {"snapshot_id": kept["id"], "version": state.version})
         return JSONResponse(state.snapshots[-1], 201)
 
@@ -262,18 +314,18 @@ def _operation(app: FastAPI, state: State) -> None:
     @app.post("/v1/adaptation/{change}")
     async def adaptation(change: str, request: Request) -> Response:
         reason = (await request.json()).get("reason", "")
-        state.paused = reason if change == "pause" else None
+        state.pause_reason = reason if change == "pause" else None
         state.record("paused" if change == "pause" else "resumed", {"by": "op", "reason": reason})
-        return JSONResponse({"state": "on" if state.paused is None else "paused"})
+        return JSONResponse({"state": "on" if state.pause_reason is None else "paused"})
 
 
 async def _stream(state: State, me: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
     sent = len(state.events)
-    told = 0.0
-    while not state.stopping and state.streaming:
-        if time.monotonic() - told > 1:
-            told = time.monotonic()
-            yield {"event": "status", "data": json.dumps(figures.status(state, me))}
+    status_sent_at = 0.0
+    while not state.is_stopping and state.accepts_streams:
+        if time.monotonic() - status_sent_at > 1:
+            status_sent_at = time.monotonic()
+            yield {"event": "status", "data": json.dumps(data.status(state, me))}
         for seq, kind, body in state.events[sent:]:
             sent = seq
             yield {"event": kind, "id": str(seq), "data": json.dumps(body)}

@@ -1,17 +1,17 @@
-"""Everybody can use the pages: no serious finding of axe-core, no sideways scrolling on a phone."""
+"""Accessibility: axe-core, phone screens, keyboard."""
 
 from pathlib import Path
 
 import pytest
 
-from server.pages.acting import press, ready, saved
+from server.pages.page_actions import press_key, wait_for_question, wait_until_saved
 
 AXE = Path(__file__).with_name("axe.min.js")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
-def findings(page):
-    """What axe-core calls serious, in light and in dark."""
+def violations(page):
+    """Return the serious violations that axe-core finds, in the light and the dark scheme."""
     if not page.evaluate("'axe' in window"):
         page.add_script_tag(path=AXE)
     found = []
@@ -25,59 +25,59 @@ def findings(page):
     ]
 
 
-def test_the_annotators_page_has_no_serious_violation(visit):
-    # The tests' own script is let past the policy; the page's stays under it everywhere else.
+def test_annotator_page_has_no_serious_violation(visit):
+    # The policy of the page would block the script of axe-core.
     page = visit(key=None, bypass_csp=True)
     page.wait_for_selector("#sign-in-key")
-    assert findings(page) == []
+    assert violations(page) == []
     page.fill("#sign-in-key", "key-ada")
     page.click("#sign-in-button")
-    press(page, "c")
-    press(page, "x")
-    saved(page)
-    ready(page)
-    assert findings(page) == []
+    press_key(page, "c")
+    press_key(page, "x")
+    wait_until_saved(page)
+    wait_for_question(page)
+    assert violations(page) == []
     page.click("#history-open")
     page.wait_for_selector("#history-list button")
-    assert findings(page) == []
+    assert violations(page) == []
     page.keyboard.press("Escape")
     page.click("#keys-open")
-    assert findings(page) == []
+    assert violations(page) == []
 
 
-def test_the_operators_page_has_no_serious_violation(visit, site):
+def test_operator_page_has_no_serious_violation(visit, site):
     site.state.collapse = {"state": "suspect", "reasons": ["entropy of the classes fell"]}
     page = visit("/operate", key="key-op", bypass_csp=True)
     page.wait_for_selector("#versions li")
     page.wait_for_selector("#accuracy-plot .band")
-    assert findings(page) == []
+    assert violations(page) == []
     page.click("#pause")
-    assert findings(page) == []
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize(("address", "key"), [("/annotate", "key-ada"), ("/operate", "key-op")])
-def test_a_phone_shows_everything_without_scrolling_sideways(visit, site, address, key):
+def test_phone_needs_no_horizontal_scrolling(visit, site, address, key):
     site.state.labels[0] = "a-very-long-label-without-any-space-in-it-" * 3
     page = visit(address, key=key, **PHONE)
     page.wait_for_selector("#question-view #correct[aria-disabled=false], #accuracy-plot .band")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_on_a_phone_picture_and_buttons_are_on_the_screen_and_large_enough_to_hit(visit, site):
+def test_phone_shows_large_buttons_without_scrolling(visit, site):
     page = visit(**PHONE)
-    ready(page)
+    wait_for_question(page)
     for name in ("correct", "incorrect", "skip", "undo"):
         box = page.locator(f"#{name}").bounding_box()
         assert box["height"] >= 44
         assert box["y"] + box["height"] <= 844
     page.tap("#correct")
-    saved(page)
+    wait_until_saved(page)
     assert len(site.state.feedback) == 1
 
 
-def test_everything_is_reached_by_the_tab_key_in_order(visit):
+def test_tab_key_reaches_the_buttons_in_order(visit):
     page = visit()
-    ready(page)
+    wait_for_question(page)
     page.focus("#sign-out")
     order = []
     for _ in range(5):
