@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_and_others_go_on():
     assert later.adapter.wrapped.graphs.seconds > 0
 
 
-def test_a_model_that_takes_views_keeps_the_usual_layout():
+def test_model_that_takes_views_keeps_the_contiguous_layout():
     plain, fast, *_ = both_paths(Views, n=3, sites=["stage1"])
     for session in (plain, fast):
         assert not session.execution.channels_last

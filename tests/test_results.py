@@ -78,7 +78,7 @@ def test_a_file_from_before_confidence_was_recorded_is_read(tmp_path):
     assert [each.n_correct for each in read.steps] == [5, 5, 1, 5]
 
 
-def test_a_file_of_another_version_is_refused(tmp_path):
+def test_file_of_another_format_is_refused(tmp_path):
     result(STEPS).save(tmp_path / "r.json")
     table = json.loads((tmp_path / "r.json").read_text())
     (tmp_path / "r.json").write_text(json.dumps(table | {"format": 1}))

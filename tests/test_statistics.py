@@ -96,7 +96,7 @@ def test_taking_statistics_leaves_the_model_as_it_was():
     assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
 
 
-def test_saved_statistics_come_back_and_know_their_model(tmp_path):
+def test_saved_statistics_are_loaded_and_bound_to_their_model(tmp_path):
     path = tmp_path / "statistics.safetensors"
     made = SourceStatistics.compute(WrappedModel(toy_classifier()), [images()])
     made.save(path)
@@ -109,7 +109,7 @@ def test_saved_statistics_come_back_and_know_their_model(tmp_path):
     found.require_source(SavedWeights.copy_of(toy_classifier()), path=str(path))
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
+def test_unfitting_statistics_are_refused(tmp_path):
     path = str(tmp_path / "statistics.safetensors")
     SourceStatistics.compute(WrappedModel(toy_classifier()), [images()]).save(path)
     with pytest.raises(ModelError, match="8 features of 5 classes, and _ToyClassifier has no such"):

@@ -21,7 +21,7 @@ def images(number=0, n=8):
 
 
 @pytest.mark.parametrize(("correct", "direction"), [(True, 1), (False, -1)])
-def test_an_answer_moves_the_probability_of_the_label_shown(correct, direction):
+def test_answer_moves_the_probability_of_the_served_label(correct, direction):
     session = Session(toy_classifier(), n_queries=1, beta=0.0, **STILL)
     query = session.predict(images()).queries[0]
     session.answer(query.id, correct=correct)
@@ -37,7 +37,7 @@ def test_an_answer_moves_the_probability_of_the_label_shown(correct, direction):
     assert (judged() - before) * direction > 0
 
 
-def test_settings_of_the_parts():
+def test_settings_have_the_defaults_of_the_method():
     only_answers = Session(toy_classifier(), n_queries=2, beta=0.0)
     only_agreement = Session(toy_classifier(), n_queries=2, alpha=0.0)
     for session, terms in ((only_answers, {"feedback"}), (only_agreement, {"agreement"})):
@@ -46,14 +46,14 @@ def test_settings_of_the_parts():
         assert session.learn().terms.keys() == terms
 
 
-def test_no_answer_and_no_agreement_takes_no_step():
+def test_no_update_without_answers_and_agreement():
     session = Session(toy_classifier(), n_queries=0, beta=0.0, weight_decay=0.5)
     before = [parameter.clone() for parameter in session.model.parameters()]
     session.step(images())
     assert all(map(torch.equal, before, session.model.parameters()))
 
 
-def test_restoring_everything_gives_the_source_weights_back():
+def test_restore_rate_one_gives_the_source_weights():
     model = toy_classifier()
     session = Session(model, n_queries=2, restore=1.0, lr=0.1)
     session.step(images())
@@ -61,7 +61,7 @@ def test_restoring_everything_gives_the_source_weights_back():
         assert torch.equal(one, two)
 
 
-def test_restoring_half_mixes_source_and_adapted_weights():
+def test_restore_rate_half_mixes_source_and_adapted_weights():
     model, source = toy_classifier(width=32), toy_classifier(width=32)
     Session(model, n_queries=0, restore=0.5, lr=0.1).step(images())
     same = torch.cat(
@@ -70,7 +70,7 @@ def test_restoring_half_mixes_source_and_adapted_weights():
     assert 0.4 < same.float().mean().item() < 0.6
 
 
-def test_label_served_is_label_judged_by_default():
+def test_served_label_is_the_judged_label_by_default():
     session = Session(toy_classifier(), n_queries=8)
     for number in range(3):
         prediction = session.predict(images(number) * (1 + number))
@@ -82,7 +82,7 @@ def test_label_served_is_label_judged_by_default():
     ("order", "moved_when_serving"),
     [("before_serving", True), ("before_asking", False), ("after_asking", False)],
 )
-def test_statistics_are_taken_in_when_the_setting_says(order, moved_when_serving):
+def test_statistics_are_observed_at_the_time_of_the_setting(order, moved_when_serving):
     session = Session(toy_classifier(), n_queries=1, observes=order)
     source = Session(toy_classifier(), "source")
     x = images() * 3
@@ -91,7 +91,7 @@ def test_statistics_are_taken_in_when_the_setting_says(order, moved_when_serving
     assert session.model.norm.running_mean.abs().max() > 0  # taken in by the end of predict
 
 
-def test_presets_change_what_they_say():
+def test_presets_change_their_settings():
     adapter = Session(toy_classifier(), preset="paper").adapter
     assert adapter.policy_statistics == "running"
     assert adapter.observes == "after_asking"
@@ -99,7 +99,7 @@ def test_presets_change_what_they_say():
     assert Session(toy_classifier(), preset="reference").adapter.observes == "before_asking"
 
 
-def test_presets_for_larger_sets_are_the_papers():
+def test_presets_for_larger_sets_have_the_values_of_the_paper():
     tiny = Session(toy_classifier(), preset="tiny").adapter.config
     assert (tiny.lr, tiny.epochs, tiny.dropout, tiny.restore) == (5e-5, 5, 0.1, 0.01)
     large = Session(toy_classifier(), preset="large").adapter.config
@@ -117,7 +117,7 @@ def test_presets_for_larger_sets_are_the_papers():
     ],
     ids=str,
 )
-def test_a_threshold_counts_rows_by_the_deterministic_confidence_alone(settings, rows):
+def test_threshold_selects_rows_by_deterministic_confidence(settings, rows):
     """π disagrees in row 0; the deterministic confidence is .95, .9 (not above .9) and .8.
 
     -log softmax(π) of the deterministic label: ln(1 + e^.2), ln(1 + e^-.4), ln(1 + e^-.6).
@@ -132,7 +132,7 @@ def test_a_threshold_counts_rows_by_the_deterministic_confidence_alone(settings,
     assert term.item() == pytest.approx(wanted)
 
 
-def test_no_dropout_and_the_softmax_policy_are_the_same():
+def test_dropout_zero_equals_the_softmax_policy():
     ends = []
     for settings in ({"policy": "softmax"}, {"dropout": 0.0}, {}):
         session = Session(toy_classifier(), n_queries=2, lr=0.05, **settings)
@@ -145,7 +145,7 @@ def test_no_dropout_and_the_softmax_policy_are_the_same():
     assert not torch.equal(ends[0], ends[2])
 
 
-def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
+def test_augmented_passes_are_reproducible_and_differ_from_one_another():
     wrapped, x = WrappedModel(toy_classifier()), images()
     how = SamplingSettings("batch", 0.0, 3)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_augmented_passes_repeat_themselves_and_differ_from_one_another():
     assert all(not torch.allclose(first[0], given) for given in (first[1], other[0], plain))
 
 
-def test_an_ensemble_without_noise_is_the_plain_pass():
+def test_ensemble_without_noise_equals_the_plain_pass():
     model, x = toy_classifier(), images()
     wrapped, before = WrappedModel(model), toy_classifier().state_dict()
     weights = list(model.parameters())
@@ -174,7 +174,7 @@ def test_an_ensemble_without_noise_is_the_plain_pass():
 
 
 @pytest.mark.parametrize("policy", ["augmentation", "ensemble"])
-def test_every_policy_teaches_every_weight(policy):
+def test_every_policy_trains_every_weight(policy):
     """With one exception: a bias before BatchNorm has no effect."""
     model, source = toy_classifier(), toy_classifier()
     session = Session(model, policy=policy, n_queries=0, lr=0.1, weight_decay=0.0)
@@ -185,7 +185,7 @@ def test_every_policy_teaches_every_weight(policy):
 
 
 @pytest.mark.parametrize("policy", ["augmentation", "ensemble"])
-def test_every_policy_takes_the_same_steps_with_little_memory(policy):
+def test_every_policy_makes_the_same_updates_in_low_memory_mode(policy):
     models = [toy_classifier(), toy_classifier()]
     for model, memory in zip(models, ("full", "low"), strict=True):
         Session(model, policy=policy, memory=memory, lr=0.1).step(images())
@@ -193,7 +193,7 @@ def test_every_policy_takes_the_same_steps_with_little_memory(policy):
         assert torch.allclose(one, two, atol=1e-6)
 
 
-def test_a_memory_of_the_stream_has_what_nobody_was_asked_about_alike_by_label():
+def test_stream_memory_holds_unasked_samples_balanced_by_label():
     session = Session(toy_classifier(), n_queries=2, stream_memory=6)
     seen, asked = [], []
     for number in range(3):
@@ -207,7 +207,7 @@ def test_a_memory_of_the_stream_has_what_nobody_was_asked_about_alike_by_label()
     assert not any(torch.equal(one, other) for one in kept.inputs for other in asked)
 
 
-def test_statistics_follow_the_memory_of_the_stream_when_it_is_learned_from():
+def test_statistics_follow_the_stream_memory_when_it_is_learned_from():
     """With momentum 1 they are those of what is remembered, by the weights before the step."""
     model, source = toy_classifier(), toy_classifier()
     session = Session(model, n_queries=0, stream_memory=6, bn_momentum=1.0)
@@ -218,7 +218,7 @@ def test_statistics_follow_the_memory_of_the_stream_when_it_is_learned_from():
     assert torch.allclose(model.norm.running_mean, before.mean((0, 2, 3)), atol=1e-5)
 
 
-def test_with_a_memory_of_the_stream_doubts_do_not_depend_on_the_rest_of_the_batch():
+def test_stream_memory_makes_uncertainty_independent_of_the_batch():
     """Without dropout π is what is served by running statistics."""
     for size, same in ((6, True), (0, False)):
         session = Session(toy_classifier(), n_queries=0, stream_memory=size, dropout=0.0)
@@ -229,7 +229,7 @@ def test_with_a_memory_of_the_stream_doubts_do_not_depend_on_the_rest_of_the_bat
         assert torch.allclose(policy, adapter.predict(images(1)).probs, atol=1e-6) == same
 
 
-def test_a_memory_of_the_stream_that_holds_the_batch_teaches_what_the_batch_does():
+def test_stream_memory_of_exactly_the_batch_equals_the_batch():
     """With no question, and room for all of it: only the statistics come another way."""
     models = [toy_classifier(), toy_classifier()]
     for model, size in zip(models, (0, 8), strict=True):
@@ -238,12 +238,12 @@ def test_a_memory_of_the_stream_that_holds_the_batch_teaches_what_the_batch_does
         assert torch.allclose(one, two, atol=1e-6)
 
 
-def test_mecta_and_a_memory_of_the_stream_exclude_one_another():
+def test_mecta_and_stream_memory_exclude_one_another():
     with pytest.raises(SettingError, match="mecta is 'fixed'; allowed: 'off' with a stream_memory"):
         Session(toy_classifier(), mecta="fixed", stream_memory=8)
 
 
-def test_an_ensemble_cannot_be_cut_into_micro_batches():
+def test_ensemble_refuses_micro_batches():
     with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 with policy='ensemble'"):
         Session(toy_classifier(), policy="ensemble", micro_batch=2)
 
@@ -257,6 +257,6 @@ def test_an_ensemble_cannot_be_cut_into_micro_batches():
      ("policy", "magic", "'ensemble'"), ("agreement", "no", "'threshold'"),
      ("threshold", 1.0, "below 1"), ("perturbation", -1.0, "0 or more")],
 )  # fmt: skip
-def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+def test_bad_settings_are_refused_with_the_allowed_values(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
         Session(toy_classifier(), **{setting: value})

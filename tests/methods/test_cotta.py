@@ -50,9 +50,7 @@ def answered_session(correct, **settings):
 
 
 @pytest.mark.parametrize(("augment_below", "served"), [(0.5, 0.0), (0.51, 5.0)])
-def test_the_teacher_averages_where_the_source_is_less_sure_than_the_threshold(
-    augment_below, served, monkeypatch
-):
+def test_teacher_averages_views_if_the_source_confidence_is_low(augment_below, served, monkeypatch):
     """Black images: logits (0, 0), confidence .5. Nine views of brightness 1 to 9: 5."""
     brightness = iter(range(1, 10))
 
@@ -65,14 +63,14 @@ def test_the_teacher_averages_where_the_source_is_less_sure_than_the_threshold(
     assert logits.tolist() == [[served, 0.0]] * 2
 
 
-def test_views_are_drawn_at_an_address_of_the_step():
+def test_views_depend_on_the_version():
     session = Session(Brightness(), "cotta", augment_below=1.0, n_augmentations=2, seed=5)
     views = cotta.augmented(images(), RandomKey((5, "cotta", 0)), "augment", 0, views=2)
     expected = sum(view.flatten(1).mean(1) for view in views.chunk(2)) / 2
     assert torch.allclose(session.adapter.logits(images())[:, 0], expected, atol=1e-6)
 
 
-def test_the_source_decides_whether_to_augment_however_the_teacher_changes(monkeypatch):
+def test_source_model_decides_about_augmentation(monkeypatch):
     """White images: the source gives (1, 0), confidence .731; a teacher with weight 100, 1."""
     monkeypatch.setattr(cotta, "augmented", black)
     session = Session(Brightness(), "cotta", augment_below=0.74)
@@ -81,7 +79,7 @@ def test_the_source_decides_whether_to_augment_however_the_teacher_changes(monke
     assert session.adapter.logits(torch.ones(1, 3, 4, 4)).tolist() == [[0.0, 0.0]]
 
 
-def test_the_anchor_is_the_source_after_learning_resetting_and_loading(tmp_path):
+def test_anchor_equals_the_source_after_learning_reset_and_load(tmp_path):
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1)
     source = named_tensors(toy_classifier())
 
@@ -98,7 +96,7 @@ def test_the_anchor_is_the_source_after_learning_resetting_and_loading(tmp_path)
     assert_source(session)
 
 
-def test_after_a_step_the_teacher_is_a_thousandth_student():
+def test_teacher_moves_a_thousandth_towards_the_student():
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=0.0)
     before = weights(session.adapter.wrapped)
     session.step(images())
@@ -108,7 +106,7 @@ def test_after_a_step_the_teacher_is_a_thousandth_student():
         assert torch.allclose(teacher, 0.999 * before[name] + 0.001 * student[name], atol=1e-7)
 
 
-def test_following_by_hand():
+def test_update_teacher_interpolates_parameters():
     """.75 of (1, 2) and .25 of (5, -2) are (2, 1); buffers stay."""
     teacher, student = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     with torch.no_grad():
@@ -120,7 +118,7 @@ def test_following_by_hand():
     assert teacher.running_mean.tolist() == [0.0, 0.0]
 
 
-def test_restoring_all_leaves_the_student_at_the_source_and_the_teacher_on_its_way():
+def test_restore_rate_one_resets_the_student_but_not_the_teacher():
     session = Session(toy_classifier(), "cotta", n_augmentations=2, lr=0.1, restore=1.0)
     before = weights(session.adapter.wrapped)
     session.step(images())
@@ -128,7 +126,7 @@ def test_restoring_all_leaves_the_student_at_the_source_and_the_teacher_on_its_w
     assert not torch.equal(session.model.head.weight, before["head.weight"])
 
 
-def test_restoring_goes_by_the_address_of_the_step():
+def test_restored_weights_depend_on_the_version():
     settings = {"n_augmentations": 2, "lr": 0.1, "seed": 4}
     kept = Session(toy_classifier(), "cotta", restore=0.0, **settings)
     some = Session(toy_classifier(), "cotta", restore=0.3, **settings)
@@ -146,14 +144,14 @@ def test_restoring_goes_by_the_address_of_the_step():
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_loss_of_equal_teacher_and_student_is_their_entropy(symmetric):
+def test_loss_of_equal_teacher_and_student_is_their_entropy(symmetric):
     session = Session(toy_classifier(), "cotta", augment_below=0.0, symmetric=symmetric)
     expected = entropy(session.adapter.logits(images())).mean().item()
     *_, losses = session.step(images())
     assert losses.mean() == {"consistency": pytest.approx(expected, rel=1e-5)}
 
 
-def test_both_losses_by_hand(monkeypatch):
+def test_plain_and_symmetric_loss_have_the_expected_values(monkeypatch):
     """Teacher logits (ln 3, 0), so (.75, .25); student (0, 0), so (.5, .5).
 
     Teacher to student: ln 2, with gradient (.5 - .75, .5 - .25). Student to teacher:
@@ -173,7 +171,7 @@ def test_both_losses_by_hand(monkeypatch):
         assert student.grad.tolist()[0] == pytest.approx([pull, -pull], abs=1e-5)
 
 
-def test_answers_reach_the_student():
+def test_answers_change_the_student():
     right, wrong = answered_session(True), answered_session(False)
     assert right.adapter.learns_from_feedback
     one, two = (weights(session.adapter.trained_model) for session in (right, wrong))
@@ -188,7 +186,7 @@ def test_answers_about_the_teacher_change_nothing():
         assert all(map(torch.equal, one.values(), two.values()))
 
 
-def test_the_reference_preset_uses_the_published_optimiser():
+def test_reference_preset_uses_the_published_optimiser():
     adapter = Session(toy_classifier(), "cotta", preset="reference").adapter
     (group,) = adapter.optimiser.param_groups
     assert isinstance(adapter.optimiser, torch.optim.SGD)
@@ -196,7 +194,7 @@ def test_the_reference_preset_uses_the_published_optimiser():
     assert isinstance(Session(toy_classifier(), "cotta").adapter.optimiser, torch.optim.Adam)
 
 
-def test_inputs_that_are_no_images_need_a_teacher_that_does_not_augment():
+def test_inputs_that_are_not_images_need_augment_below_zero():
     table, model = torch.rand(4, 6, generator=generator(2)), nn.Linear(6, 3)
     with Session(model, "cotta") as session, pytest.raises(InputError, match="augment"):
         session.predict(table)

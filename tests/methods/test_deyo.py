@@ -58,13 +58,13 @@ def loss_of(*rows, **settings):
     return terms["entropy"].item() if terms else None
 
 
-def test_weights_grow_with_certainty_and_with_the_fall_of_the_label():
+def test_weights_grow_with_certainty_and_with_plpd():
     weight = exp(0.4 * log(2) - H(BEFORE)) + exp(BEFORE - AFTER)
     assert abs(BEFORE - AFTER - 0.2510) < 1e-4
     assert loss_of(OBJECT) == pytest.approx(weight * H(BEFORE), abs=1e-5)
 
 
-def test_unsure_samples_and_those_without_a_shape_are_left_out():
+def test_uncertain_samples_and_samples_without_shape_are_excluded():
     """FLAT looks the same with its middle covered (PLPD 0); NOTHING has entropy ln 2."""
     assert loss_of(OBJECT, FLAT, NOTHING) == pytest.approx(loss_of(OBJECT), abs=1e-6)
     assert loss_of(FLAT, NOTHING) is None
@@ -72,7 +72,7 @@ def test_unsure_samples_and_those_without_a_shape_are_left_out():
 
 
 @pytest.mark.parametrize(("margin", "passes"), [(0.25, True), (0.252, False)])
-def test_the_label_must_fall_by_more_than_the_margin(margin, passes):
+def test_plpd_must_exceed_its_margin(margin, passes):
     assert (loss_of(OBJECT, plpd_margin=margin) is not None) == passes
 
 
@@ -82,7 +82,7 @@ def test_entropy_must_be_below_a_share_of_ln_c(margin, passes):
     assert (loss_of(OBJECT, entropy_margin=margin) is not None) == passes
 
 
-def test_nothing_selected_takes_no_step_and_answers_are_still_learned_from():
+def test_without_selected_samples_only_answers_are_learned_from():
     model = Centre()
     session = Session(model, "deyo", n_queries=1, dropout=0.0, **(SETTINGS | {"lr": 0.1}))
     session.step(torch.stack([FLAT, FLAT]))
@@ -107,7 +107,7 @@ def test_shuffling_keeps_every_pixel_and_differs_between_images(way):
     assert not torch.equal(out, shuffled(way, images, seed=1))
 
 
-def test_patches_stay_whole():
+def test_shuffled_patches_stay_whole():
     patch = torch.arange(16).view(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
     out = shuffled("patch", patch.float().view(1, 1, 8, 8))[0, 0]
     tiles = out.unfold(0, 2, 2).unfold(1, 2, 2).flatten(2)  # (4, 4, pixels)
@@ -115,7 +115,7 @@ def test_patches_stay_whole():
     assert sorted(tiles[..., 0].flatten().tolist()) == list(range(16))
 
 
-def test_one_patch_is_the_image_itself():
+def test_single_patch_leaves_the_image_unchanged():
     images = torch.rand(2, 3, 8, 8, generator=generator(0))
     assert torch.equal(shuffled("patch", images, patches=1), images)
 
@@ -133,12 +133,12 @@ def test_occlusion_covers_the_central_half_with_the_mean_of_each_channel():
     assert not out[0, :, 0].any()
 
 
-def test_inputs_that_are_no_images_are_refused_in_one_sentence():
+def test_inputs_that_are_not_images_are_refused():
     with pytest.raises(InputError, match=r"DeYO needs images \(batch, .*\(3, 2\)"):
         Session(Affine(2), "deyo").step(torch.zeros(3, 2))
 
 
-def test_the_contract_holds_where_samples_are_selected():
+def test_contract_holds_if_samples_are_selected():
     check_method("deyo", norms=["batch", "group"], entropy_margin=2.0, plpd_margin=-1.0, lr=0.01)
 
 
@@ -147,6 +147,6 @@ def test_the_contract_holds_where_samples_are_selected():
     [("destroy", "hide", "'patch', 'occlusion', 'pixel'"), ("patches", 0, "1 or more"),
      ("plpd_margin", 1.0, "below 1"), ("entropy_margin", 0.0, "above 0")],
 )  # fmt: skip
-def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+def test_bad_settings_are_refused_with_the_allowed_values(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
         Session(Centre(), "deyo", **{setting: value})

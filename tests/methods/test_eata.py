@@ -37,14 +37,14 @@ def weighted(probs):
     return exp(E0 - H(probs)) * H(probs)
 
 
-def test_reliable_samples_count_the_more_the_surer_they_are():
+def test_certain_samples_have_higher_weights():
     session = Session(Affine(2), "eta", **STILL)
     loss = session.step(rows(SURE, OTHER, UNSURE))[2].terms["entropy"].item()
     assert loss == pytest.approx((weighted(SURE) + weighted(OTHER)) / 2, abs=1e-5)
     assert session.adapter.mean_probs.tolist() == pytest.approx([0.505, 0.495], abs=1e-5)
 
 
-def test_samples_like_the_moving_mean_are_redundant_and_the_mean_follows_the_others():
+def test_samples_near_the_moving_mean_are_redundant():
     session = Session(Affine(2), "eta", **STILL)
     session.step(rows(SURE))  # m = (.99, .01)
     loss = session.step(rows(SURE, OTHER))[2].terms["entropy"].item()  # cosines 1 and .03
@@ -53,7 +53,7 @@ def test_samples_like_the_moving_mean_are_redundant_and_the_mean_follows_the_oth
     assert session.adapter.mean_probs.tolist() == pytest.approx([0.893, 0.107], abs=1e-5)
 
 
-def test_the_mean_waits_for_the_first_reliable_sample():
+def test_moving_mean_starts_with_the_first_reliable_sample():
     session = Session(Affine(2), "eta", **STILL)
     assert not session.step(rows(UNSURE))[2].terms
     assert session.adapter.mean_probs is None
@@ -62,7 +62,7 @@ def test_the_mean_waits_for_the_first_reliable_sample():
     assert session.adapter.mean_probs is None
 
 
-def test_nothing_selected_takes_no_step_although_there_is_momentum():
+def test_no_update_without_selected_samples_despite_momentum():
     model = Affine(2)
     session = Session(model, "eta", lr=0.01, weight_decay=0.1)
     session.step(rows(SURE))
@@ -71,7 +71,7 @@ def test_nothing_selected_takes_no_step_although_there_is_momentum():
     assert torch.equal(model.weight, before)
 
 
-def test_answers_are_learned_from_where_nothing_is_selected():
+def test_answers_are_learned_from_without_selected_samples():
     model = Affine(2)
     session = Session(model, "eta", n_queries=1, lr=0.01, dropout=0.0)
     query = session.predict(rows(UNSURE, UNSURE)).queries[0]
@@ -98,7 +98,7 @@ def test_fisher_information_is_the_mean_square_of_batch_gradients_at_the_source(
     assert adapter._collected is None
 
 
-def test_the_penalty_is_the_weighted_square_of_the_way_from_the_source():
+def test_penalty_is_the_weighted_squared_distance_from_the_source():
     model = Affine(2)
     options = {"fisher_samples": 1, "fisher_weight": 3.0, "lr": 0.5, **EVERYTHING}
     session = Session(model, "eata", **options)
@@ -111,14 +111,14 @@ def test_the_penalty_is_the_weighted_square_of_the_way_from_the_source():
     assert penalty == pytest.approx(expected, rel=1e-5)
 
 
-def test_only_as_many_samples_as_wanted_are_looked_at():
+def test_fisher_information_stops_at_its_sample_limit():
     session = Session(Affine(2), "eata", fisher_samples=3, **STILL)
     session.step(rows((0.8, 0.2), (0.8, 0.2)))  # g = .2
     session.step(rows((0.6, 0.4), (0.9, 0.1)))  # the first row alone: g = .4
     assert session.adapter.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
 
 
-def test_a_weight_of_0_is_eta():
+def test_fisher_weight_zero_equals_eta():
     ends = []
     for method, settings in (("eta", {}), ("eata", {"fisher_weight": 0.0})):
         model = Affine(2)
@@ -138,7 +138,7 @@ def statistics(path, fisher, *, model=None):
     return str(path)
 
 
-def test_fisher_information_of_the_source_acts_from_the_second_step_on(tmp_path):
+def test_fisher_information_from_a_file_acts_from_the_second_step(tmp_path):
     fisher = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([3.0, 4.0])}
     path = statistics(tmp_path / "source.safetensors", fisher)
     session = Session(Affine(2), "eata", source_statistics=path, lr=0.1, **EVERYTHING)
@@ -171,11 +171,11 @@ def test_fisher_information_of_other_weights_is_refused_at_the_first_step(tmp_pa
         session.step(rows((0.8, 0.2)))
 
 
-def test_the_contract_holds_where_the_fisher_information_gets_complete():
+def test_contract_holds_if_the_fisher_information_becomes_complete():
     check_method("eata", norms=["batch", "layer"], fisher_samples=14, **EVERYTHING)
 
 
-def test_the_papers_values():
+def test_paper_preset_has_the_values_of_the_paper():
     config = Session(Affine(2), "eata", preset="paper").adapter.config
     assert (config.lr, config.similarity, config.fisher_weight) == (1e-3, 0.5, 2000)
 
@@ -186,6 +186,6 @@ def test_the_papers_values():
      ("momentum", 1.0, "below 1"), ("moving_average", 2.0, "0 to 1"),
      ("fisher_samples", 0, "1 or more"), ("fisher_weight", -1.0, "0 or more")],
 )  # fmt: skip
-def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+def test_bad_settings_are_refused_with_the_allowed_values(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
         Session(Affine(2), "eata", **{setting: value})

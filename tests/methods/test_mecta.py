@@ -13,7 +13,7 @@ from bitta.nn import SamplingSettings, WrappedModel, batch_norms
 from bitta.seeding import RandomKey, generator
 from bitta.testing import toy_classifier
 
-CHANCE = RandomKey((5,))
+RANDOM_KEY = RandomKey((5,))
 METHODS = ("tent", "eta", "eata", "bitta")
 
 
@@ -39,7 +39,7 @@ def run(layer, x, norm, *, is_update=True):
     captured = []
     handle = layer.register_forward_hook(lambda _module, _inputs, out: captured.append(out))
     if is_update:
-        with norm.updating(CHANCE), norm.recording():
+        with norm.updating(RANDOM_KEY), norm.recording():
             wrapped(x, statistics="batch")
     else:
         wrapped(x, statistics="batch")
@@ -47,7 +47,7 @@ def run(layer, x, norm, *, is_update=True):
     return captured[-1]
 
 
-def test_distance_of_two_gaussians():
+def test_gaussian_distance_has_the_expected_value():
     """Means 1 apart, variances .999 and 1.999: (2/2 + 3/1)/2 - 1 = 1; equal ones: 0."""
     one = Moments(torch.tensor([0.0, 3.0]), torch.tensor([0.999, 2.0]))
     two = Moments(torch.tensor([1.0, 3.0]), torch.tensor([1.999, 2.0]))
@@ -77,7 +77,7 @@ def test_running_statistics_move_by_the_rate_and_normalise_the_output(gate, rate
     assert out[:, 0].tolist() == pytest.approx(((x[:, 0] - mean) / var**0.5).tolist())
 
 
-def test_a_forward_without_gradient_sees_moved_statistics_and_moves_nothing():
+def test_forward_without_gradient_uses_moved_statistics_and_moves_none():
     layer, x = layer_of(4), torch.randn(6, 4, 3, 3, generator=generator(0)).double()
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     norm = MectaNorm(layer, prune=0.7)
@@ -107,11 +107,11 @@ def reference(layer, x, kept):
     return own + (weight - weight.detach()) * value_for_weight
 
 
-def test_gradients_of_kept_and_dropped_channels_are_those_of_the_stated_formula():
+def test_gradients_of_stored_and_dropped_channels_follow_the_formula():
     layer = layer_of(10)
     x = torch.randn(6, 10, 3, 3, generator=generator(0)).double().requires_grad_()
     slopes = torch.randn(x.shape, generator=generator(2)).double()
-    drawn = torch.rand(10, generator=CHANCE.at("mecta", 0))
+    drawn = torch.rand(10, generator=RANDOM_KEY.at("mecta", 0))
     kept = torch.zeros(10, dtype=torch.bool)
     kept[drawn.topk(3).indices] = True
     wanted = reference(layer, x, kept)
@@ -125,7 +125,7 @@ def test_gradients_of_kept_and_dropped_channels_are_those_of_the_stated_formula(
     assert torch.allclose(found[2], slopes.sum((0, 2, 3)))
 
 
-def test_with_rate_one_and_all_channels_it_is_batch_norm():
+def test_rate_one_with_all_channels_equals_batch_norm():
     layer = layer_of(4)
     x = torch.randn(6, 4, 3, 3, generator=generator(0)).double().requires_grad_()
     slopes = torch.randn(x.shape, generator=generator(2)).double()
@@ -138,7 +138,7 @@ def test_with_rate_one_and_all_channels_it_is_batch_norm():
         assert torch.allclose(one, two)
 
 
-def test_a_matched_layer_passes_gradients_on_and_learns_nothing():
+def test_gated_layer_passes_gradients_on_and_learns_nothing():
     """The gate is just above the rate, or just below it."""
     layer = layer_of(4)
     x = torch.randn(6, 4, 3, 3, generator=generator(0)).double().requires_grad_()
@@ -164,7 +164,7 @@ def test_a_matched_layer_passes_gradients_on_and_learns_nothing():
 @pytest.mark.parametrize(
     ("prune", "gate", "share"), [(0.7, None, 0.3), (0.0, None, 1.0), (0.7, 0.999, 0.0)]
 )
-def test_only_kept_channels_are_saved(prune, gate, share):
+def test_only_chosen_channels_are_stored(prune, gate, share):
     layer = layer_of(100)
     x = torch.randn(8, 100, 6, 6, generator=generator(0)).double().requires_grad_()
     with torch.no_grad():  # near enough to be matched
@@ -183,14 +183,14 @@ def test_only_kept_channels_are_saved(prune, gate, share):
     assert sum(saved.values()) == pytest.approx(share * whole, abs=vectors)
 
 
-def test_a_step_moves_statistics_once_by_the_mean_over_its_passes():
+def test_update_moves_statistics_once_by_the_mean_over_its_passes():
     model, x = toy_classifier(), images()
     wrapped = WrappedModel(model)
     wrapped.normaliser = norm = MectaNorm(model, prune=0.7)
     seen = []
     last = batch_norms(model)[-1]
     handle = last.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
-    with norm.updating(CHANCE):
+    with norm.updating(RANDOM_KEY):
         with norm.recording():
             wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((1,)))
         assert last.running_mean.abs().max() == 0  # not before its end
@@ -204,7 +204,7 @@ def test_a_step_moves_statistics_once_by_the_mean_over_its_passes():
 
 @pytest.mark.parametrize("mecta", ["gated", "fixed"])
 @pytest.mark.parametrize("policy", ["dropout", "augmentation", "ensemble"])
-def test_low_memory_takes_the_same_steps(mecta, policy):
+def test_low_memory_mode_makes_the_same_updates(mecta, policy):
     ends = []
     for memory in ("full", "low"):
         session = Session(
@@ -227,7 +227,7 @@ def test_low_memory_takes_the_same_steps(mecta, policy):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_step_keeps_other_channels(method):
+def test_each_update_stores_other_channels(method):
     selects = method in ("eta", "eata")
     all_rows = {"entropy_margin": 2.0, "similarity": 2.0} if selects else {}
     session = Session(toy_classifier(width=64), method, mecta="fixed", **all_rows)
@@ -241,7 +241,7 @@ def test_another_step_keeps_other_channels(method):
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "low"}, {"epochs": 2}], ids=str)
 @pytest.mark.parametrize("method", ["tent", "bitta"])
-def test_statistics_move_when_observing_and_once_in_each_step(method, settings):
+def test_statistics_move_when_observing_and_once_per_update(method, settings):
     """Towards a mean m by .1 of the way, twice: .19 m; three times: .271 m."""
     model, x = toy_classifier(), images()
     mean = toy_classifier().stem(x).mean((0, 2, 3)).detach()
@@ -255,7 +255,7 @@ def test_statistics_move_when_observing_and_once_in_each_step(method, settings):
     assert torch.allclose(model.norm.running_mean, share * mean, atol=1e-6)
 
 
-def test_statistics_serve_what_observing_made_of_them():
+def test_observed_statistics_are_used_to_serve():
     session = Session(toy_classifier(), "tent", mecta="fixed")
     before = session.model.norm.running_mean.clone()
     x = images()
@@ -265,7 +265,7 @@ def test_statistics_serve_what_observing_made_of_them():
         assert torch.allclose(served, session.model.eval()(x).softmax(-1), atol=1e-6)
 
 
-def test_one_value_per_channel_goes_by_running_statistics():
+def test_one_value_per_channel_uses_running_statistics():
     layer = nn.BatchNorm1d(2, eps=0.0).eval()
     wrapped = WrappedModel(layer)
     wrapped.normaliser = norm = MectaNorm(layer, prune=0.7)
@@ -277,7 +277,7 @@ def test_one_value_per_channel_goes_by_running_statistics():
 
 @pytest.mark.parametrize("norm", ["layer", "group"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_without_running_statistics_is_refused(method, norm):
+def test_model_without_running_statistics_is_refused(method, norm):
     with pytest.raises(ModelError, match="needs BatchNorm layers with running statistics"):
         Session(toy_classifier(norm), method, mecta="gated")
 

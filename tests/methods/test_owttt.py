@@ -28,7 +28,7 @@ def statistics(tmp_path):
     return toy_statistics("batch", tmp_path)
 
 
-def test_otsus_threshold_parts_near_from_far():
+def test_otsu_threshold_splits_near_from_far_scores():
     """Groups {.105, .125} and {.505}: every threshold from .13 to .50 has them; .13 is the first.
 
     Below it .125 is with the far one: spread (.19² + .19²)/3 rather than (.01² + .01²)/3.
@@ -36,12 +36,12 @@ def test_otsus_threshold_parts_near_from_far():
     assert otsu_threshold(torch.tensor([0.105, 0.505, 0.125])).item() == pytest.approx(0.13)
 
 
-def test_scores_that_no_threshold_parts_are_all_near():
+def test_otsu_threshold_is_infinite_if_nothing_splits_the_scores():
     assert otsu_threshold(torch.tensor([0.301, 0.302])).item() == math.inf
     assert otsu_threshold(torch.tensor([0.3])).item() == math.inf
 
 
-def test_the_divergence_of_two_gaussians_is_that_of_the_textbook():
+def test_symmetric_divergence_equals_the_textbook_formula():
     """Covariances diag(30, 30) and diag(10, 30), means (3, 0) and 0; 1 is added to each variance.
 
     ½ [31/11 + 1 + 11/31 + 1 + 9 (1/31 + 1/11)] - 2.
@@ -53,7 +53,7 @@ def test_the_divergence_of_two_gaussians_is_that_of_the_textbook():
     assert symmetric_divergence(one, one).item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_divergence_agrees_with_both_divergences_of_torch():
+def test_symmetric_divergence_equals_both_divergences_of_torch():
     random_key = generator(3)
     roots = [torch.randn(4, 4, generator=random_key).double() for _ in range(2)]
     one, other = (Gaussian(root[0], root @ root.T) for root in roots)
@@ -66,7 +66,7 @@ def test_the_divergence_agrees_with_both_divergences_of_torch():
     assert torch.allclose(symmetric_divergence(one, other), expected)
 
 
-def test_features_of_the_stream_are_followed_exactly_at_first():
+def test_first_features_of_the_stream_give_exact_moments():
     """From nothing, in two batches: mean and covariance (over n) of all five features."""
     features = torch.randn(5, 3, generator=generator(4)).double()
     found = gaussian([0.0] * 3, [[0.0] * 3] * 3).moved(features[:2], horizon=100)
@@ -76,7 +76,7 @@ def test_features_of_the_stream_are_followed_exactly_at_first():
     assert found.n == 5
 
 
-def test_later_features_count_one_in_horizon_each():
+def test_later_features_have_the_weight_of_the_horizon():
     """Mean 0, variance 1 after 8; two features at 2, horizon 4: mean 0 + (2 + 2)/4 = 1.
 
     Variance 1 + (4 + 4 - 2)/4 - 1² = 1.5.
@@ -86,14 +86,14 @@ def test_later_features_count_one_in_horizon_each():
     assert (found.mean.item(), found.covariance.item()) == pytest.approx((1.0, 1.5))
 
 
-def test_a_batch_beyond_the_horizon_leaves_a_covariance():
+def test_batch_above_the_horizon_keeps_a_valid_covariance():
     found = gaussian([0.0], [[1.0]]).moved(
         torch.randn(9, 1, generator=generator(1)).double(), horizon=2
     )
     assert found.covariance.item() > 0
 
 
-def test_it_serves_cosines_to_the_source_prototypes(statistics):
+def test_logits_are_cosines_to_the_source_prototypes(statistics):
     model = toy_classifier()
     wrapped = WrappedModel(model)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_it_serves_cosines_to_the_source_prototypes(statistics):
     assert torch.allclose(served.probs, (cosines / 0.5).softmax(-1), atol=1e-6)
 
 
-def test_both_terms_are_what_the_paper_says(statistics):
+def test_both_terms_equal_the_formulas_of_the_paper(statistics):
     """One batch from nothing, all of it near: the divergence from its own mean and covariance, and
     cross-entropy on the four of eight samples with the largest cosine."""
     known = SourceStatistics.load(statistics)
@@ -129,7 +129,7 @@ def test_both_terms_are_what_the_paper_says(statistics):
     assert losses["prototypes"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_samples_far_from_every_prototype_are_not_learned_from(statistics):
+def test_samples_far_from_every_prototype_are_excluded(statistics):
     with Session(toy_classifier(), "owttt", source_statistics=statistics) as session:
         adapter = session.adapter
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_samples_far_from_every_prototype_are_not_learned_from(statistics):
         assert adapter._stream.n == near.sum()
 
 
-def test_everything_but_the_last_layer_is_trained_and_statistics_follow(statistics):
+def test_all_layers_but_the_last_are_trained_and_statistics_follow(statistics):
     model = toy_classifier()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with Session(model, "owttt", source_statistics=statistics, n_queries=2) as session:
@@ -151,7 +151,7 @@ def test_everything_but_the_last_layer_is_trained_and_statistics_follow(statisti
     assert {name for name in same if "num_batches" not in name} == {"head.weight", "head.bias"}
 
 
-def test_it_refuses_to_work_without_fitting_statistics(tmp_path, statistics):
+def test_missing_or_unfitting_source_statistics_are_refused(tmp_path, statistics):
     with pytest.raises(SettingError, match=r'OWTTT needs .* make them with "bitta statistics"'):
         Session(toy_classifier(), "owttt")
     with pytest.raises(InputError, match="there is no file"):

@@ -51,7 +51,7 @@ def test_removal_score_adds_age_and_uncertainty():
     assert TimelyMemory(4, lambda_t=2.0, lambda_u=10.0).removal_score(0, 0.3) == pytest.approx(4.0)
 
 
-def test_a_class_fills_its_share_then_gives_up_its_worst_if_the_new_one_is_better():
+def test_class_at_its_share_replaces_its_worst_sample_by_a_better_one():
     memory = TimelyMemory(4)
     offer(memory, 1, 0)
     offer(memory, 2, 0, margin=UNSURE)
@@ -67,7 +67,7 @@ def test_a_class_fills_its_share_then_gives_up_its_worst_if_the_new_one_is_bette
     assert (held(memory), memory.ages, memory.labels) == ([1, 3, 5, 6], [6, 4, 2, 1], [0, 0, 1, 1])
 
 
-def test_among_equally_sure_samples_the_oldest_goes():
+def test_oldest_of_equally_certain_samples_is_replaced():
     memory = TimelyMemory(4)
     for name in (1, 2, 3):
         offer(memory, name, 0)
@@ -91,7 +91,7 @@ def test_full_memory_replaces_a_sample_of_a_largest_class():
     assert (held(memory), memory.ages) == ([3, 4, 5, 6], [5, 4, 3, 2])
 
 
-def test_until_full_a_class_may_take_more_than_its_share():
+def test_until_full_lets_a_class_exceed_its_share():
     memory = TimelyMemory(4, insertion="until_full")
     for name in (1, 2, 3):
         offer(memory, name, 0)
@@ -102,7 +102,7 @@ def test_until_full_a_class_may_take_more_than_its_share():
     assert (held(memory), memory.labels) == ([2, 3, 4, 5], [0, 0, 1, 1])
 
 
-def test_a_batch_is_offered_row_by_row():
+def test_batch_is_offered_row_by_row():
     logits = torch.zeros(7, 3)
     logits[torch.arange(7), torch.tensor([0, 1, 0, 0, 2, 1, 0])] = torch.linspace(1, 3, 7)
     samples = torch.arange(7.0).unsqueeze(1)
@@ -114,7 +114,7 @@ def test_a_batch_is_offered_row_by_row():
     assert together.ages == apart.ages
 
 
-def test_a_memory_goes_on_from_its_state_and_forgets():
+def test_memory_continues_from_its_state_and_can_be_cleared():
     memory, other = TimelyMemory(4), TimelyMemory(4)
     for name in (1, 2, 3, 4):
         offer(memory, name, name % 2, margin=name)
@@ -129,7 +129,7 @@ def test_a_memory_goes_on_from_its_state_and_forgets():
     assert len(other) == 0
 
 
-def test_robust_normalisation_by_hand():
+def test_robust_norm_has_the_expected_values():
     """Values 1, 3 (mean 2, variance 1) and 4, 8 (6, 4); from (0, 1) by half: (1, 1), (3, 2.5).
 
     Then (1 - 1) / 1, (3 - 1) / 1 and (4 - 3) / 1.58114, (8 - 3) / 1.58114.
@@ -143,7 +143,7 @@ def test_robust_normalisation_by_hand():
     assert out.flatten().tolist() == pytest.approx([0.0, 0.632456, 2.0, 3.162278], abs=1e-6)
 
 
-def test_robust_normalisation_leaves_running_statistics_alone_when_they_serve():
+def test_robust_norm_keeps_running_statistics_when_serving():
     model = nn.BatchNorm1d(2).eval()
     wrapped = WrappedModel(model)
     wrapped.normaliser = RobustNorm(0.5)
@@ -164,7 +164,7 @@ def test_gradients_flow_through_the_share_of_the_batch(row, expected):
     assert x.grad.T.tolist() == [pytest.approx(expected), [0.0, 0.0]]
 
 
-def test_scale_and_shift_come_after_and_images_are_normalised_by_channel():
+def test_robust_norm_applies_scale_and_shift_per_channel():
     layer = nn.BatchNorm2d(2).eval()
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([2.0, 3.0]))
@@ -185,7 +185,7 @@ def test_one_value_per_channel_moves_no_statistics():
     assert (model.running_mean.tolist(), model.running_var.tolist()) == ([0, 0], [1, 1])
 
 
-def test_old_samples_weigh_less():
+def test_old_samples_have_lower_weights():
     """Ages 8, 4 and 0 of 4: e^-2 / (1 + e^-2) = .1192, e^-1 / (1 + e^-1) = .26894, 1 / 2."""
     adapter = Session(toy_classifier(), "rotta", capacity=4).adapter
     state = {"inputs": torch.rand(3, 1), "labels": [0, 1, 2], "uncertainties": [0.0] * 3}
@@ -194,7 +194,7 @@ def test_old_samples_weigh_less():
     assert found == pytest.approx([0.119203, 0.268941, 0.5], abs=1e-6)
 
 
-def test_the_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
+def test_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
     """Without a strong view, teacher and student agree; six samples have the ages 6 to 1."""
     monkeypatch.setattr(rotta, "augmented", lambda x, random_key, place: x)
     session = Session(toy_classifier("group"), "rotta")
@@ -205,7 +205,7 @@ def test_the_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
     assert losses.mean() == {"consistency": pytest.approx(expected, rel=1e-5)}
 
 
-def test_the_memory_is_learned_from_in_place_of_the_batch():
+def test_memory_is_learned_from_instead_of_the_batch():
     session = Session(toy_classifier(), "rotta")
     session.step(images(0))
     session.step(images(1))
@@ -228,7 +228,7 @@ def test_statistics_move_while_learning_and_not_while_serving():
     assert not torch.allclose(student, session.model.norm.running_mean, atol=1e-4)
 
 
-def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
+def test_answered_samples_train_the_student_and_move_no_statistics():
     session = Session(toy_classifier(), "rotta", n_queries=2)
     adapter = session.adapter
     before = (
@@ -251,7 +251,7 @@ def test_answered_samples_teach_the_student_and_leave_all_statistics_alone():
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_scale_and_shift_of_the_teacher_follow_the_student_by_a_thousandth(norm):
+def test_teacher_parameters_move_a_thousandth_towards_the_student(norm):
     session = Session(toy_classifier(norm), "rotta", lr=0.1)
     before = weights(session.adapter.wrapped)
     session.step(images())
@@ -274,7 +274,7 @@ def test_answers_about_the_teacher_change_nothing():
     assert all(map(torch.equal, ends[0].values(), ends[1].values()))
 
 
-def test_what_rotta_cannot_work_with_is_said_at_once():
+def test_unsupported_models_and_settings_are_refused_at_once():
     with pytest.raises(ModelError, match="it trains norm layers"):
         Session(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), "rotta")
     with pytest.raises(SettingError, match=r"micro_batch is 2; allowed: 0 .*BatchNorm"):

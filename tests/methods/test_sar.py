@@ -48,7 +48,7 @@ def leaf(value, gradient):
     return parameter
 
 
-def test_uphill_shares_one_norm_over_all_parameters_and_comes_back_exactly():
+def test_sam_ascent_uses_one_norm_and_restores_exactly():
     one, two = leaf(0.1, 3.0), leaf(0.7, 4.0)  # a gradient of length 5
     with sam_ascent([one, two], rho=0.5):
         assert one.item() == pytest.approx(0.1 + 0.3)
@@ -57,14 +57,14 @@ def test_uphill_shares_one_norm_over_all_parameters_and_comes_back_exactly():
     assert torch.equal(two.detach(), torch.tensor([0.7]))
 
 
-def test_uphill_comes_back_after_an_error():
+def test_sam_ascent_restores_after_an_error():
     parameter = leaf(0.1, 3.0)
     with suppress(ArithmeticError), sam_ascent([parameter], rho=0.5):
         raise ArithmeticError
     assert torch.equal(parameter.detach(), torch.tensor([0.1]))
 
 
-def test_uphill_stays_where_there_is_no_slope():
+def test_sam_ascent_does_not_move_without_gradient():
     flat, unused = leaf(0.1, 0.0), nn.Parameter(torch.ones(1))
     with sam_ascent([flat, unused], rho=0.5):
         assert flat.item() == pytest.approx(0.1)
@@ -84,14 +84,14 @@ def norms_of(model):
 @pytest.mark.parametrize(
     ("architecture", "top"), [("resnet8", "layer3"), ("resnet20", "layer3"), ("resnet18", "layer4")]
 )
-def test_the_last_stage_of_a_residual_network_is_its_top(architecture, top):
+def test_top_of_a_residual_network_is_its_last_stage(architecture, top):
     model = build_model(architecture, **PIXELS)
     expected = {name for name in norms_of(model) if not name.startswith(top)}
     assert names_below(model) == expected
     assert expected < norms_of(model)
 
 
-def test_the_last_quarter_and_the_final_norm_of_a_transformer_are_its_top():
+def test_top_of_a_transformer_is_its_last_quarter_and_final_norm():
     model = nn.Module()
     model.blocks = nn.Sequential(*(Block() for _ in range(12)))
     model.norm = nn.LayerNorm(4)
@@ -106,7 +106,7 @@ def test_without_stages_all_normalisation_layers_are_below_the_top():
         assert names_below(model) == norms_of(model)
 
 
-def test_the_top_stays_as_it_is():
+def test_top_is_not_trained():
     model = toy_classifier()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     options = {"lr": 0.1, "recover_below": 0.0, "entropy_margin": 2.0}
@@ -116,7 +116,7 @@ def test_the_top_stays_as_it_is():
     assert "norm.weight" in moved
 
 
-def test_unreliable_samples_do_not_teach_but_momentum_goes_on():
+def test_without_reliable_samples_momentum_still_updates():
     model = Affine(2)
     session = Session(model, "sar", lr=0.1, momentum=0.9, recover_below=0.0)
     session.step(rows((0.95, 0.05)))
@@ -128,14 +128,14 @@ def test_unreliable_samples_do_not_teach_but_momentum_goes_on():
     assert torch.allclose(model.bias.detach(), first + 0.9 * first, atol=1e-6)
 
 
-def test_only_reliable_samples_count():
+def test_loss_is_the_mean_over_reliable_samples():
     session = Session(Affine(2), "sar", lr=1e-9, rho=0.0)
     session.step(rows((0.99, 0.01), (0.9, 0.1)))
     assert H((0.9, 0.1)) > 0.4 * log(2) > H((0.99, 0.01))
     assert session.adapter.average == pytest.approx(H((0.99, 0.01)), abs=1e-5)
 
 
-def test_what_was_unreliable_in_the_first_pass_is_left_out_of_the_second():
+def test_samples_unreliable_in_the_first_pass_are_excluded_from_the_second():
     """Uphill for the one reliable row is towards the other row's class, which gets surer."""
     x, rho = rows((0.99, 0.01), (0.08, 0.92)), 0.2
     model = Affine(2)
@@ -152,7 +152,7 @@ def test_what_was_unreliable_in_the_first_pass_is_left_out_of_the_second():
     assert session.adapter.average == pytest.approx(second[0].item(), abs=1e-5)
 
 
-def test_the_second_loss_is_taken_uphill():
+def test_second_loss_is_computed_at_the_ascended_weights():
     """H = .056 for p = (.99, .01); where the shift has gone uphill it is more."""
     flat = Session(Affine(2), "sar", lr=1e-9, rho=0.0)
     steep = Session(Affine(2), "sar", lr=1e-9, rho=0.1)
@@ -161,7 +161,7 @@ def test_the_second_loss_is_taken_uphill():
     assert two > one + 1e-3
 
 
-def test_the_average_follows_by_a_tenth_and_skips_batches_without_reliable_samples():
+def test_average_moves_by_a_tenth_and_skips_batches_without_reliable_samples():
     session = Session(Affine(2), "sar", lr=1e-9, rho=0.0, recover_below=0.0)
     first, second = (0.99, 0.01), (0.999, 0.001)
     for probs in (first, UNSURE, second):
@@ -188,7 +188,7 @@ def test_recovery_triggers_with_feedback_and_keeps_momentum_and_average(correct)
     assert any(slot["momentum_buffer"].any() for slot in session.adapter.optimiser.state.values())
 
 
-def test_one_correct_answer_disables_the_published_codes_recovery():
+def test_one_correct_answer_disables_recovery_of_the_published_code():
     session, moved = learned_with_an_answer(preset="reference")
     assert moved
     # A correct sample's loss is at least ln(e + C - 1) - 1, here ln(e + 1) - 1 = .313.
@@ -205,7 +205,7 @@ def test_recovery_can_be_switched_off():
     assert moved
 
 
-def test_the_average_is_saved_and_reset(tmp_path):
+def test_moving_average_is_saved_and_reset(tmp_path):
     session = Session(Affine(2), "sar", lr=1e-9)
     session.step(rows((0.99, 0.01)))
     session.save(tmp_path / "session.safetensors")
@@ -220,6 +220,6 @@ def test_the_average_is_saved_and_reset(tmp_path):
     [("rho", -1.0, "0 or more"), ("recover_below", -0.1, "0 or more"),
      ("recovery_watches", "truth", "'entropy', 'loss'"), ("entropy_margin", 0.0, "above 0")],
 )  # fmt: skip
-def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+def test_bad_settings_are_refused_with_the_allowed_values(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
         Session(Affine(2), "sar", **{setting: value})

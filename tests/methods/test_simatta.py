@@ -53,7 +53,7 @@ def answers(correct, incorrect, *, label=0):
     return Feedback(judged(correct), judged(incorrect))
 
 
-def test_clusters_without_an_anchor_give_their_most_central_sample_the_largest_first():
+def test_unanchored_clusters_return_their_central_sample_largest_first():
     """New samples are counted from the first after the anchor: (5, 5.1) is 3, (9, 0) is 4."""
     assert clusters_of().find_unanchored() == [(3, 3), (4, 1)]
 
@@ -69,7 +69,7 @@ def test_anchors_share_the_new_samples_of_their_cluster():
     assert clusters_of().share_new_samples(standing).tolist() == [1, 0, 0, 0, 3, 0, 1]
 
 
-def test_a_heavy_anchor_pulls_the_centre_to_itself():
+def test_heavy_anchor_attracts_the_centre():
     """One cluster: the centre is (w·anchor + Σ new) / (w + 6); with w = 10⁶ it is the anchor."""
     light, heavy = clusters_of(1, weight=1.0), clusters_of(1, weight=1e6)
     mean = torch.tensor([24.1, 15.4]) / 7
@@ -77,7 +77,7 @@ def test_a_heavy_anchor_pulls_the_centre_to_itself():
     assert heavy.distances[0].item() == pytest.approx(0, abs=1e-4)
 
 
-def test_centres_begin_at_a_heavy_point_and_then_where_most_is_far_away():
+def test_first_centres_are_a_heavy_point_then_distant_points():
     """The anchor has nearly all the weight; of what is left, three are at (5, 5) and one alone."""
     masses = torch.tensor([1e6, 1, 1, 1, 1, 1, 1]).double()
     rows = draw_first_centres(POINTS.double(), masses, n_clusters=3, starts=20, seed=1)
@@ -88,7 +88,7 @@ def test_centres_begin_at_a_heavy_point_and_then_where_most_is_far_away():
 
 @pytest.mark.parametrize(("n_points", "n_features"), [(90, 8), (60, 200)])
 @pytest.mark.parametrize("starts", [1, 4])
-def test_clusters_are_those_that_scikit_learn_finds_by_itself(n_points, n_features, starts):
+def test_clusters_equal_those_of_scikit_learn(n_points, n_features, starts):
     k_means = pytest.importorskip("sklearn.cluster", reason="scikit-learn is missing").KMeans
     for seed in range(8):
         points = torch.randn(n_points, n_features, generator=generator(seed, "points"))
@@ -103,7 +103,7 @@ def test_clusters_are_those_that_scikit_learn_finds_by_itself(n_points, n_featur
 
 
 @pytest.mark.parametrize("n_different", [3, 8])
-def test_copies_of_a_sample_are_in_one_cluster(n_different):
+def test_copies_of_a_sample_share_a_cluster(n_different):
     """As from a camera that stands still; ten clusters, fewer different samples."""
     different = torch.randn(n_different, 200, generator=generator(0, "points"))
     points = different.repeat(8, 1)
@@ -113,11 +113,11 @@ def test_copies_of_a_sample_are_in_one_cluster(n_different):
         assert torch.equal(labels, labels[:n_different].repeat(8))
 
 
-def test_with_as_many_clusters_as_points_each_is_alone():
+def test_as_many_clusters_as_points_gives_single_points():
     assert clusters_of(7).find_unanchored() == [(row, 1) for row in range(6)]
 
 
-def test_it_asks_about_the_centres_of_clusters_that_no_anchor_stands_for():
+def test_questions_are_about_centres_of_unanchored_clusters():
     session = Session(Plain(), "simatta", n_queries=1, clusters=3, cluster_growth=0, lr=1e-9)
     session.adapter.anchors.add(answers(POINTS[:1], POINTS[:0]), torch.tensor([4.0]))
     prediction = session.predict(POINTS[1:])
@@ -131,7 +131,7 @@ def test_it_asks_about_the_centres_of_clusters_that_no_anchor_stands_for():
     assert torch.equal(anchors.inputs, POINTS[[0, 4]])
 
 
-def test_a_late_answer_stands_for_its_cluster_when_it_arrives():
+def test_late_answer_represents_its_cluster_when_it_arrives():
     session = Session(Plain(), "simatta", n_queries=1, clusters=2, cluster_growth=0, lr=1e-9)
     [query] = session.predict(POINTS[[2, 3, 4, 1]]).queries
     assert query.index == 2
@@ -145,7 +145,7 @@ def test_a_late_answer_stands_for_its_cluster_when_it_arrives():
     assert session.adapter.anchors.weights.tolist() == [2]
 
 
-def test_a_batch_is_parted_once_whether_asked_about_or_answered(monkeypatch):
+def test_batch_is_clustered_once_for_questions_and_answers(monkeypatch):
     seen, of = [], Clusters.find
 
     def counted(*given, **how):
@@ -162,14 +162,14 @@ def test_a_batch_is_parted_once_whether_asked_about_or_answered(monkeypatch):
     assert len(seen) == len(set(seen)) == 3
 
 
-def test_too_few_samples_for_the_clusters_are_asked_about_by_entropy():
+def test_too_few_candidates_are_chosen_by_entropy():
     """Ten clusters, four samples: the closer both values, the higher the entropy."""
     session = Session(Plain(), "simatta", n_queries=2)
     rows = torch.tensor([[9.0, 0.0], [1.0, 0.5], [3.0, 0.0], [1.0, 0.9]])
     assert {query.index for query in session.predict(rows).queries} == {1, 3}
 
 
-def test_wishing_changes_nothing():
+def test_query_scores_change_nothing():
     session = Session(toy_classifier(), "simatta", clusters=2, cluster_growth=0)
     session.step(images())
     adapter = session.adapter
@@ -184,12 +184,12 @@ def test_wishing_changes_nothing():
     ("n_anchors", "n_source_like", "share"),
     [(3, 97, 0.03), (50, 50, 0.2), (50, 150, 0.25), (50, 99, 0.2), (3, 0, 1.0), (0, 9, 0.0)],
 )
-def test_the_share_of_anchors_in_the_loss(n_anchors, n_source_like, share):
+def test_anchor_share_of_the_loss(n_anchors, n_source_like, share):
     """a = A / (A + S), at most .2 below 100 source-like samples, all without any."""
     assert anchor_share(n_anchors, n_source_like, cold_start=100) == pytest.approx(share)
 
 
-def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_anchors():
+def test_loss_weighs_source_like_samples_and_anchors():
     """One anchor each, two source-like samples: a = min(.2, 2/4)."""
     session = Session(Plain(), "simatta")
     adapter = session.adapter
@@ -209,7 +209,7 @@ def test_the_loss_weighs_source_like_samples_against_correct_and_incorrect_ancho
     assert all(len(values) == 30 for values in losses.values())
 
 
-def test_as_published_an_incorrect_anchor_that_the_model_is_surest_about_teaches_nothing():
+def test_published_eps_ignores_incorrect_anchors_of_highest_confidence():
     """A margin of 1000: 1000 without the published 1e-6, and -log(1e-6) with it; no step."""
     sure = torch.tensor([[1000.0, 0.0]])
     for preset, expected in ((None, 1000.0), ("reference", 13.8155)):
@@ -222,7 +222,7 @@ def test_as_published_an_incorrect_anchor_that_the_model_is_surest_about_teaches
         assert all(same) == (preset == "reference")
 
 
-def test_a_row_counts_for_its_share_of_the_mean_of_its_own_term():
+def test_row_weights_give_the_mean_of_each_term():
     """a = .2: two correct rows .1 each, an incorrect one .2, four source-like ones .2 each."""
     expected = [
         [0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0],
@@ -237,7 +237,7 @@ def test_a_row_counts_for_its_share_of_the_mean_of_its_own_term():
     ("n_right", "n_wrong", "n_like"),
     [(4, 3, 5), (1, 6, 2), (4, 0, 5), (0, 4, 5), (3, 2, 0), (0, 0, 5)],
 )
-def test_a_step_is_that_of_the_plain_means_over_the_rows_drawn(n_right, n_wrong, n_like):
+def test_update_equals_plain_means_over_the_drawn_rows(n_right, n_wrong, n_like):
     """At most 3 anchors and 3 source-like samples; value and gradient of each mean by itself."""
     adapter = Session(toy_classifier(), "simatta", batch_size=3, cold_start=0).adapter
     rows = images(n=n_right + n_wrong + n_like)
@@ -270,7 +270,7 @@ def test_a_step_is_that_of_the_plain_means_over_the_rows_drawn(n_right, n_wrong,
         assert torch.allclose(one, two, atol=1e-6)
 
 
-def test_a_term_without_rows_in_a_step_is_not_a_number_there():
+def test_term_without_rows_in_an_update_is_nan():
     """One anchor of two is drawn at a time: each step has one of the two terms."""
     session = Session(Plain(), "simatta", batch_size=1)
     session.adapter.anchors.add(answers(POINTS[2:3], POINTS[3:4]), torch.ones(2))
@@ -283,7 +283,7 @@ def test_a_term_without_rows_in_a_step_is_not_a_number_there():
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_each_batch_begins_with_a_fresh_optimiser(momentum):
+def test_each_batch_starts_with_zero_momentum(momentum):
     """Three batches of two steps on all that is kept, beside SGD made anew for each.
 
     The optimiser itself stays: what a GPU repeats has its momenta in it.
@@ -313,7 +313,7 @@ def test_each_batch_begins_with_a_fresh_optimiser(momentum):
     assert adapter.state_dict()["optimiser"] == {}
 
 
-def test_samples_the_source_model_is_sure_about_are_kept_with_its_labels():
+def test_certain_samples_of_the_source_model_are_stored_with_its_labels():
     session = Session(Plain(), "simatta", n_queries=0, max_source_like=3)
     rows = torch.tensor([[12.0, 0.0], [1.0, 0.0], [0.0, 13.0], [20.0, 0.0], [0.0, 14.0]])
     session.step(rows)
@@ -323,7 +323,7 @@ def test_samples_the_source_model_is_sure_about_are_kept_with_its_labels():
     assert kept.labels.tolist() == [1, 1, 0]
 
 
-def test_the_source_model_stays_as_it_was_and_is_that_of_a_loaded_session(tmp_path):
+def test_source_model_never_changes_and_is_loaded(tmp_path):
     session = Session(toy_classifier(), "simatta", lr=0.01)
     with torch.no_grad():
         before = toy_classifier()(images())
@@ -334,7 +334,7 @@ def test_the_source_model_stays_as_it_was_and_is_that_of_a_loaded_session(tmp_pa
             assert torch.allclose(adapter.teacher(images(), statistics="running"), before)
 
 
-def test_training_ends_when_six_windows_in_a_row_bring_no_gain():
+def test_training_stops_after_six_windows_without_gain():
     """The first window of six steps sets the mark; the sixth failure is the last step of the
     seventh: step 42. What is lost in the step between windows counts for nothing."""
     patience, steps = LossPlateau(), 0
@@ -345,7 +345,7 @@ def test_training_ends_when_six_windows_in_a_row_bring_no_gain():
     assert not any(falling.is_reached(torch.tensor(1.0 / (1 + n))) for n in range(300))
 
 
-def test_the_oldest_anchors_go():
+def test_oldest_anchors_are_dropped():
     anchors = AnchorMemory(3)
     rows = torch.arange(4.0).unsqueeze(1)
     anchors.add(answers(rows[:2], rows[2:3]), torch.tensor([1.0, 2.0, 3.0]))
@@ -355,7 +355,7 @@ def test_the_oldest_anchors_go():
     assert anchors.with_verdict(correct=False)[0].flatten().tolist() == [2, 3]
 
 
-def test_it_learns_full_labels():
+def test_full_labels_are_learned():
     truth = torch.tensor([2] * 64)
     session = Session(toy_classifier(), "simatta", lr=0.01, feedback=SimulatedLabels(truth, 5))
     before = session.predict(images(0, 32)).probs[:, 2].mean()
@@ -370,12 +370,12 @@ def test_it_learns_full_labels():
     [check for check in CHECKS if check is not batch_sizes_vary],
     ids=lambda check: check.__name__,
 )
-def test_the_contract_holds_where_clusters_decide(check):
+def test_contract_holds_if_clusters_select_questions(check):
     settings = {"clusters": 2, "cluster_growth": 1, "steps": 2, "max_anchors": 6}
     check(Subject("simatta", "batch", settings=settings))
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn_is_refused_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(SettingError, match=r"pip install 'bitta\[cluster\]'"):
         Session(toy_classifier(), "simatta")

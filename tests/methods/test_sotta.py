@@ -38,14 +38,14 @@ def test_only_confident_samples_are_remembered():
     assert memory.inputs.flatten().tolist() == [1, 2]
 
 
-def test_a_sample_of_a_smaller_class_takes_the_place_of_one_of_the_largest():
+def test_sample_of_a_smaller_class_replaces_one_of_the_largest():
     memory = memory_of(0, 0, 0, 1)
     offer(memory, 1, value=9)
     assert Counter(memory.labels) == {0: 2, 1: 2}
     assert 9 in memory.inputs
 
 
-def test_a_sample_of_a_largest_class_takes_the_place_of_one_of_its_own():
+def test_sample_of_a_largest_class_replaces_one_of_its_own():
     for seed in range(10):
         memory = memory_of(0, 0, 1, 1, seed=seed)
         offer(memory, 0, value=9)
@@ -53,7 +53,7 @@ def test_a_sample_of_a_largest_class_takes_the_place_of_one_of_its_own():
         assert memory.labels[memory.inputs.flatten().tolist().index(9)] == 0
 
 
-def test_a_new_class_takes_a_place_of_either_largest_class():
+def test_new_class_replaces_a_sample_of_any_largest_class():
     left = Counter()
     for seed in range(20):
         memory = memory_of(0, 0, 1, 1, seed=seed)
@@ -64,7 +64,7 @@ def test_a_new_class_takes_a_place_of_either_largest_class():
     assert left[1] > 3
 
 
-def test_a_saved_memory_goes_on_alike():
+def test_loaded_memory_continues_alike():
     memory = memory_of(0, 1, 2, 3)
     other = ConfidentMemory(4, min_confidence=0.9, key=(0, "test"))
     other.load_state_dict(memory.state_dict(), device=torch.device("cpu"))
@@ -95,7 +95,7 @@ def test_running_statistics_follow_the_memory_by_a_fifth_in_both_passes(n_querie
     assert torch.allclose(model.norm.running_mean, 0.36 * stem_mean(model, kept), atol=1e-6)
 
 
-def test_serving_takes_running_statistics_and_changes_nothing():
+def test_serving_uses_running_statistics_and_changes_nothing():
     model = toy_classifier()
     with torch.no_grad():
         expected = model(images()).softmax(-1)
@@ -103,7 +103,7 @@ def test_serving_takes_running_statistics_and_changes_nothing():
     assert not model.norm.running_mean.any()
 
 
-def test_nothing_confident_and_no_answer_takes_no_step():
+def test_no_update_without_confident_samples_and_answers():
     model = toy_classifier()
     before = [tensor.clone() for tensor in model.state_dict().values()]
     session = Session(model, "sotta", confident=1.0, weight_decay=0.5)
@@ -119,7 +119,7 @@ def test_answers_are_learned_from_without_a_confident_sample():
     assert not model.norm.running_mean.any()
 
 
-def test_the_memory_is_learned_from_when_nothing_new_is_confident():
+def test_memory_is_learned_from_without_new_confident_samples():
     session = Session(toy_classifier(), "sotta", **OPEN)
     session.step(images())
     session.adapter.confident.min_confidence = 1.0
@@ -134,11 +134,11 @@ def test_entropy_of_the_memory_falls():
     assert losses[-1] < losses[0]
 
 
-def test_the_contract_holds_with_a_memory_that_is_full():
+def test_contract_holds_with_a_full_memory():
     check_method("sotta", **OPEN)
 
 
-def test_micro_batches_are_refused_where_statistics_need_the_whole_memory():
+def test_micro_batches_are_refused_with_batch_norm():
     with pytest.raises(SettingError, match="micro_batch is 2; allowed: 0 for SoTTA"):
         Session(toy_classifier(), "sotta", micro_batch=2)
     whole, parts = (
@@ -154,6 +154,6 @@ def test_micro_batches_are_refused_where_statistics_need_the_whole_memory():
     [("confident", 1.1, "0 to 1"), ("capacity", 0, "1 or more"), ("rho", -1.0, "0 or more"),
      ("bn_momentum", 2.0, "0 to 1")],
 )  # fmt: skip
-def test_bad_settings_are_refused_with_what_is_allowed(setting, value, allowed):
+def test_bad_settings_are_refused_with_the_allowed_values(setting, value, allowed):
     with pytest.raises(SettingError, match=f"{setting} is .*{allowed}"):
         Session(toy_classifier(), "sotta", **{setting: value})

@@ -32,7 +32,7 @@ def images(number=0, n=8):
     return torch.rand(n, 3, 8, 8, generator=generator(1, number))
 
 
-def test_the_surest_of_each_class_stay_in_the_order_they_came():
+def test_most_certain_samples_of_each_class_stay_in_order():
     """Class 0 has entropies .3, .1, .2 at rows 0, 2, 3; class 1 has .9 at row 1."""
     support = SupportSet(
         torch.arange(4.0).unsqueeze(1),
@@ -43,21 +43,21 @@ def test_the_surest_of_each_class_stay_in_the_order_they_came():
     assert support.most_certain(1).labels.tolist() == [1, 0]
 
 
-def test_centroids_are_directions_of_mean_features():
+def test_centroids_are_unit_vectors_of_mean_features():
     """Class 0: (2,0) and (4,8), mean (3,4), so (.6,.8); class 1: (0,5), so (0,1); class 2: none."""
     features = torch.tensor([[2.0, 0.0], [4.0, 8.0], [0.0, 5.0]])
     found = compute_centroids(features, torch.tensor([0, 0, 1]), 3)
     assert torch.allclose(found, torch.tensor([[0.6, 0.8], [0.0, 1.0], [0.0, 0.0]]))
 
 
-def test_neighbours_are_nearest_by_angle_and_no_more_than_there_are():
+def test_neighbours_are_nearest_by_angle():
     support = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]])
     found = find_neighbours(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), support, 2)
     assert found.tolist() == [[0, 2], [2, 1]]
     assert find_neighbours(support, support, 9).shape == (3, 3)
 
 
-def test_served_probabilities_are_the_mean_of_what_the_neighbours_get():
+def test_served_probabilities_are_the_mean_over_neighbours():
     """Samples (3,0), (4,3), (0,1): classes 0, 0, 1. Centroid 0 is (7,3)/√58, centroid 1 is (0,1).
 
     With two neighbours (3,0) has itself and (4,3), (0,1) has itself and (4,3). A neighbour's
@@ -74,7 +74,7 @@ def test_served_probabilities_are_the_mean_of_what_the_neighbours_get():
     assert served.probs[:, 0].tolist() == pytest.approx(expected)
 
 
-def test_the_loss_is_the_divergence_from_the_neighbours_classes_over_rows_and_classes():
+def test_loss_is_the_mean_divergence_from_the_neighbours_classes():
     """As above, but with one neighbour, a sample's own class: KL is -log p, over 3 x 2 values."""
     session = Session(Plain(), "tast", neighbours=1, tau=2.0)
     session.predict(torch.tensor([[3.0, 0.0], [4.0, 3.0], [0.0, 1.0]]))
@@ -84,7 +84,7 @@ def test_the_loss_is_the_divergence_from_the_neighbours_classes_over_rows_and_cl
     assert session.learn().mean()["neighbours"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_support_set_is_bounded_and_every_class_has_a_place():
+def test_support_set_is_bounded_and_holds_every_class():
     session = Session(toy_classifier(), "tast", filter_k=20, max_support=10)
     for number in range(4):
         session.step(images(number, 16))
@@ -95,7 +95,7 @@ def test_the_support_set_is_bounded_and_every_class_has_a_place():
     assert crowded.adapter.support.labels.bincount().max() == 1
 
 
-def test_labels_and_entropies_stay_as_they_were_when_a_sample_came_in():
+def test_labels_and_entropies_of_support_samples_never_change():
     session = Session(toy_classifier(), "tast", lr=0.1)
     session.step(images(0))
     before = session.adapter.support
@@ -106,7 +106,7 @@ def test_labels_and_entropies_stay_as_they_were_when_a_sample_came_in():
     assert all(after.entropies[row] in before.entropies for row in kept)
 
 
-def test_it_trains_scale_and_shift_alone_and_draws_samples_to_their_neighbours():
+def test_only_scale_and_shift_are_trained_and_neighbours_agree_more():
     model = toy_classifier()
     trained = {id(parameter) for parameter in norm_parameters(model)}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}

@@ -55,7 +55,7 @@ def test_passes_differ_from_one_another():
     assert not torch.allclose(logits[0], logits[1])
 
 
-def test_pooled_statistics_would_be_noticed():
+def test_pooled_statistics_differ_from_separate_ones():
     """Per-pass normalisation is not what a plain BatchNorm over all rows would give."""
     model = toy_classifier()
     wrapped, x, rows = WrappedModel(model), images(), RowLayout()
@@ -91,7 +91,7 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
     assert wrapped.counts.forwards == 24
 
 
-def test_masks_depend_on_their_address_alone():
+def test_masks_depend_on_their_key_only():
     one = kept((3, 5), 0.5, (1, "a", 0))
     assert torch.equal(one, kept((3, 5), 0.5, (1, "a", 0)))
     assert not torch.equal(one, kept((3, 5), 0.5, (1, "a", 1)))
@@ -103,13 +103,13 @@ def test_masks_drop_at_the_rate(rate):
     assert share == pytest.approx(1 - rate, abs=0.002)
 
 
-def test_a_part_of_a_batch_gets_its_part_of_the_mask():
+def test_part_of_a_batch_has_its_part_of_the_mask():
     whole = kept((6, 3, 4, 4), 0.3, (1,))
     part = kept((2, 3, 4, 4), 0.3, (1,), first_row=3, n_rows=6)
     assert torch.equal(part, whole[3:5])
 
 
-def test_a_mask_lies_in_memory_as_what_it_masks():
+def test_mask_has_the_memory_layout_of_its_input():
     x = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     words = _RandomWords(RandomKey(KEY), (0, 0), (0,))
     assert _make_mask(x, 0.3, words)[0].stride() == x.stride()
@@ -145,7 +145,7 @@ def test_hooks_are_gone_after_an_exception():
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
-def test_a_single_row_is_dropped_as_it_is_among_others():
+def test_single_row_has_the_same_mask_as_among_others():
     """Its first stride may be anything."""
     whole = torch.ones(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     one = torch.ones(1, 3, 5, 5).as_strided((1, 3, 5, 5), (3, 1, 15, 3))

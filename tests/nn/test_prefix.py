@@ -8,7 +8,7 @@ from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
-HOW = SamplingSettings("batch", 0.3, 4)
+SAMPLING = SamplingSettings("batch", 0.3, 4)
 
 
 def images(n=6):
@@ -17,13 +17,13 @@ def images(n=6):
 
 @pytest.mark.parametrize("can_fan_out", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_plain_logits_are_those_of_a_whole_forward(norm, can_fan_out):
+def test_plain_logits_equal_those_of_a_whole_forward(norm, can_fan_out):
     wrapped = WrappedModel(toy_classifier(norm))
     wrapped.can_fan_out = can_fan_out
-    sampled, plain = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
+    sampled, plain = wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
     with torch.no_grad():
         assert torch.equal(plain, wrapped(images(), statistics="batch"))
-    assert torch.equal(sampled, wrapped.sample(images(), HOW, RandomKey((3,))))
+    assert torch.equal(sampled, wrapped.sample(images(), SAMPLING, RandomKey((3,))))
     assert sampled.requires_grad
     assert not plain.requires_grad
 
@@ -40,23 +40,23 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 
         layer.forward = counted
     wrapped = WrappedModel(model)
-    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))  # probes, too
+    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))  # probes, too
     calls.clear()
-    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
+    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
     assert {name: calls.count(name) for name in calls} == {
         "stem": 1, "stage1.0.conv": 1, "stage2.0.conv": 2, "head": 2,
     }  # fmt: skip
 
 
-def test_nothing_is_left_on_the_model():
+def test_shared_prefix_leaves_no_trace_on_the_model():
     model = toy_classifier()
     wrapped = WrappedModel(model)
-    wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
+    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_a_module_used_before_and_after_the_site_is_run_again_where_it_must():
+def test_module_used_before_and_after_the_site_runs_again():
     class Shared(nn.Module):
         def __init__(self):
             super().__init__()
@@ -67,22 +67,22 @@ def test_a_module_used_before_and_after_the_site_is_run_again_where_it_must():
 
     wrapped = WrappedModel(Shared(), sites=["site"])
     x = torch.randn(5, 4, generator=generator(4))
-    _, plain = wrapped.sample_with_plain(x, HOW, RandomKey((0,)))
+    _, plain = wrapped.sample_with_plain(x, SAMPLING, RandomKey((0,)))
     with torch.no_grad():
         assert torch.equal(plain, wrapped(x, statistics="batch"))
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_gradients_reach_what_comes_before_the_first_site(norm):
+def test_gradients_reach_modules_before_the_first_site(norm):
     gradients = []
     for with_plain in (True, False):
         model = toy_classifier(norm)
         wrapped = WrappedModel(model)
         wrapped.can_fan_out = True
         if with_plain:
-            sampled, _ = wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
+            sampled, _ = wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
         else:
-            sampled = wrapped.sample(images(), HOW, RandomKey((3,)))
+            sampled = wrapped.sample(images(), SAMPLING, RandomKey((3,)))
         loss = sampled.softmax(-1).mean(0).square().sum()
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
     assert all(map(torch.equal, *gradients))
@@ -93,7 +93,7 @@ def test_gradients_are_tracked_again_after_an_exception():
     wrapped.can_fan_out = True
     wrapped.model.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        wrapped.sample_with_plain(images(), HOW, RandomKey((3,)))
+        wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
     assert torch.is_grad_enabled()
     assert all("forward" not in module.__dict__ for module in wrapped.model.modules())
 

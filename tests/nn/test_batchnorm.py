@@ -46,7 +46,7 @@ class Functional(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, WithActivation, Functional])
-def test_what_a_layer_does_around_its_normalisation_stays(kind):
+def test_code_of_a_layer_around_its_normalisation_runs(kind):
     layer = kind(4)
     model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x = torch.randn(5, 4, 3, 3, generator=generator(0))
@@ -110,26 +110,26 @@ def test_batch_norm_over_flattened_tokens_normalises_each_pass_by_itself():
     assert torch.allclose(*drawn, atol=1e-6)
 
 
-def test_one_value_per_channel_falls_back_on_running_statistics():
+def test_one_value_per_channel_uses_running_statistics():
     model = nn.BatchNorm1d(2, eps=0.0).eval()
     out = WrappedModel(model)(torch.tensor([[5.0, 7.0]]), statistics="batch")
     assert out.flatten().tolist() == [5.0, 7.0]
 
 
-def test_one_value_without_running_statistics_is_refused():
+def test_one_value_per_channel_without_running_statistics_is_refused():
     wrapped = WrappedModel(nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(ModelError, match="at least two images"):
         wrapped(torch.zeros(1, 2), statistics="batch")
 
 
-def test_scale_and_shift_are_those_of_the_norm_layers():
+def test_norm_parameters_are_scale_and_shift_of_norm_layers():
     model = toy_classifier("batch")
     expected = [p for norm in batch_norms(model) for p in (norm.weight, norm.bias)]
     assert [id(p) for p in norm_parameters(model)] == [id(p) for p in expected]
     assert len(norm_parameters(toy_classifier("layer"))) == len(expected)
 
 
-def test_channels_last_on_a_cpu_is_as_exact_as_the_usual_layout():
+def test_channels_last_on_a_cpu_is_as_precise_as_contiguous():
     """torch's own kernel for it loses up to a percent where 200,000 values are added up."""
     random_key = generator(1)
     x = (torch.randn(189, 16, 32, 32, generator=random_key) + 1).relu()

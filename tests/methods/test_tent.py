@@ -12,7 +12,7 @@ def images(number=0, n=8):
     return torch.rand(n, 3, 8, 8, generator=generator(1, number))
 
 
-def test_source_serves_the_model_as_it_is():
+def test_source_serves_the_unchanged_model():
     model = toy_classifier()
     with torch.no_grad():
         expected = model(images()).softmax(-1)
@@ -22,7 +22,7 @@ def test_source_serves_the_model_as_it_is():
     assert torch.equal(first, second)
 
 
-def test_bn_stats_serves_what_training_mode_would():
+def test_bn_stats_equals_training_mode():
     model = toy_classifier()
     expected = toy_classifier().train()(images()).softmax(-1).detach()
     served = Session(model, "bn_stats").predict(images()).probs
@@ -30,7 +30,7 @@ def test_bn_stats_serves_what_training_mode_would():
     assert model.norm.running_mean.abs().max() == 0
 
 
-def test_tent_trains_scale_and_shift_alone_and_lowers_entropy():
+def test_tent_trains_scale_and_shift_only_and_lowers_entropy():
     model = toy_classifier()
     trained = {id(parameter) for parameter in norm_parameters(model)}
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -41,7 +41,7 @@ def test_tent_trains_scale_and_shift_alone_and_lowers_entropy():
         assert torch.equal(parameter, before[name]) == (id(parameter) not in trained)
 
 
-def test_tent_asks_nothing_unless_told_to():
+def test_tent_asks_no_questions_by_default():
     assert Session(toy_classifier(), "tent").predict(images()).queries == ()
     asking = Session(toy_classifier(), "tent", n_queries=2)
     for query in asking.predict(images()).queries:

@@ -34,7 +34,7 @@ class Stage(nn.Module):
         return x
 
 
-def test_residual_stages_of_any_name():
+def test_residual_stages_are_found_under_any_name():
     assert find_sites(build_model("resnet18", **PIXELS)) == ("layer1", "layer2", "layer3", "layer4")
     assert find_sites(build_model("resnet8", **PIXELS)) == ("layer1", "layer2", "layer3")
     odd = nn.Module()
@@ -74,7 +74,7 @@ def test_quarters_of_a_transformer():
     assert find_sites(encoder) == ("layers.2", "layers.5", "layers.8", "layers.11")
 
 
-def test_small_repeated_stems_do_not_mislead():
+def test_small_repeated_stems_are_ignored():
     class Stem(nn.Module):
         def __init__(self):
             super().__init__()
@@ -86,7 +86,7 @@ def test_small_repeated_stems_do_not_mislead():
     assert find_sites(model) == ("deep1", "deep2")
 
 
-def test_layers_inside_blocks_do_not_beat_the_blocks():
+def test_blocks_are_preferred_to_the_layers_inside():
     class ConvNorm(nn.Module):
         def __init__(self, width=8):
             super().__init__()
@@ -103,7 +103,7 @@ def test_layers_inside_blocks_do_not_beat_the_blocks():
     assert find_sites(model) == ("layer.0", "layer.1", "layer.2")
 
 
-def test_names_and_predicates():
+def test_sites_can_be_names_or_a_function():
     model = build_model("resnet8", **PIXELS)
     assert find_sites(model, ["layer2"]) == ("layer2",)
     assert find_sites(model, lambda name, _: name.startswith("layer") and "." not in name) == (
@@ -111,13 +111,13 @@ def test_names_and_predicates():
     )  # fmt: skip
 
 
-def test_plain_chains_by_their_own_dropout_or_their_activations():
+def test_plain_chains_use_their_dropout_or_activations():
     layers = [nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)]
     assert find_sites(nn.Sequential(*layers)) == ("1", "3")
     assert find_sites(nn.Sequential(*layers[:4], nn.Dropout(0.2), layers[4])) == ("4",)
 
 
-def test_errors_say_what_to_do():
+def test_errors_suggest_a_remedy():
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(ModelError, match=r"sites=\[\"1\"\], or set dropout=0"):
         find_sites(plain)

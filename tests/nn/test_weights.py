@@ -7,20 +7,20 @@ from torch import nn
 from bitta.nn import perturbed_weights
 from bitta.seeding import RandomKey
 
-CHANCE = RandomKey((3,))
+RANDOM_KEY = RandomKey((3,))
 
 
 def weight_seen(model, **how):
     """What the first linear layer computed with."""
     seen = []
     handle = model[0].register_forward_hook(lambda module, *_: seen.append(module.weight))
-    with perturbed_weights(model, random_key=CHANCE, **how):
+    with perturbed_weights(model, random_key=RANDOM_KEY, **how):
         model(torch.zeros(1, 300))
     handle.remove()
     return seen[0]
 
 
-def test_noise_has_the_size_that_is_asked_for():
+def test_noise_has_the_given_size():
     model = nn.Sequential(nn.Linear(300, 300))
     weight = model[0].weight
     noise = weight_seen(model, size=0.2) - weight
@@ -29,21 +29,21 @@ def test_noise_has_the_size_that_is_asked_for():
     assert not torch.equal(weight_seen(model, size=0.2, number=1) - weight, noise)
 
 
-def test_the_gradient_is_that_at_the_noisy_weights_and_goes_to_the_weights():
+def test_gradient_at_noisy_weights_goes_to_the_weights():
     """L = (w·x)², so ∂L/∂w = 2 (w·x) x with the noisy w."""
     model = nn.Linear(3, 1, bias=False)
     x = torch.tensor([[1.0, 2.0, 3.0]])
-    with perturbed_weights(model, size=0.5, random_key=CHANCE):
+    with perturbed_weights(model, size=0.5, random_key=RANDOM_KEY):
         out = model(x)
     out.square().sum().backward()
     assert abs(out.item() - model(x).item()) > 1e-3
     assert torch.allclose(model.weight.grad, 2 * out.detach() * x)
 
 
-def test_weights_are_put_back_also_after_an_error_and_tied_ones_stay_tied():
+def test_weights_are_restored_after_an_error_and_tied_weights_stay_tied():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Flatten(7))
     model[1].weight = weight = model[0].weight
-    with pytest.raises(IndexError), perturbed_weights(model, size=0.5, random_key=CHANCE):
+    with pytest.raises(IndexError), perturbed_weights(model, size=0.5, random_key=RANDOM_KEY):
         model(torch.zeros(1, 4))
     assert model[0].weight is weight
     assert model[1].weight is weight

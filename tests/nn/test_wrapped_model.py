@@ -64,7 +64,7 @@ def test_models_that_cannot_fan_out_run_pass_by_pass(model, sites, shape):
     assert torch.equal(logits, sampled(wrapped, x))
 
 
-def test_a_model_with_a_skip_across_stages_adapts():
+def test_model_with_a_skip_across_stages_adapts():
     x = torch.rand(8, 3, 6, 6, generator=generator(0))
     session = Session(SkipAcrossStages(), "bitta", sites=["kappa"], n_queries=2)
     with pytest.warns(FallbackWarning):
@@ -74,7 +74,7 @@ def test_a_model_with_a_skip_across_stages_adapts():
     assert session.learn().terms["feedback"].isfinite().all()
 
 
-def test_one_image_is_enough_for_the_probe():
+def test_probe_works_with_one_image():
     wrapped = WrappedModel(toy_classifier())
     sampled(wrapped, torch.rand(1, 3, 8, 8))
     assert wrapped.can_fan_out is True
@@ -112,7 +112,7 @@ def test_logits_of_a_model_that_returns_a_dict_or_a_tuple(output, logits):
         WrappedModel(Several(4, 3), logits=7)(torch.rand(2, 4), statistics="running")
 
 
-def test_somebody_elses_train_does_not_make_serving_stochastic():
+def test_callers_train_does_not_make_serving_stochastic():
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     wrapped, x = WrappedModel(model), torch.rand(2, 4)
     model.train()
@@ -148,7 +148,7 @@ def test_any_error_of_a_fanned_forward_falls_back():
         assert sampled(wrapped, torch.rand(4, 4)).shape == (3, 4, 3)
 
 
-def test_only_what_was_differentiated_is_counted_backwards():
+def test_backwards_counts_differentiated_passes_only():
     x = torch.rand(6, 3, 8, 8, generator=generator(0))
     deterministic = Session(toy_classifier(), n_queries=0, dropout=0, epochs=2)
     deterministic.step(x)
@@ -168,7 +168,7 @@ def test_sites_that_never_run_are_named():
         sampled(WrappedModel(model, sites=["unused"]), torch.rand(2, 3, 8, 8))
 
 
-def test_a_plain_chain_of_layers_adapts_as_it_is():
+def test_plain_chain_of_layers_adapts():
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
@@ -181,7 +181,7 @@ def test_a_plain_chain_of_layers_adapts_as_it_is():
         assert session.adapter.wrapped.can_fan_out is True
 
 
-def test_a_model_that_calls_group_norm_itself_keeps_the_usual_layout_on_a_cpu():
+def test_model_with_group_norm_keeps_the_contiguous_layout_on_a_cpu():
     """torch's gradient of it crashes where channels lie last and the images need none."""
 
     class Functional(nn.Module):
@@ -200,7 +200,7 @@ def test_a_model_that_calls_group_norm_itself_keeps_the_usual_layout_on_a_cpu():
     assert not session.execution.channels_last
 
 
-def test_a_model_that_takes_views_keeps_the_usual_layout():
+def test_model_that_takes_views_keeps_the_contiguous_layout():
     class Views(nn.Module):
         def __init__(self):
             super().__init__()
@@ -226,14 +226,16 @@ def test_a_model_that_takes_views_keeps_the_usual_layout():
         (nn.Conv2d(4, 8, 3, stride=2), True),
     ],
 )
-def test_few_channels_that_are_strided_through_keep_the_usual_layout(convolution, channels_last):
+def test_strided_convolution_of_few_channels_keeps_the_contiguous_layout(
+    convolution, channels_last
+):
     """oneDNN writes past its memory in the gradient of such filters of one pixel."""
     model = nn.Sequential(convolution, nn.Flatten(), nn.LazyLinear(3))
     model(torch.rand(2, convolution.in_channels, 8, 8))
     assert WrappedModel(model).execution.channels_last == channels_last
 
 
-def test_what_lies_channels_last_already_is_laid_out_as_usual_for_them():
+def test_channels_last_model_is_made_contiguous_if_needed():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1, stride=2), nn.Flatten())
     model.to(memory_format=torch.channels_last)
     seen = []
@@ -246,7 +248,7 @@ def test_what_lies_channels_last_already_is_laid_out_as_usual_for_them():
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_model_that_writes_into_its_images_sees_them_once():
+def test_model_that_changes_its_inputs_sees_them_once():
     class Writes(nn.Module):
         def __init__(self):
             super().__init__()
@@ -261,7 +263,7 @@ def test_a_model_that_writes_into_its_images_sees_them_once():
     assert torch.allclose(served, expected, atol=1e-6)
 
 
-def test_half_precision_is_offered_on_a_cpu_and_models_of_other_types_keep_theirs():
+def test_half_precision_works_on_a_cpu_and_other_types_are_kept():
     x = torch.rand(4, 3, 8, 8, generator=generator(0))
     exact = Session(toy_classifier(), "bn_stats").predict(x).probs
     half = Session(toy_classifier(), "bn_stats", precision="bfloat16").predict(x).probs

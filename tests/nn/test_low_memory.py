@@ -10,7 +10,7 @@ from bitta.nn import SamplingSettings, WrappedModel
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 
-HOW = {name: SamplingSettings(name, 0.3, 3) for name in ("running", "batch")}
+SAMPLING = {name: SamplingSettings(name, 0.3, 3) for name in ("running", "batch")}
 
 
 def images(n=7):
@@ -24,7 +24,7 @@ def gradients(statistics, *, norm="batch", can_fan_out=True, **saving):
     wrapped.can_fan_out = can_fan_out
     for name, value in saving.items():
         setattr(wrapped, name, value)
-    logits = wrapped.sample(images(), HOW[statistics], RandomKey((2,)))
+    logits = wrapped.sample(images(), SAMPLING[statistics], RandomKey((2,)))
     loss = logits.softmax(-1).mean(0).square().sum()
     return logits.detach(), torch.autograd.grad(loss, list(model.parameters()))
 
@@ -36,7 +36,7 @@ def assert_same(one, two, *, within=1e-5):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("statistics", HOW)
+@pytest.mark.parametrize("statistics", SAMPLING)
 def test_low_memory_gives_the_same_gradient(norm, statistics):
     plain = gradients(statistics, norm=norm)
     assert_same(plain, gradients(statistics, norm=norm, low_memory=True))
@@ -47,17 +47,17 @@ def test_micro_batches_give_the_same_gradient_without_batch_statistics(size):
     assert_same(gradients("running"), gradients("running", micro_batch=size))
 
 
-def test_micro_batches_are_each_normalised_by_themselves():
+def test_each_micro_batch_is_normalised_by_itself():
     whole, parts = gradients("batch"), gradients("batch", micro_batch=3)
     assert not torch.allclose(whole[0], parts[0], atol=1e-3)
 
 
-def test_both_savings_work_together():
+def test_low_memory_and_micro_batches_work_together():
     saving = {"low_memory": True, "micro_batch": 2}
     assert_same(gradients("running"), gradients("running", **saving))
 
 
-def test_low_memory_keeps_no_activations_but_the_inputs_of_each_pass():
+def test_low_memory_stores_only_the_inputs_of_each_pass():
     def n_saved(*, low):
         wrapped = WrappedModel(toy_classifier())
         wrapped.can_fan_out, wrapped.low_memory = True, low
@@ -79,7 +79,7 @@ def test_low_memory_keeps_no_activations_but_the_inputs_of_each_pass():
      ("bitta", {"micro_batch": 4}, {"adapt_statistics": "running"})],
     ids=str,
 )  # fmt: skip
-def test_sessions_that_save_memory_learn_the_same(method, saving, fixed):
+def test_memory_saving_sessions_learn_the_same(method, saving, fixed):
     ends = []
     for settings in (fixed, fixed | saving):
         with Session(toy_classifier(), method, n_queries=2, lr=0.05, **settings) as session:
@@ -92,7 +92,7 @@ def test_sessions_that_save_memory_learn_the_same(method, saving, fixed):
         assert torch.allclose(one, two, atol=1e-5)
 
 
-def test_a_step_that_does_not_fit_names_the_settings():
+def test_out_of_memory_error_names_the_settings():
     class Greedy(nn.Module):
         def __init__(self):
             super().__init__()
