@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import sqlalchemy as sa
 
 from server.processes import ServerProcess, check_stored, kill_and_restart
-from server.store.made import database
+from server.store.factories import temporary_database
 
 SECONDS = 3.0
 """Within which a server with the demo's model is to be ready again, every time."""
@@ -35,7 +35,7 @@ def kills(kind, n, tell):
     if why := missing(kind):
         return {}, [f"was not run; {why}"]
     seconds, cpu, acknowledged, refused, predicted = [], [], [], set(), 0
-    with TemporaryDirectory() as folder, database(kind) as url:
+    with TemporaryDirectory() as folder, temporary_database(kind) as url:
         server = ServerProcess(Path(folder), database=url)
         try:
             for number, (took, load) in enumerate(kill_and_restart(server, n), 1):

@@ -10,7 +10,14 @@ from bitta.cli.main import main
 pytest.importorskip("sqlalchemy", reason="the extra 'serve' is not installed")
 
 from bitta.server.store import LearnedStep, Store
-from server.store.made import START, Watch, given, name, question, served
+from server.store.factories import (
+    START,
+    ManualClock,
+    new_answer,
+    new_question,
+    prediction_id,
+    served_batch,
+)
 
 
 @pytest.fixture
@@ -62,9 +69,9 @@ def write(file, *lines):
 
 
 def opened(folder, data="data", *, seconds=0):
-    watch = Watch()
-    watch.move(seconds)
-    return Store.open(None, folder / data, clock=watch)
+    clock = ManualClock()
+    clock.move(seconds)
+    return Store.open(None, folder / data, clock=clock)
 
 
 def lasting(record):
@@ -86,8 +93,10 @@ def asked(folder):
 
     def make(data, *, asks=True):
         with opened(folder, data) as store:
-            store.log_served_batch(served(range(4)))
-            store.add_questions([question(0), question(1, reason="audit")] if asks else []).result()
+            store.log_served_batch(served_batch(range(4)))
+            store.add_questions(
+                [new_question(0), new_question(1, reason="audit")] if asks else []
+            ).result()
         return data
 
     return make
@@ -100,10 +109,12 @@ def answered(folder, asked):
     with opened(folder) as store:
         leased = store.lease_question("anna", seconds=60).result()
         number = int(leased.question.prediction_id[1:])
-        store.add_answer(given(number, key="a", lease=leased.lease.token)).result()
+        store.add_answer(new_answer(number, key="a", lease=leased.lease.token)).result()
         full = {"comment": "a dog", "metadata": {"app": [1.5, "ä"]}, "lead_time_ms": 1200}
-        store.add_answer(given(2, "incorrect", by="bert", key="b", shown_at=START, **full)).result()
-        store.add_answer(given(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()
+        store.add_answer(
+            new_answer(2, "incorrect", by="bert", key="b", shown_at=START, **full)
+        ).result()
+        store.add_answer(new_answer(3, "skip", by="bert", key="c", annotator_kind="CODE")).result()
     return "data"
 
 
@@ -114,7 +125,9 @@ def changed(folder, answered):
         kept = {}
 
         def say(number, verdict, key):
-            kept[key] = store.add_answer(given(number, verdict, by="cleo", key=key)).result().id
+            kept[key] = (
+                store.add_answer(new_answer(number, verdict, by="cleo", key=key)).result().id
+            )
 
         say(0, "correct", "once")
         store.log_learned_step(LearnedStep("1.1", [kept["once"]], {}, 0.1)).result()
@@ -142,7 +155,7 @@ def test_what_the_store_has_is_there_already(answered, export, take_in):
     ("other", "sentence"),
     [
         ({"verdict": "correct"}, "another verdict"),
-        ({"prediction_id": name(3)}, "another prediction_id"),
+        ({"prediction_id": prediction_id(3)}, "another prediction_id"),
         ({"annotator_id": "anna"}, "another annotator_id"),
         ({"comment": "a cat"}, "another comment"),
         ({"metadata": None}, "another metadata"),
@@ -185,7 +198,7 @@ def test_nothing_is_learned_from_what_was_undone_or_replaced(
     with opened(folder, "other") as store:
         taken = [store.find_feedback(one.feedback_id) for one in store.claim_answers().result()]
         counts = store.counts()
-        assert store.find_question(name(1)).status == "closed"
+        assert store.find_question(prediction_id(1)).status == "closed"
     keys = {"a", "b", "thrice", "after an undo", "its successor"}
     assert {record.idempotency_key for record in taken} == keys
     assert (counts.undone, counts.skipped) == (3, 1)
@@ -202,13 +215,13 @@ def test_an_undo_that_comes_in_is_an_event(folder, asked, changed, export, take_
 
 def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export, take_in):
     with opened(folder) as store:
-        first = store.add_answer(given(0, by="cleo", key="mistaken")).result()
-        store.add_answer(given(1, by="cleo", key="first thought")).result()
+        first = store.add_answer(new_answer(0, by="cleo", key="mistaken")).result()
+        store.add_answer(new_answer(1, by="cleo", key="first thought")).result()
     shutil.copytree("data", "backup")
     with opened(folder, seconds=5) as store:
         store.undo_answer(first.id, by="cleo").result()
         for verdict, key in (("incorrect", "second thought"), ("correct", "third thought")):
-            store.add_answer(given(1, verdict, by="cleo", key=key)).result()
+            store.add_answer(new_answer(1, verdict, by="cleo", key=key)).result()
     before = export("data")
     said = take_in("backup")
     assert "2 answers imported, 5 were already stored" in said
@@ -221,7 +234,7 @@ def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export
 def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
     export(changed, "early.jsonl")
     with opened(folder, seconds=20) as store:
-        store.add_answer(given(0, "incorrect", by="cleo", key="at last")).result()
+        store.add_answer(new_answer(0, "incorrect", by="cleo", key="at last")).result()
         newest = store.list_feedback("bert")[-1]
         store.undo_answer(newest.id, by="bert").result()
     before = export(changed)
@@ -236,7 +249,7 @@ def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
     shutil.copytree("data", "backup")
     for data, seconds, verdict in (("data", 5, "correct"), ("backup", 10, "incorrect")):
         with opened(folder, data, seconds=seconds) as store:
-            store.add_answer(given(0, verdict, key=data)).result()
+            store.add_answer(new_answer(0, verdict, key=data)).result()
     export("data")
     assert "1 of the imported answers were undone or replaced" in take_in("backup")
     last, earlier = export("backup")
@@ -254,13 +267,15 @@ def test_a_client_may_repeat_what_was_imported(folder, asked, answered, export, 
     take_in(asked("other"))
     with opened(folder, "other") as store:
         assert (
-            store.add_answer(given(1, key="a", lease="of a server that is gone")).result().repeated
+            store.add_answer(new_answer(1, key="a", lease="of a server that is gone"))
+            .result()
+            .repeated
         )
 
 
 def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export, take_in):
     write("own.jsonl", *(
-        {"prediction_id": name(number), "verdict": "skip", "annotator_id": "me",
+        {"prediction_id": prediction_id(number), "verdict": "skip", "annotator_id": "me",
          "idempotency_key": f"own-{number}"}
         for number in range(2)
     ))  # fmt: skip
@@ -274,7 +289,7 @@ def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in)
     odd = "a\u2028b\x85c\nd\re"
     asked("data")
     with opened(folder) as store:
-        store.add_answer(given(0, comment=odd)).result()
+        store.add_answer(new_answer(0, comment=odd)).result()
     export("data")
     take_in(asked("other"))
     assert [record["comment"] for record in export("other")] == [odd]
@@ -350,7 +365,7 @@ def test_label_studio_gets_the_name_of_the_key_that_answered(folder, asked, run)
     asked("data")
     with opened(folder) as store:
         key = store.keys.create("annotator", "anna@example.org").record
-        store.add_answer(given(0, by=key.id)).result()
+        store.add_answer(new_answer(0, by=key.id)).result()
     code, output = run("export", "--format", "labelstudio", "--data-dir", "data")
     assert code == 0
     (task,) = json.loads(output.out)

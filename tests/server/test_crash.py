@@ -7,7 +7,7 @@ import time
 import pytest
 
 from server.processes import ForkedServer, check_stored, kill_and_restart
-from server.store.made import database
+from server.store.factories import temporary_database
 
 KILLS = {"sqlite": 10, "postgresql": 10}
 START_SECONDS = 0.5
@@ -18,7 +18,7 @@ START_SECONDS = 0.5
 def test_kills_lose_no_acknowledged_answer_and_repeat_none(tmp_path, forker, kind):
     if kind == "postgresql" and not os.environ.get("BITTA_TEST_POSTGRES"):
         pytest.skip("BITTA_TEST_POSTGRES is not set; give the address of a PostgreSQL database")
-    with database(kind) as url:
+    with temporary_database(kind) as url:
         server = ForkedServer(forker, tmp_path, database=url)
         acknowledged = []
         for _, load in kill_and_restart(server, KILLS[kind]):

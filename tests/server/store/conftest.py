@@ -1,11 +1,11 @@
-"""A store of each kind of database."""
+"""Stores on SQLite and on PostgreSQL."""
 
 import os
 
 import pytest
 
 from bitta.server.store import Store
-from server.store import made
+from server.store import factories
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -17,24 +17,24 @@ def kind(request):
 
 @pytest.fixture
 def url(kind):
-    with made.database(kind) as address:
+    with factories.temporary_database(kind) as address:
         yield address
 
 
 @pytest.fixture
-def watch():
-    return made.Watch()
+def clock():
+    return factories.ManualClock()
 
 
 @pytest.fixture
-def reopen(url, tmp_path, watch):
-    """Open the store of this test, as often as it is wanted, one at a time."""
+def reopen(url, tmp_path, clock):
+    """Function that opens the store of this test, after closing the one before."""
     opened = []
 
     def again(**settings):
         if opened:
             opened[-1].close()
-        opened.append(Store.open(url, tmp_path, clock=watch, **settings))
+        opened.append(Store.open(url, tmp_path, clock=clock, **settings))
         return opened[-1]
 
     yield again

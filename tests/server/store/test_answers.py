@@ -1,4 +1,4 @@
-"""An answer is stored once, in one order, and what became of it is told."""
+"""Tests of answers: added, repeated, replaced and undone."""
 
 from dataclasses import asdict
 
@@ -12,14 +12,14 @@ from bitta.server.store import (
     UnknownFeedback,
     UnknownPrediction,
 )
-from server.store.made import START, given, name, question, served
+from server.store.factories import START, new_answer, new_question, prediction_id, served_batch
 
 
 @pytest.fixture
 def asked(store):
     """Predictions 0 to 3, of which 0 to 2 are asked about."""
-    store.log_served_batch(served(range(4)))
-    store.add_questions([question(number) for number in range(3)]).result()
+    store.log_served_batch(served_batch(range(4)))
+    store.add_questions([new_question(number) for number in range(3)]).result()
     return store
 
 
@@ -29,10 +29,10 @@ def learn(store, version, *records):
     ).result()
 
 
-def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
-    watch.move(5)
+def test_record_holds_the_answer_and_its_prediction(asked, clock):
+    clock.move(5)
     record = asked.add_answer(
-        given(
+        new_answer(
             2,
             "incorrect",
             key="k",
@@ -42,7 +42,11 @@ def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
             lead_time_ms=1200,
         )
     ).result()
-    assert (record.idempotency_key, record.prediction_id, record.request_id) == ("k", name(2), "r2")
+    assert (record.idempotency_key, record.prediction_id, record.request_id) == (
+        "k",
+        prediction_id(2),
+        "r2",
+    )
     assert (record.predicted_class, record.predicted_label) == (2, "class 2")
     assert (record.verdict, record.annotator_id, record.annotator_kind) == (
         "incorrect",
@@ -67,65 +71,67 @@ def test_the_record_tells_what_was_answered_and_about_what(asked, watch):
     )
 
 
-def test_the_same_key_and_body_give_the_stored_record(asked, watch):
-    first = asked.add_answer(given(0, key="k")).result()
-    watch.move(7200)
+def test_same_key_and_body_return_the_stored_record(asked, clock):
+    first = asked.add_answer(new_answer(0, key="k")).result()
+    clock.move(7200)
     asked.expire_questions().result()
-    again = asked.add_answer(given(0, key="k")).result()
+    again = asked.add_answer(new_answer(0, key="k")).result()
     assert again.repeated
     assert not first.repeated
     assert (again.id, again.received_at) == (first.id, first.received_at)
     assert len(asked.list_feedback()) == 1
 
 
-def test_neither_lease_nor_moment_is_part_of_what_was_said(asked):
+def test_repetition_may_differ_in_lease_and_time_of_answer(asked):
     leased = asked.lease_question("anna", seconds=60).result()
     number = int(leased.question.prediction_id[1:])
-    asked.add_answer(given(number, key="k", lease=leased.lease.token, answered_at=START)).result()
+    asked.add_answer(
+        new_answer(number, key="k", lease=leased.lease.token, answered_at=START)
+    ).result()
     for same in ({}, {"answered_at": START + 1}, {"lease": "another"}):
-        assert asked.add_answer(given(number, key="k", **same)).result().repeated
+        assert asked.add_answer(new_answer(number, key="k", **same)).result().repeated
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        given(0, "incorrect", key="k"),
-        given(1, key="k"),
-        given(0, key="k", by="bert"),
-        given(0, key="k", comment="x"),
+        new_answer(0, "incorrect", key="k"),
+        new_answer(1, key="k"),
+        new_answer(0, key="k", by="bert"),
+        new_answer(0, key="k", comment="x"),
     ],
     ids=["verdict", "prediction", "annotator", "comment"],
 )
-def test_the_same_key_with_another_body_is_refused(asked, other):
-    asked.add_answer(given(0, key="k")).result()
+def test_same_key_with_another_body_raises(asked, other):
+    asked.add_answer(new_answer(0, key="k")).result()
     with pytest.raises(IdempotencyConflict, match="key 'k' was used for another answer"):
         asked.add_answer(other).result()
     assert [record.verdict for record in asked.list_feedback()] == ["correct"]
 
 
-def test_an_unknown_prediction_is_refused(store):
+def test_unknown_prediction_raises(store):
     with pytest.raises(UnknownPrediction, match="no prediction has the id"):
-        store.add_answer(given(9)).result()
+        store.add_answer(new_answer(9)).result()
 
 
-def test_an_answer_finds_a_prediction_that_is_still_being_written(store):
-    written = store.log_served_batch(served([7]))
-    answered = store.add_answer(given(7))
-    assert answered.result().prediction_id == name(7)
+def test_answer_finds_prediction_that_is_queued_before_it(store):
+    written = store.log_served_batch(served_batch([7]))
+    answered = store.add_answer(new_answer(7))
+    assert answered.result().prediction_id == prediction_id(7)
     assert written.done()
 
 
-def test_nobody_needs_to_have_asked(asked):
-    record = asked.add_answer(given(3)).result()
+def test_answer_without_question_is_stored(asked):
+    record = asked.add_answer(new_answer(3)).result()
     assert (record.uncertainty, record.selection_reason, record.status) == (None, None, "pending")
     (waiting,) = asked.pending_answers()
     assert (waiting.step, waiting.row, waiting.class_index, waiting.position) == (None, None, 3, 3)
 
 
 @pytest.mark.parametrize("verdict", ["yes", "Correct", "correct ", 1, True, None, ""])
-def test_a_verdict_is_one_of_three_words(verdict):
+def test_other_verdicts_raise(verdict):
     with pytest.raises(InputError, match=r"verdict is .*; allowed: 'correct', 'incorrect', 'skip'"):
-        given(0, verdict)
+        new_answer(0, verdict)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +155,21 @@ def test_a_verdict_is_one_of_three_words(verdict):
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_a_database_could_not_hold_is_refused_before(wrong):
+def test_values_that_a_database_cannot_hold_raise(wrong):
     with pytest.raises(InputError, match=next(iter(wrong)).removeprefix("idempotency_")):
-        given(0, **wrong)
+        new_answer(0, **wrong)
 
 
-def test_text_of_any_script_comes_back_as_it_was(asked):
+def test_text_of_any_script_is_read_back_unchanged(asked):
     odd = "שלום 👩‍🔬 ' \" ; -- \\ \n"
-    record = asked.add_answer(given(0, comment=odd, metadata={odd: [odd, "\0"]})).result()
+    record = asked.add_answer(new_answer(0, comment=odd, metadata={odd: [odd, "\0"]})).result()
     assert asked.find_feedback(record.id).comment == odd
     assert asked.find_feedback(record.id).metadata == {odd: [odd, "\0"]}
 
 
-def test_a_change_of_mind_replaces_an_answer_not_yet_learned(asked):
-    first = asked.add_answer(given(0)).result()
-    second = asked.add_answer(given(0, "incorrect")).result()
+def test_new_answer_replaces_pending_answer(asked):
+    first = asked.add_answer(new_answer(0)).result()
+    second = asked.add_answer(new_answer(0, "incorrect")).result()
     assert second.supersedes_id == first.id
     assert (asked.find_feedback(first.id).status, asked.find_feedback(first.id).standing) == (
         "superseded",
@@ -172,92 +178,92 @@ def test_a_change_of_mind_replaces_an_answer_not_yet_learned(asked):
     assert [one.feedback_id for one in asked.pending_answers()] == [second.id]
 
 
-def test_a_change_of_mind_leaves_what_was_learned(asked):
-    first = asked.add_answer(given(0)).result()
+def test_new_answer_leaves_learned_answer_applied(asked):
+    first = asked.add_answer(new_answer(0)).result()
     learn(asked, "1.1", first)
-    second = asked.add_answer(given(0, "incorrect")).result()
+    second = asked.add_answer(new_answer(0, "incorrect")).result()
     stored = asked.find_feedback(first.id)
     assert (stored.status, stored.applied_in_version, stored.standing) == ("applied", "1.1", False)
     assert (second.status, second.supersedes_id) == ("pending", first.id)
 
 
-def test_saying_the_same_again_is_learned_once(asked):
+def test_repeated_verdict_is_learned_once(asked):
     """A second press of the button has a key of its own."""
-    first = asked.add_answer(given(0)).result()
+    first = asked.add_answer(new_answer(0)).result()
     learn(asked, "1.1", first)
-    second = asked.add_answer(given(0, comment="really")).result()
+    second = asked.add_answer(new_answer(0, comment="really")).result()
     assert asked.claim_answers().result() == []
     old, new = asked.find_feedback(first.id), asked.find_feedback(second.id)
     assert (old.status, old.applied_in_version) == ("superseded", None)
     assert (new.status, new.applied_in_version, new.standing) == ("applied", "1.1", True)
 
 
-def test_saying_the_same_again_waits_for_the_step_that_learns_it(asked):
-    first = asked.add_answer(given(0)).result()
+def test_repeated_verdict_waits_while_the_first_is_claimed(asked):
+    first = asked.add_answer(new_answer(0)).result()
     asked.claim_answers().result()
-    second = asked.add_answer(given(0)).result()
+    second = asked.add_answer(new_answer(0)).result()
     assert asked.claim_answers().result() == []
     learn(asked, "1.1", first)
     assert asked.claim_answers().result() == []
     assert asked.find_feedback(second.id).applied_in_version == "1.1"
 
 
-def test_the_last_of_three_words_is_learned_and_overrules_the_one_before(asked):
+def test_last_of_three_verdicts_replaces_the_learned_one(asked):
     steps = {}
     for number, verdict in enumerate(["correct", "incorrect", "correct"], start=1):
-        record = asked.add_answer(given(0, verdict)).result()
+        record = asked.add_answer(new_answer(0, verdict)).result()
         (taken,) = asked.claim_answers().result()
         assert taken.feedback_id == record.id
         steps[number] = taken.replaces_answer
         learn(asked, f"1.{number}", record)
     assert steps == {1: False, 2: True, 3: True}
-    last = asked.add_answer(given(0, "correct")).result()
+    last = asked.add_answer(new_answer(0, "correct")).result()
     assert asked.claim_answers().result() == []  # the memory holds it
     assert asked.find_feedback(last.id).applied_in_version == "1.3"
 
 
-def test_a_change_of_mind_waits_for_the_step_that_learns_the_word_before(asked):
-    first = asked.add_answer(given(0)).result()
+def test_new_answer_waits_while_the_previous_one_is_claimed(asked):
+    first = asked.add_answer(new_answer(0)).result()
     asked.claim_answers().result()
-    asked.add_answer(given(0, "incorrect")).result()
+    asked.add_answer(new_answer(0, "incorrect")).result()
     assert asked.claim_answers().result() == []
     learn(asked, "1.1", first)
     (taken,) = asked.claim_answers().result()
     assert (taken.verdict, taken.replaces_answer) == ("incorrect", True)
 
 
-def test_a_change_of_mind_overrules_nobody_else(asked):
-    learn(asked, "1.1", asked.add_answer(given(0)).result())
-    asked.add_answer(given(0, "incorrect", by="bert")).result()
+def test_new_answer_does_not_replace_another_annotators_answer(asked):
+    learn(asked, "1.1", asked.add_answer(new_answer(0)).result())
+    asked.add_answer(new_answer(0, "incorrect", by="bert")).result()
     (taken,) = asked.claim_answers().result()
     assert not taken.replaces_answer
 
 
-def test_two_annotators_replace_nothing_of_each_other(asked):
-    asked.add_answer(given(0)).result()
-    second = asked.add_answer(given(0, "incorrect", by="bert")).result()
+def test_answers_of_two_annotators_both_stand(asked):
+    asked.add_answer(new_answer(0)).result()
+    second = asked.add_answer(new_answer(0, "incorrect", by="bert")).result()
     assert second.supersedes_id is None
     assert len(asked.pending_answers()) == 2
 
 
-def test_a_skip_is_stored_and_never_learned(asked):
-    record = asked.add_answer(given(0, "skip")).result()
+def test_skip_is_stored_and_never_learned(asked):
+    record = asked.add_answer(new_answer(0, "skip")).result()
     assert record.verdict == "skip"
     assert asked.pending_answers() == []
     assert asked.claim_answers().result() == []
     assert asked.counts().skipped == 1
-    assert asked.find_question(name(0)).status == "open"
+    assert asked.find_question(prediction_id(0)).status == "open"
 
 
-def test_undo_before_learning_takes_the_answer_out(asked):
-    record = asked.add_answer(given(0)).result()
-    assert asked.find_question(name(0)).status == "closed"
+def test_undo_before_learning_supersedes_the_answer(asked):
+    record = asked.add_answer(new_answer(0)).result()
+    assert asked.find_question(prediction_id(0)).status == "closed"
     undone = asked.undo_answer(record.id, by="anna").result()
     assert not undone.applied
     stored = asked.find_feedback(record.id)
     assert (stored.status, stored.undone) == ("superseded", True)
     assert asked.pending_answers() == []
-    assert asked.find_question(name(0)).status == "open"
+    assert asked.find_question(prediction_id(0)).status == "open"
     event = asked.events()[-1]
     assert (event.kind, event.body) == (
         "undone",
@@ -265,8 +271,8 @@ def test_undo_before_learning_takes_the_answer_out(asked):
     )
 
 
-def test_undo_after_learning_says_so_and_leaves_it(asked):
-    record = asked.add_answer(given(0)).result()
+def test_undo_after_learning_reports_applied_and_keeps_status(asked):
+    record = asked.add_answer(new_answer(0)).result()
     learn(asked, "1.1", record)
     undone = asked.undo_answer(record.id, by="anna").result()
     assert undone.applied
@@ -274,8 +280,8 @@ def test_undo_after_learning_says_so_and_leaves_it(asked):
     assert (stored.status, stored.undone) == ("applied", True)
 
 
-def test_undo_while_the_step_runs_says_that_it_is_applied(asked):
-    record = asked.add_answer(given(0)).result()
+def test_undo_of_claimed_answer_reports_applied(asked):
+    record = asked.add_answer(new_answer(0)).result()
     asked.claim_answers().result()
     undone = asked.undo_answer(record.id, by="anna").result()
     assert undone.applied
@@ -284,43 +290,43 @@ def test_undo_while_the_step_runs_says_that_it_is_applied(asked):
     assert asked.find_feedback(record.id).status == "applied"
 
 
-def test_undo_twice_is_undo_once(asked):
-    record = asked.add_answer(given(0)).result()
+def test_second_undo_changes_nothing(asked):
+    record = asked.add_answer(new_answer(0)).result()
     first = asked.undo_answer(record.id, by="anna").result()
     assert asked.undo_answer(record.id, by="anna").result() == first
     assert [event.kind for event in asked.events()].count("undone") == 1
 
 
-def test_undo_of_nothing_is_refused(store):
+def test_undo_of_unknown_answer_raises(store):
     with pytest.raises(UnknownFeedback, match="no feedback has the id 'x'"):
         store.undo_answer("x", by="anna").result()
 
 
-def test_after_an_undo_the_next_answer_replaces_nothing(asked):
-    record = asked.add_answer(given(0)).result()
+def test_answer_after_undo_supersedes_nothing(asked):
+    record = asked.add_answer(new_answer(0)).result()
     asked.undo_answer(record.id, by="anna").result()
-    assert asked.add_answer(given(0)).result().supersedes_id is None
+    assert asked.add_answer(new_answer(0)).result().supersedes_id is None
 
 
-def test_a_first_answer_to_an_expired_question_is_refused(asked, watch):
-    watch.move(3600)
+def test_first_answer_to_expired_question_raises(asked, clock):
+    clock.move(3600)
     with pytest.raises(QuestionExpired, match="expired before the answer came"):
-        asked.add_answer(given(0)).result()
+        asked.add_answer(new_answer(0)).result()
     asked.expire_questions().result()
     with pytest.raises(QuestionExpired, match="expired before the answer came"):
-        asked.add_answer(given(0)).result()
+        asked.add_answer(new_answer(0)).result()
     assert asked.list_feedback() == []
 
 
-def test_a_change_of_mind_is_never_too_late(asked, watch):
-    first = asked.add_answer(given(0)).result()
-    watch.move(7200)
-    assert asked.add_answer(given(0, "incorrect")).result().supersedes_id == first.id
+def test_replacing_answer_is_accepted_after_expiry(asked, clock):
+    first = asked.add_answer(new_answer(0)).result()
+    clock.move(7200)
+    assert asked.add_answer(new_answer(0, "incorrect")).result().supersedes_id == first.id
 
 
-def test_history_is_newest_first_and_goes_on_before_a_seq(asked):
-    records = [asked.add_answer(given(number)).result() for number in range(3)]
-    asked.add_answer(given(0, by="bert")).result()
+def test_list_feedback_is_newest_first_and_pages_by_seq(asked):
+    records = [asked.add_answer(new_answer(number)).result() for number in range(3)]
+    asked.add_answer(new_answer(0, by="bert")).result()
     newest = asked.list_feedback("anna", limit=2)
     assert [one.id for one in newest] == [records[2].id, records[1].id]
     rest = asked.list_feedback("anna", before=newest[-1].seq)
@@ -330,8 +336,8 @@ def test_history_is_newest_first_and_goes_on_before_a_seq(asked):
 
 def test_agreement_counts_pairs_on_the_same_prediction(asked):
     for number, theirs in enumerate(["correct", "incorrect", "skip"]):
-        asked.add_answer(given(number)).result()
-        asked.add_answer(given(number, theirs, by="bert")).result()
+        asked.add_answer(new_answer(number)).result()
+        asked.add_answer(new_answer(number, theirs, by="bert")).result()
     anna, bert = asked.count_by_annotator()
     assert (anna.annotator_id, anna.answered, anna.skipped) == ("anna", 3, 0)
     assert (bert.annotator_id, bert.answered, bert.skipped) == ("bert", 2, 1)

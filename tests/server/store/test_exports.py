@@ -11,19 +11,19 @@ from bitta.errors import SettingError
 from bitta.records import FeedbackRecord
 from bitta.server.store import reader
 from bitta.server.store.exports import COLUMNS, MEDIA_TYPES, export_records
-from server.store.made import given, name, question, served
+from server.store.factories import new_answer, new_question, prediction_id, served_batch
 
 
 @pytest.fixture
 def answered(store):
-    store.log_served_batch(served(range(3)))
-    store.add_questions([question(0, reason="audit")])
-    store.add_answer(given(0, by="anna@example.org", key="a", lead_time_ms=1500))
+    store.log_served_batch(served_batch(range(3)))
+    store.add_questions([new_question(0, reason="audit")])
+    store.add_answer(new_answer(0, by="anna@example.org", key="a", lead_time_ms=1500))
     store.add_answer(
-        given(0, "skip", by="bert", key="b", comment="=HYPERLINK(1)", metadata={"x": 1})
+        new_answer(0, "skip", by="bert", key="b", comment="=HYPERLINK(1)", metadata={"x": 1})
     )
-    store.add_answer(given(1, by="bert", key="c"))
-    store.add_answer(given(1, "incorrect", by="bert", key="d", comment='a "b",\nc')).result()
+    store.add_answer(new_answer(1, by="bert", key="c"))
+    store.add_answer(new_answer(1, "incorrect", by="bert", key="d", comment='a "b",\nc')).result()
     return store
 
 
@@ -48,7 +48,7 @@ def test_jsonl_has_every_field_of_every_answer(answered):
     assert rows[3]["supersedes_id"] == rows[2]["id"]
 
 
-def test_csv_is_read_back_and_no_cell_is_a_formula(answered):
+def test_csv_is_read_back_without_formulas(answered):
     rows = list(csv.DictReader(io.StringIO(written(answered, "csv"))))
     assert [row["idempotency_key"] for row in rows] == ["a", "b", "c", "d"]
     assert rows[1]["comment"] == "'=HYPERLINK(1)"
@@ -57,10 +57,10 @@ def test_csv_is_read_back_and_no_cell_is_a_formula(answered):
     assert (rows[0]["comment"], rows[2]["standing"]) == ("", "false")
 
 
-def test_label_studio_gets_a_task_for_each_prediction_with_standing_answers(answered):
+def test_labelstudio_has_a_task_per_prediction_with_standing_answers(answered):
     first, second = json.loads(written(answered, "labelstudio"))
-    assert first["data"]["prediction_id"] == name(0)
-    assert first["data"]["image"] == f"/v1/predictions/{name(0)}/image"
+    assert first["data"]["prediction_id"] == prediction_id(0)
+    assert first["data"]["image"] == f"/v1/predictions/{prediction_id(0)}/image"
     verdict, skip = first["annotations"]
     assert verdict["result"][0]["value"] == {"choices": ["correct"]}
     assert (verdict["was_cancelled"], verdict["lead_time"]) == (False, 1.5)
@@ -83,11 +83,11 @@ def test_label_studio_gets_a_task_for_each_prediction_with_standing_answers(answ
         ("a@b@example.org", None),
     ],
 )
-def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, completed_by):
+def test_labelstudio_names_annotators_by_the_names_of_their_keys(store, owner, completed_by):
     """Over HTTP an annotator is the id of a key."""
     key = store.keys.create("annotator", owner).record
-    store.log_served_batch(served(range(1)))
-    store.add_answer(given(0, by=key.id, key="a")).result()
+    store.log_served_batch(served_batch(range(1)))
+    store.add_answer(new_answer(0, by=key.id, key="a")).result()
     store.keys.revoke(key.id)
     (task,) = labelstudio_tasks(store)
     (annotation,) = task["annotations"]
@@ -98,10 +98,10 @@ def test_label_studio_knows_people_by_the_names_of_their_keys(store, owner, comp
     assert choice["meta"]["annotator_name"] == owner
 
 
-def test_label_studio_is_told_who_skipped(store):
+def test_labelstudio_lists_skips_in_the_metadata(store):
     key = store.keys.create("annotator", "Bert").record
-    store.log_served_batch(served(range(1)))
-    store.add_answer(given(0, "skip", by=key.id, key="a", comment="too dark")).result()
+    store.log_served_batch(served_batch(range(1)))
+    store.add_answer(new_answer(0, "skip", by=key.id, key="a", comment="too dark")).result()
     (task,) = labelstudio_tasks(store)
     assert task["annotations"][0]["result"] == []
     (said,) = task["meta"]["answers"]
@@ -110,18 +110,18 @@ def test_label_studio_is_told_who_skipped(store):
 
 
 @pytest.mark.parametrize(("form", "empty"), [("jsonl", ""), ("labelstudio", "[]\n")])
-def test_nothing_is_exported_as_nothing(store, form, empty):
+def test_export_without_answers_is_empty(store, form, empty):
     assert written(store, form) == empty
 
 
-def test_pages_of_an_export_join_without_gap(answered, monkeypatch):
+def test_export_reads_all_pages(answered, monkeypatch):
     whole = written(answered, "jsonl")
     for page in (1, 2, 3, 4):
         monkeypatch.setattr(reader, "_PAGE_ROWS", page)
         assert written(answered, "jsonl") == whole
 
 
-def test_other_formats_are_refused():
+def test_unknown_format_raises():
     assert set(MEDIA_TYPES) == {"jsonl", "csv", "labelstudio"}
     with pytest.raises(SettingError, match="unknown export format 'jsn'; did you mean 'jsonl'"):
         export_records("jsn", [])

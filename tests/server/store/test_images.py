@@ -7,13 +7,13 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.server.store import NewImage, StoreFull
-from bitta.server.store.images import ImageFiles
+from bitta.server.store.images import KeptImages
 
 CAT = NewImage(b"cat" * 100, (10, 10, 3), "uint8")
 NAME = sha256(CAT.content).hexdigest()
 
 
-def test_a_kept_image_is_read_back(store, reopen, tmp_path):
+def test_kept_image_is_read_back(store, reopen, tmp_path):
     (record,) = store.keep_images([CAT]).result()
     assert (record.sha256, record.n_bytes, record.shape, record.dtype) == (
         NAME,
@@ -27,13 +27,13 @@ def test_a_kept_image_is_read_back(store, reopen, tmp_path):
     assert store.find_image(NAME) == record
 
 
-def test_the_same_image_is_kept_once(store, watch):
+def test_same_image_is_kept_once(store, clock):
     (first,) = store.keep_images([CAT]).result()
-    watch.move(9)
+    clock.move(9)
     assert store.keep_images([CAT, CAT]).result() == [first, first]
 
 
-def test_a_deleted_image_is_gone_and_logged(store, tmp_path):
+def test_deleted_image_has_no_file_and_an_event(store, tmp_path):
     store.keep_images([CAT]).result()
     assert store.delete_image(NAME, by="olga").result() is True
     assert store.images.read(NAME) is None
@@ -43,7 +43,7 @@ def test_a_deleted_image_is_gone_and_logged(store, tmp_path):
     assert [path for path in (tmp_path / "images").rglob("*") if path.is_file()] == []
 
 
-def test_an_image_that_comes_again_after_deletion_is_kept_again(store):
+def test_deleted_image_can_be_kept_again(store):
     store.keep_images([CAT]).result()
     store.delete_image(NAME, by="olga").result()
     store.keep_images([CAT]).result()
@@ -51,7 +51,7 @@ def test_an_image_that_comes_again_after_deletion_is_kept_again(store):
     assert store.find_image(NAME).deleted_at is None
 
 
-def test_a_deletion_between_file_and_row_leaves_no_row_without_a_file(store):
+def test_deletion_between_file_and_row_keeps_the_file(store):
     store.keep_images([CAT]).result()
     removed, kept = store.delete_image(NAME, by="olga"), store.keep_images([CAT])
     assert removed.result()
@@ -60,7 +60,7 @@ def test_a_deletion_between_file_and_row_leaves_no_row_without_a_file(store):
     assert store.images.read(NAME) == CAT.content
 
 
-def test_a_restart_finishes_deletions_and_half_written_files(store, reopen, tmp_path):
+def test_restart_removes_deleted_and_half_written_files(store, reopen, tmp_path):
     store.keep_images([CAT]).result()
     store.delete_image(NAME, by="olga").result()
     path = store.images.path(NAME)
@@ -72,12 +72,12 @@ def test_a_restart_finishes_deletions_and_half_written_files(store, reopen, tmp_
 
 
 @pytest.mark.parametrize("wrong", ["../../etc/passwd", "", "A" * 64, "a" * 63, "a" * 64 + "\n"])
-def test_a_name_is_a_hash_and_no_path(tmp_path, wrong):
+def test_name_that_is_not_a_hash_raises(tmp_path, wrong):
     with pytest.raises(InputError, match="give the 64 hex digits"):
-        ImageFiles(tmp_path).read(wrong)
+        KeptImages(tmp_path).read(wrong)
 
 
-def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(store, monkeypatch):
+def test_files_are_written_before_later_changes(store, monkeypatch):
     order, keep = [], store.images.write
 
     def watched(contents):
@@ -90,7 +90,7 @@ def test_files_are_written_by_the_writer_and_before_whatever_is_stored_next(stor
     assert order[:2] == ["bitta-store", CAT.content]
 
 
-def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
+def test_full_disk_loses_the_image_only(store, monkeypatch):
     def full(_):
         raise StoreFull("no room")
 
@@ -101,7 +101,7 @@ def test_an_image_for_which_there_is_no_room_is_lost_alone(store, monkeypatch):
     assert store.find_image(NAME) is None
 
 
-def test_images_that_are_not_kept_are_told_once_and_counted(store, monkeypatch, caplog):
+def test_lost_images_are_logged_once_and_counted(store, monkeypatch, caplog):
     def full(_):
         raise StoreFull("no room")
 

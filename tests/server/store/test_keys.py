@@ -5,7 +5,7 @@ import pytest
 from bitta.errors import InputError
 
 
-def test_a_token_is_verified_and_never_stored(store, tmp_path):
+def test_token_is_verified_and_never_stored(store, tmp_path):
     made = store.keys.create("annotator", "Anna")
     assert made.token.startswith("bitta_")
     assert len(made.token) == len("bitta_") + 43  # 256 bits, 6 per character
@@ -31,12 +31,12 @@ def _read(path):
         lambda _: "é\ud800\0",
     ],
 )
-def test_nothing_but_the_token_is_accepted(store, change):
+def test_changed_token_is_refused(store, change):
     made = store.keys.create("annotator", "Anna")
     assert store.keys.verify(change(made.token)) is None
 
 
-def test_a_revoked_key_is_refused_at_once_and_still_listed(store, watch):
+def test_revoked_key_is_refused_at_once_and_still_listed(store, clock):
     kept, ended = store.keys.create("client", "a"), store.keys.create("client", "b")
     assert store.keys.verify(ended.token)
     assert store.keys.revoke(ended.record.id) is True
@@ -44,26 +44,26 @@ def test_a_revoked_key_is_refused_at_once_and_still_listed(store, watch):
     assert store.keys.verify(kept.token)
     assert store.keys.revoke(ended.record.id) is False
     assert store.keys.revoke("unknown") is False
-    assert {key.name: key.revoked_at for key in store.keys.list()} == {"a": None, "b": watch.at}
+    assert {key.name: key.revoked_at for key in store.keys.list()} == {"a": None, "b": clock.at}
 
 
-def test_a_key_revoked_by_another_process_is_refused_within_a_second(store, watch):
+def test_key_revoked_by_another_process_is_refused_within_a_second(store, clock):
     made = store.keys.create("client", "a")
     assert store.keys.verify(made.token)
     store.submit(
         lambda connection: connection.exec_driver_sql("UPDATE keys SET revoked_at = 1")
     ).result()
-    watch.move(1)
+    clock.move(1)
     assert store.keys.verify(made.token) is None
 
 
 @pytest.mark.parametrize("wrong", ["admin", "Client", "", None])
-def test_roles_are_three(store, wrong):
+def test_unknown_role_raises(store, wrong):
     with pytest.raises(InputError, match="allowed: 'client', 'annotator', 'operator'"):
         store.keys.create(wrong, "x")
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a\ttab", "bell\a", ""])
-def test_a_name_stands_in_one_line(store, name):
+def test_name_with_unprintable_characters_raises(store, name):
     with pytest.raises(InputError, match="name "):
         store.keys.create("client", name)

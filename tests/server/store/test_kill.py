@@ -1,48 +1,52 @@
-"""A process that is killed at any moment loses no answer that it acknowledged."""
+"""Test that a process killed at a random time loses no acknowledged answer."""
 
 import multiprocessing
 import random
 import time
 
 from bitta.server.store import Store
-from server.store.answering import answer_until_killed
-from server.store.made import given
+from server.store.factories import new_answer
+from server.store.killed_process import answer_until_killed
 
 ROUNDS = 10
-ROOM = 1_000_000
-"""Numbers of predictions that a round may use."""
+ROUND_SIZE = 1_000_000
+"""Range of prediction numbers of one round."""
 
 
-def killed(url, folder, first, seconds):
-    """Let a process answer for a while after its first answers; the numbers it acknowledged."""
+def answer_and_kill(url, folder, first, seconds):
+    """Kill a process some seconds after its first answers. Return the acknowledged numbers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bitta.server.store"])
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=answer_until_killed, args=(url, str(folder), first, there))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=answer_until_killed, args=(url, str(folder), first, sender))
     process.start()
-    there.close()
-    told = [here.recv() for _ in range(3)]
+    sender.close()
+    acknowledged = [receiver.recv() for _ in range(3)]
     time.sleep(seconds)
     process.kill()
     process.join()
     try:
         while True:
-            told.append(here.recv())
+            acknowledged.append(receiver.recv())
     except (EOFError, OSError):
-        here.close()
-    return told
+        receiver.close()
+    return acknowledged
 
 
-def test_every_acknowledged_answer_is_there_exactly_once(url, tmp_path):
-    chance = random.Random(0)
-    told = []
+def test_killed_process_keeps_every_acknowledged_answer_once(url, tmp_path):
+    rng = random.Random(0)
+    acknowledged = []
     for number in range(ROUNDS):
-        told += killed(url, tmp_path, number * ROOM, chance.uniform(0, 0.25))
+        acknowledged += answer_and_kill(url, tmp_path, number * ROUND_SIZE, rng.uniform(0, 0.25))
         with Store.open(url, tmp_path) as store:
             stored = [record.idempotency_key for record in store.all_feedback()]
             assert len(stored) == len(set(stored))
-            assert {f"k{one}" for one in told} <= set(stored)
-            assert store.add_answer(given(told[-1], key=f"k{told[-1]}")).result().repeated
+            assert {f"k{one}" for one in acknowledged} <= set(stored)
+            assert (
+                store.add_answer(new_answer(acknowledged[-1], key=f"k{acknowledged[-1]}"))
+                .result()
+                .repeated
+            )
     with Store.open(url, tmp_path) as store:
         learned_in_log = [
             one

@@ -24,7 +24,7 @@ _TEMPORARY_ERRORS = {EMFILE, ENFILE, ENOMEM}
 """Errors of reading that do not mean that the file is damaged."""
 
 
-class ImageFiles:
+class KeptImages:
     """Folder of files `ab/cd/abcd...`. A file under its final name is complete and durable."""
 
     def __init__(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ from bitta.records import FeedbackReceipt, UndoReceipt
 from bitta.server.store import answers, questions, versions
 from bitta.server.store.connection import Database, is_missing
 from bitta.server.store.errors import StoreUnavailable
-from bitta.server.store.images import ImageFiles, add_images, image_name, mark_image_deleted
+from bitta.server.store.images import KeptImages, add_images, image_name, mark_image_deleted
 from bitta.server.store.keys import ApiKeys
 from bitta.server.store.reader import StoreReader
 from bitta.server.store.records import (
@@ -49,7 +49,7 @@ class Store(StoreReader):
     go through one writing thread. The reads of `StoreReader` use other connections.
     """
 
-    images: ImageFiles
+    images: KeptImages
     """Files of images. Read them here; write them with `keep_images`."""
     keys: ApiKeys
 
@@ -58,7 +58,7 @@ class Store(StoreReader):
         self._database = database
         self._clock = clock
         self._writer = Writer(database.writer)
-        self.images = ImageFiles(database.folder / "images")
+        self.images = KeptImages(database.folder / "images")
         self.keys = ApiKeys(database.reader, self.submit, clock)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the tests of the store are made of."""
+"""Clock, records and databases for tests of the store."""
 
 import os
 import uuid
@@ -12,8 +12,8 @@ SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
 
 
-class Watch:
-    """A clock that stands still unless it is moved."""
+class ManualClock:
+    """Clock that moves only when `move` is called."""
 
     def __init__(self):
         self.at = START
@@ -25,16 +25,16 @@ class Watch:
         self.at += round(seconds * SECOND)
 
 
-def name(number):
-    """The id of a made prediction."""
+def prediction_id(number):
+    """Return the id of prediction `number`."""
     return f"P{number:025d}"
 
 
-def served(numbers, version="1.0"):
-    """A batch of predictions; number n has class n mod 10."""
-    made = [
+def served_batch(numbers, version="1.0"):
+    """Return a batch of predictions. Prediction n has class n mod 10."""
+    predictions = [
         NewPrediction(
-            id=name(number),
+            id=prediction_id(number),
             position=number,
             request_id=f"r{number}",
             input_sha256=f"{number:064x}",
@@ -45,30 +45,32 @@ def served(numbers, version="1.0"):
         )
         for number in numbers
     ]
-    return ServedBatch("model", version, made)
+    return ServedBatch("model", version, predictions)
 
 
-def question(number, *, step=0, uncertainty=0.5, reason="uncertain", seconds=3600, overlap=1):
-    """A question about prediction `number`."""
+def new_question(number, *, step=0, uncertainty=0.5, reason="uncertain", seconds=3600, overlap=1):
+    """Return a question about prediction `number`."""
     expires_at = START + round(seconds * SECOND)
-    return NewQuestion(name(number), step, number, uncertainty, reason, expires_at, overlap)
+    return NewQuestion(
+        prediction_id(number), step, number, uncertainty, reason, expires_at, overlap
+    )
 
 
-def given(number, verdict="correct", *, by="anna", key=None, **more):
-    """An answer to prediction `number`; its key is new unless it is given."""
-    return NewAnswer(name(number), verdict, by, key or uuid.uuid4().hex, **more)
+def new_answer(number, verdict="correct", *, by="anna", key=None, **more):
+    """Return an answer to prediction `number`, with a new key by default."""
+    return NewAnswer(prediction_id(number), verdict, by, key or uuid.uuid4().hex, **more)
 
 
-def snapshot(number, version, reason="interval"):
-    """Snapshot `number`."""
+def new_snapshot(number, version, reason="interval"):
+    """Return snapshot `number`."""
     return NewSnapshot(
         f"S{number:025d}", version, f"snapshots/{number}.safetensors", "a" * 64, "b" * 64, reason
     )
 
 
 @contextmanager
-def database(kind):
-    """The address of an empty database, for as long as it is needed."""
+def temporary_database(kind):
+    """Yield the address of an empty database, which is dropped afterwards."""
     if kind == "sqlite":
         yield None
         return

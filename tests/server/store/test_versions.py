@@ -1,18 +1,18 @@
-"""What was learned, from which answers, and what a restart has to learn again."""
+"""Tests of learned steps, snapshots, rollbacks and restarts."""
 
 import pytest
 
 from bitta.errors import InputError
 from bitta.server.store import LearnedStep, Rollback, UnknownSnapshot
-from server.store.made import given, served, snapshot
+from server.store.factories import new_answer, new_snapshot, served_batch
 
 
 @pytest.fixture
 def answered(store):
     """Predictions 0 to 5, each answered once, in this order."""
-    store.log_served_batch(served(range(6)))
+    store.log_served_batch(served_batch(range(6)))
     for number in range(6):
-        store.add_answer(given(number, key=f"k{number}")).result()
+        store.add_answer(new_answer(number, key=f"k{number}")).result()
     return store
 
 
@@ -26,7 +26,7 @@ def learn(store, version, answers):
     ).result()
 
 
-def test_a_step_and_the_answers_it_used_are_one_change(answered):
+def test_learned_step_and_its_answers_are_one_change(answered):
     taken = answered.claim_answers(2).result()
     assert ids(taken) == [0, 1]
     learn(answered, "1.1", taken)
@@ -45,51 +45,51 @@ def test_a_step_and_the_answers_it_used_are_one_change(answered):
     }
 
 
-def test_a_step_whose_commit_was_not_heard_of_is_logged_once(answered):
+def test_step_that_is_logged_twice_is_stored_once(answered):
     taken = answered.claim_answers(2).result()
     learn(answered, "1.1", taken)
     learn(answered, "1.1", taken)
     assert len(answered.events(kinds=["learned"])) == 1
 
 
-def test_a_step_made_again_after_a_restart_is_logged_again(answered):
-    answered.add_snapshot(snapshot(0, "1.0")).result()
+def test_step_repeated_after_a_restart_is_logged_again(answered):
+    answered.add_snapshot(new_snapshot(0, "1.0")).result()
     learn(answered, "1.1", answered.claim_answers(2).result())
     assert len(answered.log_restart(f"S{0:025d}").result().pending_again) == 2
     learn(answered, "1.1", answered.claim_answers().result())
     assert [len(event.body["answers"]) for event in answered.events(kinds=["learned"])] == [2, 6]
 
 
-def test_a_loss_that_is_no_number_is_logged_as_none(store):
+def test_loss_that_is_not_finite_is_logged_as_null(store):
     losses = {"a": float("nan"), "b": float("inf"), "c": None}
     store.log_learned_step(LearnedStep("1.1", [], losses, 0.1)).result()
     assert store.events()[-1].body["losses"] == {"a": None, "b": None, "c": None}
 
 
-def test_no_answer_is_taken_twice(answered):
+def test_answer_is_claimed_once(answered):
     assert ids(answered.claim_answers(4).result()) == [0, 1, 2, 3]
     assert ids(answered.claim_answers().result()) == [4, 5]
     assert answered.claim_answers().result() == []
     assert answered.counts().pending == 6
 
 
-def test_released_answers_are_pending_again_but_not_those_undone(answered):
+def test_released_answers_are_pending_unless_undone_or_replaced(answered):
     taken = answered.claim_answers().result()
     answered.undo_answer(taken[0].feedback_id, by="anna").result()
-    answered.add_answer(given(1, "incorrect")).result()
+    answered.add_answer(new_answer(1, "incorrect")).result()
     answered.release_answers([one.feedback_id for one in taken]).result()
     assert ids(answered.pending_answers()) == [2, 3, 4, 5, 1]
     assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
     assert answered.find_feedback(taken[1].feedback_id).status == "superseded"
 
 
-def test_all_that_is_claimed_can_be_given_back(answered):
+def test_release_all_makes_claimed_answers_pending(answered):
     answered.claim_answers(4).result()
     answered.release_all_answers().result()
     assert ids(answered.pending_answers()) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_restart_forgets_what_was_claimed(answered, reopen):
+def test_restart_releases_claimed_answers(answered, reopen):
     taken = answered.claim_answers(3).result()
     answered.undo_answer(taken[0].feedback_id, by="anna").result()
     store = reopen()
@@ -97,7 +97,7 @@ def test_a_restart_forgets_what_was_claimed(answered, reopen):
     assert store.find_feedback(taken[0].feedback_id).status == "superseded"
 
 
-def test_an_answer_that_cannot_be_used_is_said_to_be_expired(answered):
+def test_expired_answer_is_not_pending(answered):
     first = answered.pending_answers()[0].feedback_id
     answered.expire_answers([first], "its image was deleted").result()
     assert answered.find_feedback(first).status == "expired"
@@ -109,8 +109,8 @@ def test_an_answer_that_cannot_be_used_is_said_to_be_expired(answered):
 
 
 def test_snapshots_are_listed_until_dropped(store):
-    first = store.add_snapshot(snapshot(1, "1.0", "source")).result()
-    second = store.add_snapshot(snapshot(2, "1.40")).result()
+    first = store.add_snapshot(new_snapshot(1, "1.0", "source")).result()
+    second = store.add_snapshot(new_snapshot(2, "1.40")).result()
     assert (second.lineage, second.step, second.path) == (1, 40, "snapshots/2.safetensors")
     assert store.newest_snapshot() == second
     assert store.snapshots() == [first, second]
@@ -121,10 +121,10 @@ def test_snapshots_are_listed_until_dropped(store):
     assert len(store.snapshots(include_dropped=True)) == 2
 
 
-def test_recovery_learns_again_what_came_after_the_snapshot(answered):
-    """Of 0 to 5: 0 and 1 are in the snapshot, 2 and 3 were learned after it, 4 and 5 never."""
+def test_restart_makes_answers_after_the_snapshot_pending(answered):
+    """The snapshot holds answers 0 and 1. Answers 2 and 3 were learned after it, 4 and 5 never."""
     learn(answered, "1.1", answered.claim_answers(2).result())
-    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    kept = answered.add_snapshot(new_snapshot(1, "1.1")).result()
     learn(answered, "1.2", answered.claim_answers(2).result())
     assert ids(answered.answers_applied_after(kept)) == [2, 3]
     recovered = answered.log_restart(kept.id, {"threads": 2}).result()
@@ -144,18 +144,18 @@ def test_recovery_learns_again_what_came_after_the_snapshot(answered):
     assert again.pending_again == ()
 
 
-def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_later_ones(answered):
-    """As when newer files are damaged: 0 is in 1.1, 1 in 2.2 after a crash, 2 in 3.3 after another.
+def test_restart_from_earlier_lineage_repeats_later_lineages_of_restarts(answered):
+    """Version 1.1 learned answer 0; 2.2, after a crash, answer 1; 3.3, after another, answer 2.
 
-    What was learned in 4.2, and gone back from, is not learned again.
+    A rollback left version 4.2, so its answer is not learned again.
     """
     learn(answered, "1.1", answered.claim_answers(1).result())
-    oldest = kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    oldest = kept = answered.add_snapshot(new_snapshot(1, "1.1")).result()
     for lineage in (2, 3):
         assert answered.log_restart(kept.id, lineage=lineage).result().pending_again == ()
         version = f"{lineage}.{kept.step + 1}"
         learn(answered, version, answered.claim_answers(1).result())
-        kept = answered.add_snapshot(snapshot(lineage, version)).result()
+        kept = answered.add_snapshot(new_snapshot(lineage, version)).result()
     recovered = answered.log_restart(oldest.id, lineage=4).result()
     assert [answered.find_feedback(one).idempotency_key for one in recovered.pending_again] == [
         "k1",
@@ -165,34 +165,36 @@ def test_recovery_from_an_earlier_lineage_learns_again_what_restarts_put_into_la
     learn(answered, "4.2", answered.claim_answers(1).result())
     answered.log_rollback(
         Rollback(
-            oldest.id, snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
+            oldest.id, new_snapshot(9, "5.1", "rollback"), from_version="4.2", reason="?", by="olga"
         )
     ).result()
     assert answered.log_restart(oldest.id).result().pending_again == ()
 
 
-@pytest.mark.parametrize("what", ["damaged", "missing"])
-def test_recovery_past_a_rollback_whose_file_is_lost_learns_again_what_came_after(answered, what):
-    """0 and 1 are in 1.1 and 1.2, 2 in 1.3 and gone back from, to 1.2; 3 is in 2.3."""
-    oldest = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
+@pytest.mark.parametrize("snapshot_file", ["damaged", "missing"])
+def test_restart_before_a_lost_rollback_snapshot_repeats_later_answers(answered, snapshot_file):
+    """Versions 1.1 to 1.3 learned answers 0 to 2. After a rollback to 1.2, 2.3 learned answer 3."""
+    oldest = answered.add_snapshot(new_snapshot(1, "1.0", "source")).result()
     for version in ("1.1", "1.2", "1.3"):
         learn(answered, version, answered.claim_answers(1).result())
         if version == "1.2":
-            kept = answered.add_snapshot(snapshot(2, version)).result()
+            kept = answered.add_snapshot(new_snapshot(2, version)).result()
     answered.log_rollback(
-        Rollback(kept.id, snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga")
+        Rollback(
+            kept.id, new_snapshot(3, "2.2", "rollback"), from_version="1.3", reason="?", by="olga"
+        )
     ).result()
     learn(answered, "2.3", answered.claim_answers(1).result())
-    if what == "missing":
-        answered.drop_snapshots([snapshot(3, "2.2").id], must=True).result()
+    if snapshot_file == "missing":
+        answered.drop_snapshots([new_snapshot(3, "2.2").id], must=True).result()
     recovered = answered.log_restart(oldest.id, lineage=3).result()
     keys = [answered.find_feedback(one).idempotency_key for one in recovered.pending_again]
     assert keys == ["k0", "k1", "k3"]
     assert ids(answered.pending_answers()) == [0, 1, 3, 4, 5]
 
 
-def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
-    kept = answered.add_snapshot(snapshot(1, "1.0")).result()
+def test_restart_leaves_undone_answers_superseded(answered):
+    kept = answered.add_snapshot(new_snapshot(1, "1.0")).result()
     taken = answered.claim_answers(2).result()
     learn(answered, "1.1", taken)
     answered.undo_answer(taken[0].feedback_id, by="anna").result()
@@ -200,21 +202,21 @@ def test_recovery_leaves_out_what_was_undone_meanwhile(answered):
     assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
 
 
-def test_a_snapshot_recorded_late_still_knows_what_it_holds(answered):
-    """Its file was written while a further step was made and logged."""
+def test_snapshot_recorded_after_a_later_step_excludes_that_step(answered):
+    """The file of the snapshot was written while the next step was logged."""
     learn(answered, "1.1", answered.claim_answers(1).result())
     learn(answered, "1.2", answered.claim_answers(1).result())
-    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    kept = answered.add_snapshot(new_snapshot(1, "1.1")).result()
     assert ids(answered.answers_applied_after(kept)) == [1]
 
 
-def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
-    source = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
+def test_rollback_begins_a_lineage_and_deletes_nothing(answered):
+    source = answered.add_snapshot(new_snapshot(1, "1.0", "source")).result()
     learn(answered, "1.1", answered.claim_answers(1).result())
     back = answered.log_rollback(
         Rollback(
             source.id,
-            snapshot(2, "2.0", "rollback"),
+            new_snapshot(2, "2.0", "rollback"),
             from_version="1.1",
             reason="collapse",
             by="guard",
@@ -235,16 +237,16 @@ def test_a_rollback_begins_a_lineage_and_deletes_nothing(answered):
     assert answered.counts().applied == 1
 
 
-def test_going_back_after_a_failure_lets_what_was_learned_since_pend_again(answered):
-    """Of 0 to 5: 0 is in the snapshot, 1 was learned after it, 2 was in the step that failed."""
+def test_rollback_with_repeats_answers_makes_later_answers_pending(answered):
+    """The snapshot holds answer 0. Answer 1 was learned after it, and 2 was in the failed step."""
     learn(answered, "1.1", answered.claim_answers(1).result())
-    kept = answered.add_snapshot(snapshot(1, "1.1")).result()
+    kept = answered.add_snapshot(new_snapshot(1, "1.1")).result()
     learn(answered, "1.2", answered.claim_answers(1).result())
     answered.claim_answers(1).result()
     answered.log_rollback(
         Rollback(
             kept.id,
-            snapshot(2, "2.1", "rollback"),
+            new_snapshot(2, "2.1", "rollback"),
             from_version="1.2",
             reason="out of memory",
             by="guard",
@@ -258,36 +260,36 @@ def test_going_back_after_a_failure_lets_what_was_learned_since_pend_again(answe
     ]
 
 
-def test_a_snapshot_that_was_dropped_begins_no_lineage(answered):
-    """A rollback whose reply was lost: its file is gone, and the old lineage goes on."""
-    source = answered.add_snapshot(snapshot(1, "1.0", "source")).result()
+def test_dropped_rollback_snapshot_begins_no_lineage(answered):
+    """The reply to the rollback was lost: its file is removed, and the old lineage continues."""
+    source = answered.add_snapshot(new_snapshot(1, "1.0", "source")).result()
     first, *_ = taken = answered.claim_answers().result()
     learn(answered, "1.1", taken)
     answered.log_rollback(
         Rollback(
-            source.id, snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
+            source.id, new_snapshot(2, "2.0", "rollback"), from_version="1.1", reason="?", by="olga"
         )
     ).result()
-    answered.drop_snapshots([snapshot(2, "2.0").id], must=True).result()
-    answered.add_answer(given(0)).result()
+    answered.drop_snapshots([new_snapshot(2, "2.0").id], must=True).result()
+    answered.add_answer(new_answer(0)).result()
     assert answered.claim_answers().result() == []
     assert answered.find_feedback(first.feedback_id).status == "superseded"
 
 
-def test_unknown_snapshots_and_versions_are_refused(store):
+def test_unknown_snapshot_and_malformed_version_raise(store):
     with pytest.raises(UnknownSnapshot, match="no snapshot has the id 'x'"):
         store.log_restart("x").result()
     with pytest.raises(InputError, match=r"version is '1'; give LINEAGE\.STEP"):
-        store.add_snapshot(snapshot(1, "1")).result()
+        store.add_snapshot(new_snapshot(1, "1")).result()
 
 
-def test_answers_after_an_event_are_listed_whatever_became_of_them(answered):
+def test_answers_after_an_event_include_undone_ones(answered):
     middle = answered.list_feedback()[3].seq
     answered.undo_answer(answered.list_feedback()[0].id, by="anna").result()
     assert ids(answered.answers_after(middle)) == [3, 4, 5]
 
 
-def test_any_event_goes_into_the_same_order(store):
+def test_events_of_any_kind_share_one_order(store):
     first = store.log_event("paused", {"by": "olga", "reason": "lunch"}).result()
     second = store.log_event("resumed", {"by": "olga"}).result()
     assert first < second == store.last_seq()

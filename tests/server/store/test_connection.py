@@ -1,4 +1,4 @@
-"""Opening: who may, what is made, what is refused."""
+"""Tests of opening a store: ownership, migration, and refused databases."""
 
 import sqlite3
 
@@ -11,10 +11,10 @@ from bitta.errors import SettingError
 from bitta.server.store import NewerSchema, Store, StoreError, StoreInUse, connection, versions
 from bitta.server.store.connection import SCHEMA_VERSION, SCHEMA_VERSION_TABLE
 from bitta.server.store.schema import metadata
-from server.store.made import Watch
+from server.store.factories import ManualClock
 
 
-def test_migrations_give_the_tables_that_the_code_means(store):
+def test_migrations_create_the_tables_of_the_schema(store):
     with store._database.reader.begin() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": SCHEMA_VERSION_TABLE}
@@ -23,13 +23,13 @@ def test_migrations_give_the_tables_that_the_code_means(store):
         assert context.get_current_revision() == SCHEMA_VERSION
 
 
-def test_what_was_stored_is_there_after_opening_again(store, reopen):
+def test_reopened_store_has_its_data(store, reopen):
     seq = store.log_event("x", {"a": [1, None, "é"]}).result()
     (event,) = reopen().events()
     assert (event.seq, event.kind, event.body) == (seq, "x", {"a": [1, None, "é"]})
 
 
-def test_sqlite_writes_safely(tmp_path):
+def test_sqlite_settings_are_durable(tmp_path):
     with Store.open(None, tmp_path) as store, store._database.writer.begin() as connection:
         read = connection.exec_driver_sql
         assert read("PRAGMA journal_mode").scalar() == "wal"
@@ -38,7 +38,7 @@ def test_sqlite_writes_safely(tmp_path):
         assert read("PRAGMA busy_timeout").scalar() == 5000
 
 
-def test_a_transaction_that_writes_is_alone_from_its_beginning(tmp_path):
+def test_write_transaction_locks_sqlite_from_its_begin(tmp_path):
     other = sqlite3.connect(tmp_path / "bitta.db", timeout=0, isolation_level=None)
     with Store.open(None, tmp_path) as store:
         with store._database.writer.begin() as connection:
@@ -52,7 +52,7 @@ def test_a_transaction_that_writes_is_alone_from_its_beginning(tmp_path):
     other.close()
 
 
-def test_reading_connections_cannot_write(store):
+def test_reading_connection_cannot_write(store):
     with (
         pytest.raises(sa.exc.DBAPIError, match=r"readonly|read-only"),
         store._database.reader.begin() as connection,
@@ -60,38 +60,38 @@ def test_reading_connections_cannot_write(store):
         connection.exec_driver_sql("DELETE FROM events")
 
 
-def test_a_folder_has_one_owner(store, url, tmp_path):
+def test_second_owner_of_a_folder_is_refused(store, url, tmp_path):
     with pytest.raises(StoreInUse, match=r"belongs to a running bitta server \(process \d+\)"):
         Store.open(url, tmp_path)
     store.log_event("x", {}).result()
 
 
-def test_a_database_has_one_owner_wherever_its_folder_is(kind, store, url, tmp_path, monkeypatch):
+def test_second_owner_of_a_postgres_database_is_refused(kind, store, url, tmp_path, monkeypatch):
     if kind == "sqlite":
-        pytest.skip("of a database apart from its folder; set BITTA_TEST_POSTGRES")
+        pytest.skip("SQLite databases are locked by their folder")
     monkeypatch.setattr(connection, "OWNER_LOCK_TIMEOUT", "100ms")
     with pytest.raises(StoreError, match="the database belongs to a running bitta server"):
         Store.open(url, tmp_path / "other")
     store.log_event("x", {}).result()
 
 
-def test_a_visitor_reads_and_makes_keys_beside_the_owner(store, url, tmp_path, watch):
+def test_shared_store_reads_and_creates_keys_beside_the_owner(store, url, tmp_path, clock):
     store.log_event("x", {}).result()
-    with Store.open(url, tmp_path, clock=watch, exclusive=False) as visitor:
-        token = visitor.keys.create("client", "made beside").token
-        assert len(visitor.events()) == 1
-    assert store.keys.verify(token).name == "made beside"
+    with Store.open(url, tmp_path, clock=clock, exclusive=False) as shared:
+        token = shared.keys.create("client", "created beside").token
+        assert len(shared.events()) == 1
+    assert store.keys.verify(token).name == "created beside"
     store.log_event("y", {}).result()
 
 
-def test_a_visitor_may_be_the_first(url, tmp_path):
-    with Store.open(url, tmp_path, exclusive=False) as visitor:
-        visitor.keys.create("operator", "first")
+def test_shared_store_may_create_the_database(url, tmp_path):
+    with Store.open(url, tmp_path, exclusive=False) as shared:
+        shared.keys.create("operator", "first")
     with Store.open(url, tmp_path) as store:
         assert [key.name for key in store.keys.list()] == ["first"]
 
 
-def test_a_newer_schema_is_refused_in_a_sentence(store, url, tmp_path, reopen):
+def test_newer_schema_is_refused(store, url, tmp_path, reopen):
     store.submit(
         lambda connection: connection.exec_driver_sql(
             f"UPDATE {SCHEMA_VERSION_TABLE} SET version_num = '9999'"
@@ -100,25 +100,25 @@ def test_a_newer_schema_is_refused_in_a_sentence(store, url, tmp_path, reopen):
     store.close()
     with pytest.raises(NewerSchema, match=r"has the schema '9999', which bitta .* does not know"):
         Store.open(url, tmp_path)
-    with pytest.raises(NewerSchema):  # the folder was let go
+    with pytest.raises(NewerSchema):  # the folder is unlocked
         Store.open(url, tmp_path)
 
 
-def test_tables_of_another_program_are_left_alone(tmp_path):
+def test_tables_of_another_program_are_refused(tmp_path):
     with sqlite3.connect(tmp_path / "bitta.db") as other:
         other.execute("CREATE TABLE events (mine TEXT)")
     with pytest.raises(StoreError, match=r"holds tables of another program \(events\)"):
         Store.open(None, tmp_path)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path):
+def test_file_that_is_not_a_database_is_refused(tmp_path):
     (tmp_path / "bitta.db").write_bytes(b"not a database, but long enough to look" * 100)
     with pytest.raises(StoreError, match=r"cannot be opened: .*file is not a database"):
         Store.open(None, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
+    ("address", "message"),
     [
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
@@ -126,39 +126,39 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
         ("what is this hidden", "cannot be parsed"),
     ],
 )
-def test_other_addresses_are_refused(tmp_path, address, says):
-    with pytest.raises(SettingError, match=says) as refused:
+def test_unsupported_address_is_refused_without_its_password(tmp_path, address, message):
+    with pytest.raises(SettingError, match=message) as refused:
         Store.open(address, tmp_path)
     assert "hidden" not in str(refused.value)
 
 
-def test_a_database_that_is_not_there_is_said_so_without_its_password(tmp_path):
+def test_missing_database_is_refused_without_its_password(tmp_path):
     address = f"postgresql://me:hidden@/x?host={tmp_path}"
     with pytest.raises(StoreError, match="cannot be") as refused:
         Store.open(address, tmp_path)
     assert "hidden" not in str(refused.value)
 
 
-def test_an_address_of_a_file_is_taken(tmp_path):
-    place = tmp_path / "elsewhere.db"
-    with Store.open(f"sqlite:///{place}", tmp_path / "folder", clock=Watch()) as store:
+def test_sqlite_address_outside_the_folder_is_used(tmp_path):
+    path = tmp_path / "elsewhere.db"
+    with Store.open(f"sqlite:///{path}", tmp_path / "folder", clock=ManualClock()) as store:
         store.log_event("x", {}).result()
-    assert place.exists()
+    assert path.exists()
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path, alone):
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_unusable_folder_is_refused(tmp_path, exclusive):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the data folder .* cannot be used"):
-        Store.open(None, tmp_path / "file" / "data", exclusive=alone)
+        Store.open(None, tmp_path / "file" / "data", exclusive=exclusive)
 
 
-def test_what_cannot_be_begun_is_let_go(url, tmp_path, monkeypatch):
+def test_failed_opening_releases_the_folder(url, tmp_path, monkeypatch):
     def fail(_):
-        raise KeyError("mine")
+        raise KeyError("failure")
 
     with monkeypatch.context() as patch:
         patch.setattr(versions, "release_all_answers", fail)
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match="failure"):
             Store.open(url, tmp_path)
     Store.open(url, tmp_path).close()
