@@ -1,4 +1,4 @@
-"""The servers that `load_server.py` and `time_restart.py` start, and the requests they are sent."""
+"""Servers and requests of `load_server.py` and `time_restart.py`."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ from bitta.streams import embedded_pack
 
 MODEL = "embedded:cifar10-resnet8"
 NAME = "cifar10-resnet8"
-PICTURES = 512
+N_IMAGES = 512
 BARE = f"""
 import sys
 import numpy, torch, uvicorn
@@ -57,8 +57,8 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
-    """One that runs, and the requests that it is sent in turn."""
+class LoadedServer:
+    """A running server and the requests that it is sent."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -68,20 +68,20 @@ class Server:
     keys: dict[str, str]
     data_dir: Path
 
-    def ask(self, path: str, given: object = None, *, method: str | None = None) -> Any:
-        """The answer to an operator's request."""
+    def request(self, path: str, body: object = None, *, method: str | None = None) -> Any:
+        """Send a request as operator. Return the JSON of the response."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
-            data=None if given is None else json.dumps(given).encode(),
+            data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.keys['operator']}",
                      "Content-Type": "application/json"},
             method=method,
         )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
 
-    def done(self) -> dict[str, int]:
-        """Windows that were full and that asked, steps, and answers learned from, so far."""
+    def counts(self) -> dict[str, int]:
+        """Count complete windows, windows with questions, steps, and learned answers so far."""
         with Store.open(None, self.data_dir, exclusive=False) as store:
             served, after, events = store.counts().served, 0, []
             while page := store.events(after=after, kinds=("asked", "learned")):
@@ -97,76 +97,77 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What one server did in one turn."""
+class LoadRound:
+    """Measurements of one server in one round."""
 
     per_second: float
-    times: list[float]
-    cpu: float
+    latencies: list[float]
+    cpu_seconds: float
 
 
-def load(server: Server, seconds: float, connections: int) -> Turn:
-    """Every connection sends the next request when it has the answer to the last."""
-    times: list[float] = []
+def run_load(server: LoadedServer, seconds: float, n_connections: int) -> LoadRound:
+    """Send requests. Each connection sends the next one after the last response."""
+    latencies: list[float] = []
 
-    def one(first: int) -> None:
+    def send(first: int) -> None:
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         for number in count(first):
             if time.monotonic() >= end:
                 break
-            began = time.monotonic()
+            sent_at = time.monotonic()
             body = server.bodies[number % len(server.bodies)]
             client.request("POST", server.path, body, server.headers)
-            answer = client.getresponse()
-            content = answer.read()
-            assert answer.status == 200, content
-            times.append(time.monotonic() - began)
+            response = client.getresponse()
+            content = response.read()
+            assert response.status == 200, content
+            latencies.append(time.monotonic() - sent_at)
         client.close()
 
-    began, used = time.monotonic(), cpu(server.process)
-    end = began + seconds
-    threads = [Thread(target=one, args=(37 * place,)) for place in range(connections)]
+    started, cpu_before = time.monotonic(), cpu_seconds(server.process)
+    end = started + seconds
+    threads = [Thread(target=send, args=(37 * number,)) for number in range(n_connections)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return Turn(len(times) / (time.monotonic() - began), times, cpu(server.process) - used)
+    per_second = len(latencies) / (time.monotonic() - started)
+    return LoadRound(per_second, latencies, cpu_seconds(server.process) - cpu_before)
 
 
-def rest(server: Server, seconds: float = 10.0) -> None:
-    """Wait until a server has come to rest: a step that was due is made behind the last request."""
+def wait_until_idle(server: LoadedServer, seconds: float = 10.0) -> None:
+    """Wait until a server is idle. A learning step may run after the last request."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        used = cpu(server.process)
+        cpu_before = cpu_seconds(server.process)
         time.sleep(0.3)
-        if cpu(server.process) - used < 0.03:
+        if cpu_seconds(server.process) - cpu_before < 0.03:
             return
 
 
-def cpu(process: subprocess.Popen[bytes]) -> float:
-    """Seconds of processor time so far."""
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def serving(kind: str) -> Iterator[Server]:
-    """Start a server, and stop it afterwards."""
+def running_server(kind: str) -> Iterator[LoadedServer]:
+    """Start a server of a kind. Stop it at the end of the block."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        command, made = served(kind, Path(folder))
-        process = stack.enter_context(running(command))
-        server = Server(process=process, **made)
+        command, options = server_command(kind, Path(folder))
+        process = stack.enter_context(_running(command))
+        server = LoadedServer(process=process, **options)
         wait_ready(process, server.port)
-        if kind == "off":  # as an operator does it on the page
-            server.ask("/v1/adaptation/pause", {"reason": "load"})
+        if kind == "off":
+            server.request("/v1/adaptation/pause", {"reason": "load"})
         if kind == "answered":
-            stack.enter_context(running(annotator(server, Path(folder))))
+            stack.enter_context(_running(_annotator_command(server, Path(folder))))
         yield server
 
 
 @contextmanager
-def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for as long as it is needed."""
+def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process until the end of the block."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield process
@@ -175,13 +176,13 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def served(kind: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """The command that serves, and what a `Server` is made of."""
-    port, images = free_port(), pictures()[0]
-    made: dict[str, Any] = {"port": port, "data_dir": folder / "data"}
+def server_command(kind: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Return the command of a server, and the arguments of its `LoadedServer`."""
+    port, images = free_port(), _labelled_images()[0]
+    options: dict[str, Any] = {"port": port, "data_dir": folder / "data"}
     if kind == "bare":
-        made |= {"path": "/predict", "headers": {}, "keys": {}}
-        return [sys.executable, "-c", BARE, str(port)], made | {"bodies": images}
+        options |= {"path": "/predict", "headers": {}, "keys": {}}
+        return [sys.executable, "-c", BARE, str(port)], options | {"bodies": images}
     with Store.open(None, folder / "data") as store:
         roles = ("client", "annotator", "operator")
         keys = {role: store.keys.create(role, role).token for role in roles}
@@ -194,33 +195,35 @@ def served(kind: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
         {"inputs": [{"name": "image", "shape": [1, 3, 32, 32], "datatype": "FP32",
                      "parameters": {"binary_data_size": len(images[0])}}]}
     ).encode()  # fmt: skip
-    made["headers"] = {
+    options["headers"] = {
         "Authorization": f"Bearer {keys['client']}",
         "Inference-Header-Content-Length": str(len(head)),
     }
-    made |= {"path": f"/v2/models/{NAME}/infer", "keys": keys}
-    return command, made | {"bodies": [head + image for image in images]}
+    options |= {"path": f"/v2/models/{NAME}/infer", "keys": keys}
+    return command, options | {"bodies": [head + image for image in images]}
 
 
-def annotator(server: Server, folder: Path) -> list[str]:
-    """The command of somebody who knows the truth and answers whatever is asked, at once."""
+def _annotator_command(server: LoadedServer, folder: Path) -> list[str]:
+    """Return the command of a simulated annotator who knows the truth and answers at once."""
     truth = folder / "truth.json"
-    named = {sha256(image).hexdigest(): label for image, label in zip(*pictures(), strict=True)}
-    truth.write_text(json.dumps(named))
+    labels = {
+        sha256(image).hexdigest(): label for image, label in zip(*_labelled_images(), strict=True)
+    }
+    truth.write_text(json.dumps(labels))
     command = [sys.executable, "-m", "bitta.cli.main", "annotate", "--simulate", str(truth)]
     url = f"http://127.0.0.1:{server.port}"
     return [*command, "--url", url, "--key", server.keys["annotator"]]
 
 
-def pictures() -> tuple[list[bytes], list[int]]:
-    """As the model reads them, with their classes."""
+def _labelled_images() -> tuple[list[bytes], list[int]]:
+    """Return encoded model inputs and their classes."""
     pack = embedded_pack("cifar10")
-    images = (pack.images[:PICTURES].numpy() / np.float32(255)).astype("<f4")
-    return [image.tobytes() for image in images], [int(of) for of in pack.labels[:PICTURES]]
+    images = (pack.images[:N_IMAGES].numpy() / np.float32(255)).astype("<f4")
+    return [image.tobytes() for image in images], pack.labels[:N_IMAGES].tolist()
 
 
 def wait_ready(process: subprocess.Popen[bytes], port: int, seconds: float = 60.0) -> None:
-    """Until it answers that it is ready."""
+    """Wait until a server is ready."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         with suppress(OSError, http.client.HTTPException):
@@ -233,7 +236,7 @@ def wait_ready(process: subprocess.Popen[bytes], port: int, seconds: float = 60.
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Return a free port."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])

@@ -1,20 +1,19 @@
-"""Requests per second of the feedback server beside a bare endpoint around the same model.
+"""Compare requests per second of the feedback server and of a bare endpoint with the same model.
 
     python scripts/load_server.py --seconds 5 --rounds 12 --out results/serving/load.json
 
-One image per request, from several connections at once. The bare endpoint is FastAPI and uvicorn
-with the model's forward in a thread. Beside it, the server with BiTTA's one step per window and
-memories of 64 + 64:
+Each request holds one image, and several connections send at once. The bare endpoint is FastAPI and
+uvicorn with the model's forward pass in a thread. The server runs BiTTA with one step per window
+and memories of 64 + 64, in three cases:
 
-off          once an operator has paused adaptation
-unanswered   asking and learning, but nobody answers, so that most windows soon ask nothing
-answered     asking and learning, and `bitta annotate --simulate`, a process of its own on the
-             same cores, answers everything at once: a window asks for each step, and the memories
-             are full
+off          an operator has paused adaptation
+unanswered   it asks and learns, but nobody answers, so that most windows ask nothing
+answered     it asks and learns, and `bitta annotate --simulate` answers at once, as another process
+             on the same cores: every learning step has questions, and the memories are full
 
-All run at the same time, and each is loaded in short turns while the others rest, so that whatever
-else the machine does meets all of them. Ends with 1 where less than .7 (off) or .4 (the others) of
-the bare endpoint's requests per second are left.
+All servers run at the same time. Each is loaded in short rounds while the others are idle, so that
+other work on the machine affects all of them. The exit code is 1 if a server reaches less than .7
+(off) or .4 (the others) of the bare endpoint's requests per second.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from statistics import mean, quantiles
 from typing import Any
 
 import torch
-from load_cases import MODEL, Server, Turn, load, rest, serving
+from load_cases import MODEL, LoadedServer, LoadRound, run_load, running_server, wait_until_idle
 
 from bitta.results import write_table
 from bitta.version import __version__
@@ -42,20 +41,20 @@ NAMES = {
     "answered": "learning, everything is answered",
 }
 MEMORIES = 160
-"""Answers after which both memories, of 64 each, are taken to be full."""
+"""Number of answers after which both memories, of 64 each, count as full."""
 
 
 def main() -> int:
-    """Four servers in turns; print and write."""
+    """Measure four servers. Print and write the results."""
     arguments = _arguments()
     with ExitStack() as stack:
-        servers = {kind: stack.enter_context(serving(kind)) for kind in KINDS}
+        servers = {kind: stack.enter_context(running_server(kind)) for kind in KINDS}
         for kind, server in servers.items():
             _warm(kind, server, arguments.warm)
-        before = {kind: servers[kind].done() for kind in LEAST}
-        turns = _turns(servers, arguments)
-        after = {kind: servers[kind].done() for kind in LEAST}
-    measured = {kind: _summary(all_) for kind, all_ in turns.items()}
+        before = {kind: servers[kind].counts() for kind in LEAST}
+        rounds = _run_rounds(servers, arguments)
+        after = {kind: servers[kind].counts() for kind in LEAST}
+    measured = {kind: _summary(of_kind) for kind, of_kind in rounds.items()}
     for kind in LEAST:
         measured[kind] |= {name: n - before[kind][name] for name, n in after[kind].items()}
     bare = measured["bare"]["per_second"]
@@ -77,8 +76,8 @@ def main() -> int:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """As docs/how-to/serve.md shows it."""
-    made = [
+    """Return the Markdown table of docs/how-to/serve.md."""
+    rows = [
         "|  | requests a second | of the bare endpoint's | p50 | p99 | windows that asked |",
         "|---|---|---|---|---|---|",
     ]
@@ -89,55 +88,57 @@ def lines(table: dict[str, Any]) -> list[str]:
         cells += [f"{found['p50_ms']:.0f} ms", f"{found['p99_ms']:.0f} ms"]
         learns = kind in ("unanswered", "answered")
         cells.append(f"{found['asked']} of {found['windows']}" if learns else "")
-        made.append(f"| {' | '.join(cells)} |")
-    return made
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per round")
     parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each server")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of each server")
     parser.add_argument("--warm", type=float, default=600.0,
-                        help="most seconds for the memories to fill")  # fmt: skip
+                        help="longest time in seconds to fill the memories")  # fmt: skip
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
-def _warm(kind: str, server: Server, seconds: float) -> None:
-    """Let lazy things happen; where answers come, let them fill the memories."""
-    load(server, 3.0, 4)
+def _warm(kind: str, server: LoadedServer, seconds: float) -> None:
+    """Warm up a server. With answers, fill its memories."""
+    run_load(server, 3.0, 4)
     end = time.monotonic() + seconds
-    while kind == "answered" and (learned := server.done()["answers_learned"]) < MEMORIES:
+    while kind == "answered" and (learned := server.counts()["answers_learned"]) < MEMORIES:
         print(f"learned from {learned} of {MEMORIES} answers before it is measured", flush=True)
         if time.monotonic() > end:
             raise SystemExit(f"the memories were not full after {seconds:g} seconds")
-        load(server, 5.0, 4)
-    rest(server)
+        run_load(server, 5.0, 4)
+    wait_until_idle(server)
 
 
-def _turns(servers: dict[str, Server], arguments: argparse.Namespace) -> dict[str, list[Turn]]:
-    turns: dict[str, list[Turn]] = {kind: [] for kind in servers}
+def _run_rounds(
+    servers: dict[str, LoadedServer], arguments: argparse.Namespace
+) -> dict[str, list[LoadRound]]:
+    rounds: dict[str, list[LoadRound]] = {kind: [] for kind in servers}
     for number in range(arguments.rounds):
         kinds = [*servers][number % len(servers) :] + [*servers][: number % len(servers)]
         for kind in kinds:
-            turns[kind].append(load(servers[kind], arguments.seconds, arguments.connections))
-            rest(servers[kind])
-        rates = "  ".join(f"{kind} {turns[kind][-1].per_second:.0f}" for kind in servers)
+            rounds[kind].append(run_load(servers[kind], arguments.seconds, arguments.connections))
+            wait_until_idle(servers[kind])
+        rates = "  ".join(f"{kind} {rounds[kind][-1].per_second:.0f}" for kind in servers)
         print(f"{number + 1} of {arguments.rounds}: {rates} a second", flush=True)
-    return turns
+    return rounds
 
 
-def _summary(turns: list[Turn]) -> dict[str, Any]:
-    """Over all turns of a server."""
-    times = [one for turn in turns for one in turn.times]
-    cuts = quantiles(times, n=100)
+def _summary(rounds: list[LoadRound]) -> dict[str, Any]:
+    """Summarise all rounds of a server."""
+    latencies = [seconds for one_round in rounds for seconds in one_round.latencies]
+    cuts = quantiles(latencies, n=100)
     return {
-        "per_second": mean(turn.per_second for turn in turns),
-        "each_turn": [round(turn.per_second, 1) for turn in turns],
+        "per_second": mean(one_round.per_second for one_round in rounds),
+        "each_turn": [round(one_round.per_second, 1) for one_round in rounds],
         "p50_ms": 1000 * cuts[49],
         "p99_ms": 1000 * cuts[98],
-        "cpu_ms": 1000 * sum(turn.cpu for turn in turns) / len(times),
+        "cpu_ms": 1000 * sum(one_round.cpu_seconds for one_round in rounds) / len(latencies),
     }
 
 

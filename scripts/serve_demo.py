@@ -1,16 +1,16 @@
-"""What answers are worth to the server of `bitta serve --demo`, beside the same one without them.
+"""Compare the accuracy of `bitta serve --demo` with answers and without.
 
     python scripts/serve_demo.py --out results/serving/demo.json
     python scripts/serve_demo.py --stream corruptions --out results/serving/demo-corruptions.json
 
-Every run is a server of its own, as a process, with the demo's settings and no camera: the pictures
-of the camera come over HTTP in requests of one window, and the next is sent once the server has
-learned from the last. With answers, the truth then answers every question of that window; without,
-nobody does. A label counts as it was served. Ends with 1 where the claim does not hold:
+Every run is its own server process with the demo's settings and without a camera. The script sends
+the camera's images over HTTP in requests of one window, and sends the next one when the server has
+learned from the last. With answers, the truth answers every question of that window. The accuracy
+is that of the served labels. The exit code is 1 if the claim does not hold:
 
-digits        with answers at least 20 points above, over the last 20 windows, for every seed
-corruptions   with answers at most 1 point below, over all windows for every seed, and in every
-              spell of the weather over all seeds
+digits        with answers at least 20 points better, over the last 20 windows, for every seed
+corruptions   with answers at most 1 point worse, over all windows for every seed, and in every
+              condition of the camera over all seeds
 """
 
 import argparse
@@ -40,7 +40,8 @@ from bitta.version import __version__
 
 WINDOW = 64
 N_QUERIES = 3
-PATIENCE = 300.0  # seconds for one window
+WINDOW_SECONDS = 300.0
+"""Longest time for one window."""
 
 
 @dataclass(frozen=True)
@@ -51,57 +52,59 @@ class Claim:
     over: int
     least: float
     in_spell: float | None = None
-    """Points that they gain at least in each spell, over all seeds; None for any number."""
+    """Least gain in each condition over all seeds; None for no limit."""
 
 
 CLAIMS = {
-    # 90 windows are 5,760 of the 6,000 digits: none is seen twice.
+    # 90 windows are 5,760 of the 6,000 digits, so none appears twice.
     "digits": Claim(windows=90, over=20, least=20.0),
-    # Each of the seven spells of the weather once.
+    # Each of the seven conditions appears once.
     "corruptions": Claim(windows=84, over=84, least=-1.0, in_spell=-1.0),
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one server did."""
+    """Result of one server."""
 
     seed: int
     answers: int
-    """Given."""
+    """Number of answers given."""
     version: str
-    """At the end; it begins with 1 unless the server has rolled back."""
+    """Version at the end. It starts with 1 unless the server has rolled back."""
     audits: dict[str, float | None]
-    """What the server itself says about its accuracy at the end."""
+    """Accuracy at the end, as the server reports it."""
     suspected: int
-    """Windows after which the guard was not content."""
+    """Number of windows after which the guard did not report "ok"."""
     accuracy: list[float]
-    """Of each window, in percent."""
+    """Accuracy of each window, in percent."""
 
 
 def main() -> int:
-    """Six runs; print and write."""
+    """Run all servers. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stream", choices=list(CLAIMS), default="digits")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--windows", type=int, help="for a shorter look")
-    parser.add_argument("--jobs", type=int, default=2, help="servers at a time (default: 2)")
+    parser.add_argument("--windows", type=int, help="number of windows, for a shorter run")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of servers that run at once (default: 2)"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     stream, claim = arguments.stream, CLAIMS[arguments.stream]
     n_windows = arguments.windows or claim.windows
 
-    def one(seed: int, kind: str) -> Run:
-        done = run(stream, seed, n_windows, answering=kind == "with")
-        print(f"seed {seed} {kind} answers: {mean(done.accuracy):.1f} %", flush=True)
-        return done
+    def run_one(seed: int, kind: str) -> Run:
+        result = run(stream, seed, n_windows, answering=kind == "with")
+        print(f"seed {seed} {kind} answers: {mean(result.accuracy):.1f} %", flush=True)
+        return result
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        begun = {
-            kind: [pool.submit(one, seed, kind) for seed in arguments.seeds]
+        futures = {
+            kind: [pool.submit(run_one, seed, kind) for seed in arguments.seeds]
             for kind in ("with", "without")
         }
-        runs = {kind: [each.result() for each in all_] for kind, all_ in begun.items()}
+        runs = {kind: [future.result() for future in of_kind] for kind, of_kind in futures.items()}
     gains = [gain(*pair, claim.over) for pair in zip(runs["with"], runs["without"], strict=True)]
     table: dict[str, Any] = {
         "command": f"python scripts/serve_demo.py --stream {stream}",
@@ -121,13 +124,13 @@ def main() -> int:
 
 
 def gain(with_: Run, without: Run, over: int) -> float:
-    """Points, over the last windows."""
+    """Return the gain by answers in points, over the last windows."""
     return mean(with_.accuracy[-over:]) - mean(without.accuracy[-over:])
 
 
 def spells(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
-    """Accuracy in each stretch of like pictures, a number per seed."""
-    parts = groupby(range(n_windows), key=lambda window: scene.spell(WINDOW * window))
+    """Return the accuracy under each condition of the camera, one number per seed."""
+    parts = groupby(range(n_windows), key=lambda window: scene.condition(WINDOW * window))
     found = []
     for name, group in parts:
         windows = list(group)
@@ -140,7 +143,7 @@ def spells(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dic
                 with_.accuracy[first:last], without.accuracy[first:last], strict=True
             )
         ]
-        # Both servers see the same pictures, so a window is one measurement of the difference.
+        # Both servers get the same images, so each window is one measurement of the difference.
         error = stdev(points) / len(points) ** 0.5 if len(points) > 1 else None
         found.append(
             {"spell": name, "windows": [first, last], **of, "gain": mean(points), "error": error}
@@ -149,18 +152,18 @@ def spells(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dic
 
 
 def spells_hold(rows: list[dict[str, Any]], claim: Claim) -> bool:
-    """Whether answers gain as much as claimed in each spell; tells which is worst."""
+    """Return True if answers gain as much as claimed under each condition. Print the worst one."""
     if claim.in_spell is None:
         return True
     worst = min(rows, key=lambda row: float(row["gain"]))
     error = "unknown" if worst["error"] is None else f"{worst['error']:.1f}"
-    print(f"gain in {worst['spell']}, the worst spell, over all seeds: {worst['gain']:+.1f} points "
-          f"(standard error {error}); {claim.in_spell:+g} are needed")  # fmt: skip
+    print(f"gain in {worst['spell']}, the worst condition, over all seeds: {worst['gain']:+.1f} "
+          f"points (standard error {error}); {claim.in_spell:+g} are needed")  # fmt: skip
     return bool(worst["gain"] >= claim.in_spell)
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """Accuracy in percent, a number per seed, as docs/how-to/serve.md shows it."""
+    """Return the Markdown table of docs/how-to/serve.md: accuracy in percent for each seed."""
     claim, n_windows = table["settings"]["claim"], table["spells"][-1]["windows"][1]
     over = min(claim["over"], n_windows)
     last = {k: [mean(one["accuracy"][-over:]) for one in of] for k, of in table["runs"].items()}
@@ -169,31 +172,35 @@ def lines(table: dict[str, Any]) -> list[str]:
     whole = {**last, "gain": mean(table["gain"])}
     rows.append((f"**{name} windows**", [n_windows - over, n_windows], whole))
     pooled = claim.get("in_spell") is not None
-    made = ["| pictures | windows | with answers | without |", "|---|---|---|---|"]
-    made = [line + more * pooled for line, more in zip(made, (" gain |", "---|"), strict=True)]
+    table_rows = ["| pictures | windows | with answers | without |", "|---|---|---|---|"]
+    table_rows = [
+        line + more * pooled for line, more in zip(table_rows, (" gain |", "---|"), strict=True)
+    ]
     for name, (first, stop), row in rows:
         with_, without = (", ".join(f"{a:.1f}" for a in row[kind]) for kind in ("with", "without"))
         gained = f" {row['gain']:+.1f} |" if pooled else ""
-        made.append(f"| {name} | {first + 1} to {stop} | {with_} | {without} |{gained}")
-    return made
+        table_rows.append(f"| {name} | {first + 1} to {stop} | {with_} | {without} |{gained}")
+    return table_rows
 
 
 def run(stream: str, seed: int, n_windows: int, *, answering: bool) -> Run:
-    """All windows through one server."""
+    """Send all windows to one server."""
     scene = SCENES[stream](seed=seed)
     truth: dict[str, int] = {}
     accuracy, suspected = [], 0
-    with served(stream, seed) as (operator, annotator):
+    with demo_server(stream, seed) as (operator, annotator):
         answers = SimulatedAnnotator(annotator, lambda asked: truth[asked.prediction_id])
         for window in range(n_windows):
-            pictures = [scene.picture(WINDOW * window + row) for row in range(WINDOW)]
-            labels = [label for _, label in pictures]
-            got = operator.predict([picture for picture, _ in pictures])
-            right = [one.class_index == label for one, label in zip(got, labels, strict=True)]
-            accuracy.append(100 * mean(right))
-            truth = {one.prediction_id: label for one, label in zip(got, labels, strict=True)}
-            asked = answers.counts.n_answered + N_QUERIES if answering else 0
-            status = learned(operator, window + 1, asked)
+            images = [scene.image(WINDOW * window + row) for row in range(WINDOW)]
+            labels = [label for _, label in images]
+            predictions = operator.predict([image for image, _ in images])
+            is_correct = [
+                p.class_index == label for p, label in zip(predictions, labels, strict=True)
+            ]
+            accuracy.append(100 * mean(is_correct))
+            truth = {p.prediction_id: label for p, label in zip(predictions, labels, strict=True)}
+            n_asked = answers.counts.n_answered + N_QUERIES if answering else 0
+            status = wait_until_learned(operator, window + 1, n_asked)
             suspected += status["collapse"]["state"] != "ok"
             if answering:
                 answers.run(answers.counts.n_answered + N_QUERIES)
@@ -204,30 +211,30 @@ def run(stream: str, seed: int, n_windows: int, *, answering: bool) -> Run:
     )  # fmt: skip
 
 
-def learned(operator: Client, windows: int, asked: int) -> dict[str, Any]:
-    """Wait until so many questions were asked and so many windows learned from."""
-    end = time.monotonic() + PATIENCE
+def wait_until_learned(operator: Client, n_windows: int, n_asked: int) -> dict[str, Any]:
+    """Wait for a number of questions and of learned windows. Return the status."""
+    end = time.monotonic() + WINDOW_SECONDS
     while time.monotonic() < end:
         status = operator.status()
         if not status["model"]["version"].startswith("1."):
             raise SystemExit(f"the server has rolled back: {status['collapse']['reasons']}")
-        if status["questions"]["asked"] >= asked and status["learning"]["steps"] >= windows:
+        if status["questions"]["asked"] >= n_asked and status["learning"]["steps"] >= n_windows:
             return status
         time.sleep(0.02)
-    raise SystemExit(f"window {windows} was not learned from within {PATIENCE:g} seconds")
+    raise SystemExit(f"window {n_windows} was not learned from within {WINDOW_SECONDS:g} seconds")
 
 
 @contextmanager
-def served(stream: str, seed: int) -> Iterator[tuple[Client, Client]]:
-    """A server without a camera, as its operator and as an annotator."""
+def demo_server(stream: str, seed: int) -> Iterator[tuple[Client, Client]]:
+    """Start a server without a camera. Yield clients of its operator and of an annotator."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "bitta.cli.main", "serve", "--demo", stream]
         command += ["--rate", "0", "--port", "0", "--data-dir", folder]
-        # Every window is waited for, so the worker may learn all the time.
+        # The script waits for every window, so the worker may learn all the time.
         environment = os.environ | {"BITTA_SERVE_SEED": str(seed), "BITTA_SERVE_DUTY": "1"}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
-            url, keys = told(process)
+            url, keys = read_url_and_keys(process)
             with (
                 Client(url, keys["operator"], timeout=60) as operator,
                 Client(url, keys["annotator"], timeout=60) as annotator,
@@ -238,8 +245,8 @@ def served(stream: str, seed: int) -> Iterator[tuple[Client, Client]]:
             process.communicate()
 
 
-def told(process: "subprocess.Popen[str]") -> tuple[str, dict[str, str]]:
-    """Its address and keys, as it prints them."""
+def read_url_and_keys(process: "subprocess.Popen[str]") -> tuple[str, dict[str, str]]:
+    """Read the address and the keys that the server prints."""
     keys: dict[str, str] = {}
     for line in process.stdout or ():
         if found := re.match(r"  (client|annotator|operator)\s+(\S+)", line):

@@ -1,10 +1,10 @@
-"""Whole servers under load for a long time: killed, sent broken pictures, watched for growth.
+"""Run servers under load for a long time: kill them, send broken images, measure their memory.
 
     PYTHONPATH=tests python scripts/soak.py --out results/serving/soak.json
 
-`make soak` runs it. A number of 0 leaves a part out. The file is written before and after each
-part, so that whatever interrupts it, it tells what was finished. Where something is wrong, or a
-part was not run, it says so there, and the exit status is 1.
+`make soak` runs this script. A number of 0 leaves a part out. The file is written before and after
+each part, so that it is complete after an interruption. If a check fails or a part was not run, the
+file says so, and the exit code is 1.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from soak_kills import kills, missing
-from soak_memory import memory
-from soak_pictures import MOST, pictures
+from soak_kills import check_kills, missing_database_reason
+from soak_memory import check_memory_growth
+from soak_pictures import MAX_GROWTH_MIB, check_broken_images
 from sqlalchemy.exc import SQLAlchemyError
 
 from bitta.errors import BittaError
@@ -33,50 +33,50 @@ Part = Callable[[Callable[[str], None]], tuple[dict[str, Any], list[str]]]
 
 
 def main() -> int:
-    """Run the parts in turn; the exit status."""
+    """Run the parts in turn. Return the exit code."""
     arguments = _arguments()
     parts = _parts(arguments)
-    if "kills_postgresql" in parts and (why := missing("postgresql")):
-        print(f"there is no PostgreSQL, so this will not hold as a whole: {why}", flush=True)
+    if "kills_postgresql" in parts and (why := missing_database_reason("postgresql")):
+        print(f"PostgreSQL is missing, so the result will not hold: {why}", flush=True)
     names = ("kills", "pictures", "minutes")
     table: dict[str, Any] = {
         "command": f"make soak KILLS={arguments.kills} PICTURES={arguments.pictures} "
         f"MINUTES={arguments.minutes:g}",
         "settings": {name: getattr(arguments, name) for name in names},
         "environment": _environment(),
-        "parts": {name: {"holds": False, "wrong": ["was not begun"]} for name in parts},
+        "parts": {name: {"holds": False, "wrong": ["was not started"]} for name in parts},
         "holds": False,
     }
     try:
         for name, part in parts.items():
             table["parts"][name] = {"holds": False, "wrong": ["was not finished"]}
             write_table(arguments.out, table)
-            table["parts"][name] = _ran(name, part)
-            table["holds"] = all(one["holds"] for one in table["parts"].values())
+            table["parts"][name] = _run_part(name, part)
+            table["holds"] = all(part["holds"] for part in table["parts"].values())
             write_table(arguments.out, table)
     except KeyboardInterrupt:
         print("stopped.")
-    _conclude(table, arguments.out)
+    _print_summary(table, arguments.out)
     return 0 if table["holds"] else 1
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """What docs/how-to/serve.md says of it."""
+    """Return the sentences of docs/how-to/serve.md."""
     parts = table["parts"]
-    by_kill = [parts["kills_sqlite"], parts["kills_postgresql"]]
-    ready = [seconds for part in by_kill for seconds in part["seconds_to_ready"]["all"]]
-    too_long = sum(part["seconds_to_ready"]["too_long"] for part in by_kill)
+    kill_parts = [parts["kills_sqlite"], parts["kills_postgresql"]]
+    ready = [seconds for part in kill_parts for seconds in part["seconds_to_ready"]["all"]]
+    too_long = sum(part["seconds_to_ready"]["too_long"] for part in kill_parts)
     watched, sent = parts["memory"], parts["pictures"]
     *_, before, after = sent["most_resident_mib"]
     least, most = watched["least_mib"], watched["most_mib"]
     return [
-        f"Of {sum(part['acknowledged'] for part in by_kill):,} answers that were acknowledged "
-        f"between {sum(part['kills'] for part in by_kill)} kills none was lost and none learned "
+        f"Of {sum(part['acknowledged'] for part in kill_parts):,} answers that were acknowledged "
+        f"between {sum(part['kills'] for part in kill_parts)} kills none was lost and none learned "
         "twice.",
         f"Of {len(ready)} restarts {too_long or 'none'} took three seconds or more, the longest "
-        f"{max(ready):.1f} ({_middle(by_kill)}).",
+        f"{max(ready):.1f} ({_middle(kill_parts)}).",
         f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500, and "
-        f"memory grew by {after - before:.1f} MiB the last time (allowed: {MOST:g}).",
+        f"memory grew by {after - before:.1f} MiB the last time (allowed: {MAX_GROWTH_MIB:g}).",
         f"In {watched['minutes']:g} minutes of serving, asking and learning, what it keeps moved "
         f"by {least['slope_per_10_minutes']:+.1f} MiB in ten minutes (allowed: "
         f"{least['allowed_per_10_minutes']:g}), from {least['each'][0]:.0f} MiB to "
@@ -85,16 +85,16 @@ def lines(table: dict[str, Any]) -> list[str]:
     ]
 
 
-def _middle(by_kill: list[dict[str, Any]]) -> str:
-    sqlite, postgresql = (part["seconds_to_ready"]["median"] for part in by_kill)
+def _middle(kill_parts: list[dict[str, Any]]) -> str:
+    sqlite, postgresql = (part["seconds_to_ready"]["median"] for part in kill_parts)
     return f"median {sqlite:.1f} with SQLite, {postgresql:.1f} with PostgreSQL"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=100, help="of a server on each database")
-    parser.add_argument("--pictures", type=int, default=10_000, help="broken ones to send")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of load with learning on")
+    parser.add_argument("--kills", type=int, default=100, help="kills per database")
+    parser.add_argument("--pictures", type=int, default=10_000, help="broken images to send")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes of load with learning")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -102,41 +102,41 @@ def _arguments() -> argparse.Namespace:
 def _parts(arguments: argparse.Namespace) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     if arguments.kills:
-        parts["kills_sqlite"] = partial(kills, "sqlite", arguments.kills)
-        parts["kills_postgresql"] = partial(kills, "postgresql", arguments.kills)
+        parts["kills_sqlite"] = partial(check_kills, "sqlite", arguments.kills)
+        parts["kills_postgresql"] = partial(check_kills, "postgresql", arguments.kills)
     if arguments.pictures:
-        parts["pictures"] = partial(pictures, arguments.pictures)
+        parts["pictures"] = partial(check_broken_images, arguments.pictures)
     if arguments.minutes:
-        parts["memory"] = partial(memory, arguments.minutes)
+        parts["memory"] = partial(check_memory_growth, arguments.minutes)
     return parts
 
 
-def _ran(name: str, part: Part) -> dict[str, Any]:
+def _run_part(name: str, part: Part) -> dict[str, Any]:
     print(f"{name} ...", flush=True)
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        found, wrong = part(lambda line: print(f"  {line}", flush=True))
+        found, problems = part(lambda line: print(f"  {line}", flush=True))
     except (AssertionError, OSError, BittaError, SQLAlchemyError) as error:
-        found, wrong = {}, [f"{type(error).__name__}: {error}"]
-    seconds = round(time.monotonic() - began, 1)
-    found = {"holds": not wrong, "wrong": wrong, "seconds": seconds, **found}
+        found, problems = {}, [f"{type(error).__name__}: {error}"]
+    seconds = round(time.monotonic() - started, 1)
+    found = {"holds": not problems, "wrong": problems, "seconds": seconds, **found}
     for key, value in found.items():
         print(f"  {key}: {_short(value)}", flush=True)
     return found
 
 
-def _conclude(table: dict[str, Any], out: Path) -> None:
+def _print_summary(table: dict[str, Any], out: Path) -> None:
     for name, part in table["parts"].items():
         print(f"{name:<18} {'holds' if part['holds'] else '; '.join(part['wrong'])}")
     if len(table["parts"]) == 4 and all("seconds" in part for part in table["parts"].values()):
         print("\n".join(lines(table)))
-    print(f"{out}: {'all of it holds' if table['holds'] else 'it does not hold'}")
+    print(f"{out}: {'everything holds' if table['holds'] else 'not everything holds'}")
 
 
 def _short(value: Any) -> Any:
-    """Without the numbers that are only of use to a machine."""
+    """Return a value without its lists, for printing."""
     if isinstance(value, dict):
-        return {key: _short(each) for key, each in value.items() if not isinstance(each, list)}
+        return {key: _short(item) for key, item in value.items() if not isinstance(item, list)}
     return round(value, 2) if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""A server that serves, asks and learns for a long time: does its memory stay?"""
+"""Memory of a server that serves, asks and learns for a long time."""
 
 import time
 from itertools import count
@@ -19,72 +19,72 @@ SETTINGS = (
     "question_seconds = 120.0\n[settings]\nepochs = 1\nlr = 3e-4\ndropout = 0.1\n"
     "bn_momentum = 0.7\n"
 )
-"""As the demo's, with caches that are full, and snapshots that are dropped, within a minute."""
-_EVERY = 0.005
-"""Seconds between two looks. A server gives back what is free once a minute, and takes it again
-with the next step: what it has in between is seen for a few hundredths of a second."""
-_SPELL = 120.0
-"""Seconds of which the least and the most count: so long that it has given back within them."""
-_CONNECTIONS = 2
-_MEMORIES = 200
-"""Answers after which the memories, of 64 each, are taken to be full; then the time begins."""
-_PATIENCE = 900
-"""Seconds within which they must have come."""
+"""Settings of the demo, but caches fill and snapshots are dropped within a minute."""
+_POLL_SECONDS = 0.005
+"""Interval of measurements. A server releases freed memory once a minute and allocates it again in
+the next step, so the low value is visible for a few hundredths of a second."""
+_PERIOD_SECONDS = 120.0
+"""Time over which minimum and maximum are taken. The server releases memory at least once in it."""
+_N_CONNECTIONS = 2
+_N_ANSWERS = 200
+"""Number of answers after which the memories of 64 count as full. Then the measurement starts."""
+_FILL_SECONDS = 900
+"""Longest time for these answers."""
 ALLOWED = 4.0
-"""MiB in ten minutes, by which the least of a spell may grow. At 100 requests a second that is 70
-bytes of each: a server that kept one object per request, or one picture in 200, would be above."""
+"""Allowed growth of the minimum, in MiB per ten minutes. At 100 requests per second this is 70
+bytes per request. A server that kept an object per request, or an image in 200, would exceed it."""
 ALLOWED_MOST = 0.05
-"""The part by which the most of a spell may be above what it was in the half before. It depends on
-where blocks came to lie, and differs by some percent from one spell to the next."""
+"""Allowed relative growth of the maximum from the first half to the second. It depends on the
+layout of the heap and differs by some percent between periods."""
 
 
-def memory(minutes, tell):
-    """Load a server with full memories for so long; what was found, and what is wrong."""
+def check_memory_growth(minutes, print_line):
+    """Put a server with full memories under load. Return measurements and problems."""
     with TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder), settings=SETTINGS)
         with server:
             load = _Load(server)
             try:
-                _fill(load, tell)
-                spells = _watched(server, load, minutes, tell)
+                _fill_memories(load, print_line)
+                periods = _measure(server, load, minutes, print_line)
                 status = server.request("GET", "/v1/status")[1]
             finally:
                 load.end()
-        traced = "raceback" in server.log.read_text(errors="replace")
+        has_traceback = "raceback" in server.log.read_text(errors="replace")
     found = {
         "minutes": minutes,
         "images_served": load.n_served,
         "questions_answered": load.annotator.counts.n_answered,
         "learning_steps": status["learning"]["steps"],
         "refused": sorted({error.status for error in load.errors}),
-        **summed(spells),
+        **summarise_periods(periods),
     }
-    wrong = grown(found)
+    problems = growth_problems(found)
     if found["refused"]:
-        wrong.append(f"requests were answered with {found['refused']}")
+        problems.append(f"requests were answered with {found['refused']}")
     if not found["questions_answered"] or not found["learning_steps"]:
-        wrong.append("nothing was answered or learned")
-    if traced:
-        wrong.append("the log holds a traceback")
-    return found, wrong
+        problems.append("nothing was answered or learned")
+    if has_traceback:
+        problems.append("the log contains a traceback")
+    return found, problems
 
 
-def summed(spells):
-    """How the least and the most of each spell went on, once caches are full."""
-    counted = spells[len(spells) // 3 :]
+def summarise_periods(periods):
+    """Summarise the periods. The first third, in which caches fill, does not count."""
+    counted = periods[len(periods) // 3 :]
     slope, scatter = _trend([least for least, _ in counted])
     half = (len(counted) + 1) // 2
     return {
-        "spells": len(spells),
+        "spells": len(periods),
         "counted": len(counted),
         "least_mib": {
-            "each": [least for least, _ in spells],
-            "slope_per_10_minutes": slope * 600 / _SPELL,
+            "each": [least for least, _ in periods],
+            "slope_per_10_minutes": slope * 600 / _PERIOD_SECONDS,
             "allowed_per_10_minutes": ALLOWED,
             "scatter": scatter,
         },
         "most_mib": {
-            "each": [most for _, most in spells],
+            "each": [most for _, most in periods],
             "median_of_first_half": median(most for _, most in counted[:half]),
             "median_of_last_half": median(most for _, most in counted[-half:]),
             "allowed": ALLOWED_MOST,
@@ -92,57 +92,59 @@ def summed(spells):
     }
 
 
-def grown(found):
-    """What is wrong with that."""
-    wrong, least, most = [], found["least_mib"], found["most_mib"]
-    # A line through so many is that uncertain by chance alone (two standard errors, over the whole
-    # time); in half an hour that is little, in four minutes it is most of it.
-    chance = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
-    tens = found["counted"] * _SPELL / 600
-    if least["slope_per_10_minutes"] * tens > ALLOWED * tens + chance:
-        wrong.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
+def growth_problems(found):
+    """Return the problems: growth of the minimum or of the maximum."""
+    problems, least, most = [], found["least_mib"], found["most_mib"]
+    # Two standard errors of the growth over the whole time. In half an hour this is small, in four
+    # minutes it is most of the limit.
+    uncertainty = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
+    tens = found["counted"] * _PERIOD_SECONDS / 600
+    if least["slope_per_10_minutes"] * tens > ALLOWED * tens + uncertainty:
+        problems.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
     if most["median_of_last_half"] > (1 + ALLOWED_MOST) * most["median_of_first_half"]:
-        wrong.append(f"it takes {most['median_of_last_half']:.0f} MiB at most, before "
+        problems.append(f"it takes {most['median_of_last_half']:.0f} MiB at most, before "
                      f"{most['median_of_first_half']:.0f}")  # fmt: skip
-    return wrong
+    return problems
 
 
 def _trend(resident):
-    """Growth from one to the next by least squares, and how far they are from that line."""
+    """Return the slope per period by least squares, and the standard deviation of the residuals."""
     if len(resident) < 2:
         return 0.0, 0.0
-    places = range(len(resident))
-    slope, first = linear_regression(places, resident)
-    return slope, pstdev([one - first - slope * x for x, one in zip(places, resident, strict=True)])
+    indices = range(len(resident))
+    slope, first = linear_regression(indices, resident)
+    return slope, pstdev([y - first - slope * x for x, y in zip(indices, resident, strict=True)])
 
 
-def _fill(load, tell):
-    """Before memories are full, a server grows with each answer."""
-    end = time.monotonic() + _PATIENCE
-    while (answered := load.annotator.counts.n_answered) < _MEMORIES:
-        assert time.monotonic() < end, f"{answered} answers in {_PATIENCE} seconds"
-        tell(f"{answered} of {_MEMORIES} answers until the memories are full")
+def _fill_memories(load, print_line):
+    """Wait until the memories are full. Until then, the server grows with each answer."""
+    end = time.monotonic() + _FILL_SECONDS
+    while (answered := load.annotator.counts.n_answered) < _N_ANSWERS:
+        assert time.monotonic() < end, f"{answered} answers in {_FILL_SECONDS} seconds"
+        print_line(f"{answered} of {_N_ANSWERS} answers until the memories are full")
         time.sleep(10)
 
 
-def _watched(server, load, minutes, tell):
-    """The least and the most of each spell, in MiB."""
-    began, spells = time.monotonic(), []
-    for spell in range(max(1, round(60 * minutes / _SPELL))):
-        end = began + min((spell + 1) * _SPELL, 60 * minutes)
-        looks = [server.resident_bytes()]
+def _measure(server, load, minutes, print_line):
+    """Return the minimum and the maximum of each period, in MiB."""
+    started, periods = time.monotonic(), []
+    for period in range(max(1, round(60 * minutes / _PERIOD_SECONDS))):
+        end = started + min((period + 1) * _PERIOD_SECONDS, 60 * minutes)
+        sizes = [server.resident_bytes()]
         while time.monotonic() < end:
-            time.sleep(_EVERY)
-            looks.append(server.resident_bytes())
-        spells.append([round(size / 2**20, 2) for size in (min(looks), max(looks))])
-        tell(f"{(end - began) / 60:.1f} of {minutes:g} minutes, {spells[-1][0]:.1f} to "
-             f"{spells[-1][1]:.1f} MiB, {load.n_served} images, "
-             f"{load.annotator.counts.n_answered} answers")  # fmt: skip
-    return spells
+            time.sleep(_POLL_SECONDS)
+            sizes.append(server.resident_bytes())
+        periods.append([round(size / 2**20, 2) for size in (min(sizes), max(sizes))])
+        print_line(
+            f"{(end - started) / 60:.1f} of {minutes:g} minutes, {periods[-1][0]:.1f} to "
+            f"{periods[-1][1]:.1f} MiB, {load.n_served} images, "
+            f"{load.annotator.counts.n_answered} answers"
+        )
+    return periods
 
 
 class _Load:
-    """Pictures from the package, one per request, and an annotator who knows them."""
+    """Sends images of the package, one per request, and answers questions truthfully."""
 
     def __init__(self, server):
         pack = embedded_pack("cifar10")
@@ -155,26 +157,26 @@ class _Load:
         self._stop = Event()
         self._client = server.client("annotator")
         behaviour = SimulatedBehaviour(flip=0.05, skip=0.05)
-        self.annotator = SimulatedAnnotator(self._client, self._known, behaviour)
+        self.annotator = SimulatedAnnotator(self._client, self._true_label, behaviour)
         self._threads = [
-            Thread(target=self._send, args=(place,)) for place in range(_CONNECTIONS)
+            Thread(target=self._send, args=(first,)) for first in range(_N_CONNECTIONS)
         ] + [Thread(target=self._answer)]
         for thread in self._threads:
             thread.start()
 
     def end(self):
-        """Wait for what is under way."""
+        """Stop, and wait for running requests."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
         self._client.close()
 
-    def _known(self, question: AskedQuestion):
+    def _true_label(self, question: AskedQuestion):
         return self._truth.pop(question.prediction_id, None)
 
     def _send(self, first):
         with self._server.client("client") as client:
-            for number in count(first, _CONNECTIONS):
+            for number in count(first, _N_CONNECTIONS):
                 if self._stop.is_set():
                     return
                 row = number % len(self._labels)

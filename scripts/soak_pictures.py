@@ -1,4 +1,4 @@
-"""Broken JPEG, PNG and WebP files, sent to a whole server."""
+"""Broken JPEG, PNG and WebP files, sent to a server."""
 
 import random
 from pathlib import Path
@@ -12,55 +12,58 @@ _SETTINGS = (
     f'model = "{MODEL}"\nlog_level = "warning"\nmethod = "source"\nn_queries = 0\naudits = 0\n'
     "recent_bytes = 1048576\n"
 )
-"""Without learning, whose memory has a part of its own."""
-_ROUND = 100
-"""Pictures between two looks at the memory."""
-MOST = 16.0
-"""MiB by which the most that the server has, while it is sent the same pictures for the last time,
-may be above the most of the time before. Until then each thread that decodes may meet the worst of
-them, and what is imported late has been; whatever was kept of each picture would be kept again."""
-_BEFORE = 1000
-"""Pictures that are sent at least before that."""
+"""Settings without learning, whose memory `soak_memory.py` checks."""
+_MEASURE_EVERY = 100
+"""Number of images between two measurements of the memory."""
+MAX_GROWTH_MIB = 16.0
+"""Allowed growth of the memory peak from the last but one pass to the last. In the earlier passes,
+every decoding thread may meet the largest image, and late imports happen. A leak per image would
+also grow in the last pass."""
+_N_BEFORE = 1000
+"""Least number of images before the last pass."""
 
 
-def pictures(n, tell):
-    """Send n broken pictures three times, few ones more often; what was found, and is wrong."""
-    statuses, said, most = {}, set(), []
-    times = 1 + max(2, -(-_BEFORE // n))
+def check_broken_images(n, print_line):
+    """Send n broken images three times, or more often if they are few.
+
+    Return measurements and problems.
+    """
+    statuses, messages, peaks = {}, set(), []
+    times = 1 + max(2, -(-_N_BEFORE // n))
     with TemporaryDirectory() as folder:
         server = ServerProcess(Path(folder), settings=_SETTINGS)
         with server, server.client("client") as client:
             for time in range(1, times + 1):
-                most.append(server.resident_bytes() / 2**20)
+                peaks.append(server.resident_bytes() / 2**20)
                 for number, content in enumerate(_broken(n)):
-                    status, sentence = _sent(client, content)
+                    status, message = _send(client, content)
                     statuses[status] = statuses.get(status, 0) + 1
-                    said.add(sentence)
-                    if (number + 1) % _ROUND == 0 or number + 1 == n:
-                        most[-1] = max(most[-1], server.resident_bytes() / 2**20)
-                        tell(f"{number + 1} of {n}, time {time} of {times}, "
-                             f"{most[-1]:.0f} MiB at most")  # fmt: skip
+                    messages.add(message)
+                    if (number + 1) % _MEASURE_EVERY == 0 or number + 1 == n:
+                        peaks[-1] = max(peaks[-1], server.resident_bytes() / 2**20)
+                        print_line(f"{number + 1} of {n}, time {time} of {times}, "
+                             f"{peaks[-1]:.0f} MiB at peaks")  # fmt: skip
             server.wait_ready()
-        traced = "raceback" in server.log.read_text(errors="replace")
+        has_traceback = "raceback" in server.log.read_text(errors="replace")
     found = {
         "pictures": n,
         "times": times,
         "bytes": sum(map(len, _broken(n))),
         "statuses": {str(status): count for status, count in sorted(statuses.items())},
-        "sentences": len(said - {""}),
-        "most_resident_mib": most,
+        "sentences": len(messages - {""}),
+        "most_resident_mib": peaks,
     }
-    return found, _wrong(found, traced)
+    return found, _problems(found, has_traceback)
 
 
 def _broken(n):
-    """The same every time."""
-    chance, wholes = random.Random(0), originals()
-    return (broken(wholes[number % len(wholes)], chance) for number in range(n))
+    """Return the same images at each call."""
+    random_source, intact = random.Random(0), originals()
+    return (broken(intact[number % len(intact)], random_source) for number in range(n))
 
 
-def _sent(client: Client, content: bytes) -> tuple[int, str]:
-    """Status and sentence; 200 only for a prediction that is one."""
+def _send(client: Client, content: bytes) -> tuple[int, str]:
+    """Return status and message of the response. A status of 200 needs a valid prediction."""
     try:
         [served] = client.predict(content)
     except ClientError as error:
@@ -70,16 +73,16 @@ def _sent(client: Client, content: bytes) -> tuple[int, str]:
     return 200, ""
 
 
-def _wrong(found, traced):
-    wrong = []
+def _problems(found, has_traceback):
+    problems = []
     allowed = {"200", "400", "413", "422"}
     if not set(found["statuses"]) <= allowed:
-        wrong.append(f"pictures were answered with {sorted(set(found['statuses']) - allowed)}")
+        problems.append(f"pictures were answered with {sorted(set(found['statuses']) - allowed)}")
     if len(found["statuses"]) < 2:
-        wrong.append("all pictures were treated alike")
-    if traced:
-        wrong.append("the log holds a traceback")
+        problems.append("all images were treated alike")
+    if has_traceback:
+        problems.append("the log contains a traceback")
     *_, before, after = found["most_resident_mib"]
-    if after - before > MOST:
-        wrong.append(f"memory grew by {after - before:.1f} MiB the last time")
-    return wrong
+    if after - before > MAX_GROWTH_MIB:
+        problems.append(f"memory grew by {after - before:.1f} MiB the last time")
+    return problems

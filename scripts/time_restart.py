@@ -1,13 +1,12 @@
-"""Seconds from the start of a killed server to its first ready answer.
+"""Measure the time from the start of a killed server until it is ready.
 
     python scripts/time_restart.py --times 10 --out results/serving/restart.json
 
-A server with the demo's model learns for a while and keeps a snapshot, is killed with SIGKILL right
-after it has served, and started again, over and over. Measured is the time from the spawning of the
-process until /v2/health/ready says 200, which it does once the worker that owns the model goes
-round and the database takes writes; predictions are then asked for and must come. The time that a
-bare `import torch` takes is measured before each start, so that a machine that is busy with
-something else can be told. Ends with 1 where one restart takes 3 seconds or more.
+A server with the demo's model learns for a while, takes a snapshot, is killed with SIGKILL right
+after a request, and is started again, repeatedly. The script measures the time from the start of
+the process until /v2/health/ready returns 200: the worker runs, and the database accepts writes.
+Then predictions must succeed. Before each start it also measures a bare `import torch`, which shows
+if the machine is busy with other work. The exit code is 1 if a restart takes 3 seconds or more.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from load_cases import MODEL, Server, load, served, wait_ready
+from load_cases import MODEL, LoadedServer, run_load, server_command, wait_ready
 
 from bitta.results import write_table
 from bitta.version import __version__
@@ -30,11 +29,11 @@ from bitta.version import __version__
 STEPS = 3
 ALLOWED = 3.0
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-"""With bytecode, as what is installed has it."""
+"""Lets the server write bytecode, like an installed package."""
 
 
 def main() -> int:
-    """Print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
@@ -60,7 +59,7 @@ def main() -> int:
 
 
 def line(table: dict[str, Any]) -> str:
-    """What docs/how-to/serve.md says of it."""
+    """Return the sentence of docs/how-to/serve.md."""
     return (
         f"Killed with SIGKILL and started again, it is ready after {table['median']:.1f} seconds "
         f"(median of {len(table['seconds'])}, the longest {table['longest']:.1f}), of which "
@@ -69,22 +68,22 @@ def line(table: dict[str, Any]) -> str:
 
 
 def measure(folder: Path, times: int) -> tuple[list[float], list[float], list[str]]:
-    """Seconds of each restart and import, and the versions that were gone on from."""
-    command, made = served("unanswered", folder)
-    process = started(command, made["port"])[0]
+    """Return the seconds of each restart and import, and the versions after each restart."""
+    command, options = server_command("unanswered", folder)
+    process = start_process(command, options["port"])[0]
     restarts, imports, versions = [], [], []
     try:
         for _ in range(times):
-            server = Server(process=process, **made)
-            learn(server)
+            server = LoadedServer(process=process, **options)
+            learn_some_steps(server)
             process.kill()
             process.wait()
             imports.append(import_torch())
-            process, seconds = started(command, made["port"])
+            process, seconds = start_process(command, options["port"])
             restarts.append(seconds)
-            server = Server(process=process, **made)
-            load(server, 0.05, 1)
-            versions.append(server.ask("/v1/status")["model"]["version"])
+            server = LoadedServer(process=process, **options)
+            run_load(server, 0.05, 1)
+            versions.append(server.request("/v1/status")["model"]["version"])
             print(f"{seconds:.2f} s to {versions[-1]}, torch {imports[-1]:.2f} s", flush=True)
     finally:
         process.kill()
@@ -92,28 +91,28 @@ def measure(folder: Path, times: int) -> tuple[list[float], list[float], list[st
     return restarts, imports, versions
 
 
-def learn(server: Server) -> None:
-    """Serve until some steps were made, and keep a snapshot."""
-    begun = server.ask("/v1/status")["learning"]["steps"]
-    while server.ask("/v1/status")["learning"]["steps"] < begun + STEPS:
-        load(server, 1.0, 4)
-    server.ask("/v1/snapshots", method="POST")
-    load(server, 0.5, 4)
+def learn_some_steps(server: LoadedServer) -> None:
+    """Serve until some learning steps have run, and take a snapshot."""
+    n_steps = server.request("/v1/status")["learning"]["steps"]
+    while server.request("/v1/status")["learning"]["steps"] < n_steps + STEPS:
+        run_load(server, 1.0, 4)
+    server.request("/v1/snapshots", method="POST")
+    run_load(server, 0.5, 4)
 
 
-def started(command: list[str], port: int) -> tuple[subprocess.Popen[bytes], float]:
-    """A process, and the seconds until it was ready."""
-    began = time.monotonic()
+def start_process(command: list[str], port: int) -> tuple[subprocess.Popen[bytes], float]:
+    """Start a server. Return its process and the seconds until it was ready."""
+    started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     wait_ready(process, port)
-    return process, time.monotonic() - began
+    return process, time.monotonic() - started
 
 
 def import_torch() -> float:
-    """Seconds of the least that any server with this model has to do."""
-    began = time.monotonic()
+    """Return the seconds of `import torch`, which every server with this model needs."""
+    started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
 if __name__ == "__main__":

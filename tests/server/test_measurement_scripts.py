@@ -20,8 +20,8 @@ def script(monkeypatch):
 class TwoSpells:
     """Two windows of each."""
 
-    def spell(self, place):
-        return "dry" if place < 128 else "wet"
+    def condition(self, index):
+        return "dry" if index < 128 else "wet"
 
 
 def _runs(demo, *accuracies):
@@ -60,7 +60,7 @@ def test_claim_without_a_limit_for_spells_accepts_any(script):
     ],
 )
 def test_soak_finds_growing_memory_and_peaks(script, kept_per_spell, most_by, wrong):
-    """15 spells of two minutes: 5 fill caches, then the last 5 are compared with 5 before."""
-    watch = script("soak_memory.py")
-    spells = [[480 + kept_per_spell * n, 1500 * (most_by if n >= 10 else 1)] for n in range(15)]
-    assert watch["grown"](watch["summed"](spells)) == wrong
+    """15 periods of two minutes: 5 fill caches, then the last 5 are compared with 5 before."""
+    memory = script("soak_memory.py")
+    periods = [[480 + kept_per_spell * n, 1500 * (most_by if n >= 10 else 1)] for n in range(15)]
+    assert memory["growth_problems"](memory["summarise_periods"](periods)) == wrong
