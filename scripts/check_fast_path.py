@@ -1,9 +1,9 @@
-"""The fast path against the plain one on the first batches of CIFAR-10-C, in float32 without TF32.
+"""Compare the fast path with the plain one on the first batches of CIFAR-10-C, in float32.
 
     python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
 
-Needs CIFAR-10 ("bitta data get cifar10"). Memories of 8 are full after a few batches, so that the
-captured step takes part; 64 are BiTTA's own.
+TF32 is off. CIFAR-10 must be there ("bitta data get cifar10"). Memories of 8 are full after a few
+batches, so that the captured update is used. 64 is BiTTA's default.
 """
 
 import argparse
@@ -25,14 +25,14 @@ N_BATCHES = 10
 
 
 def main() -> None:
-    """Compare, print, write."""
+    """Compare, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", required=True)
     parser.add_argument("--weights", default="weights/cifar10-resnet18.safetensors")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    torch.backends.cudnn.deterministic = True  # or two runs of one path would differ, too
+    torch.backends.cudnn.deterministic = True  # otherwise two runs of the same path differ
     config = StreamConfig(kind="cifar10-c", corruptions="gaussian_noise", n_samples=64 * N_BATCHES)
     stream = build_stream(config, seed=0)
     model, _ = load_model(arguments.weights)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def compared(stream: Stream, model: nn.Module, method: str, memory: int) -> dict[str, object]:
-    """Labels and questions batch by batch, weights at the end."""
+    """Compare labels and questions of every batch, and the weights at the end."""
     plain = outcome(stream, model, method, memory, eager=True)
     fast = outcome(stream, model, method, memory, eager=False)
     pairs = zip(plain[2].values(), fast[2].values(), strict=True)
@@ -69,7 +69,7 @@ def compared(stream: Stream, model: nn.Module, method: str, memory: int) -> dict
 
 
 def outcome(stream, model, method, memory, *, eager):
-    """Labels, questions and weights of one path, and its name."""
+    """Return labels, questions and weights of one path, and its name."""
     session = Session(
         model, method, n_queries=3, correct_memory=memory, incorrect_memory=memory, copy=True,
         feedback=Simulated(stream.truth), eager=eager, precision="float32",

@@ -1,4 +1,4 @@
-"""Time "bitta demo" of this checkout and of an earlier revision, in turns, in one run.
+"""Time "bitta demo" of this checkout and of an earlier revision, alternating.
 
     python scripts/compare_demo.py 13d3f21 --rounds 3 --out results/speed/demo-2-cores.json
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Alternate, print, write."""
+    """Time both, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision")
     parser.add_argument("--demo", default="digits")

@@ -1,4 +1,4 @@
-"""Where the time of a BiTTA batch goes: kernels of a GPU, or operators of a CPU, by kind.
+"""Measure the time of a BiTTA batch by kind of GPU kernel or CPU operator.
 
     python scripts/profile_step.py --device cuda --out results/speed/profile.json
 
@@ -15,9 +15,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bitta.bench.device import device_named
-from bitta.bench.filled import filled_session, random_batches
-from bitta.bench.grids import cases_of
+from bitta.bench.models import device_named
+from bitta.bench.speed import random_batches, session_with_full_memories, speed_cases
 from bitta.results import describe_environment
 
 N_STEPS = 5
@@ -42,7 +41,7 @@ REST = "other element-wise work"
 
 
 def main() -> None:
-    """Profile, print, write."""
+    """Profile, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="resnet18")
@@ -50,16 +49,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = device_named(arguments.device)
-    (case,) = cases_of(["headline"], changes={"model": arguments.model})
-    session = filled_session(case, device, precision=arguments.precision)
+    (case,) = speed_cases(["headline"], changes={"model": arguments.model})
+    session = session_with_full_memories(case, device, precision=arguments.precision)
     inputs = random_batches(case, device)
-    for place in range(6):
-        session.step(inputs[place % 2])
+    for index in range(6):
+        session.step(inputs[index % 2])
     cuda = device.type == "cuda"
     started = perf_counter()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
-        for place in range(N_STEPS):
-            session.step(inputs[place % 2])
+        for index in range(N_STEPS):
+            session.step(inputs[index % 2])
         if cuda:
             torch.cuda.synchronize(device)
     wall = perf_counter() - started
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def milliseconds(events, *, cuda):
-    """Time of each kind of kernel or operator per batch, the largest first."""
+    """Return the time per batch of each kind of kernel or operator, largest first."""
     total = Counter()
     for event in events:
         if cuda == (event.device_type == DeviceType.CUDA):
@@ -88,7 +87,7 @@ def milliseconds(events, *, cuda):
 
 
 def kind_of(name: str) -> str:
-    """By what the name of a kernel holds."""
+    """Return the kind of a kernel by its name."""
     return next((kind for kind, marks in KINDS.items() if any(m in name for m in marks)), REST)
 
 

@@ -1,10 +1,11 @@
-"""Choose the settings of the demos on images and seeds that the demos never show.
+"""Choose the settings of the demos on images and seeds that the demos do not use.
 
 python scripts/tune_demo.py digits MNIST_FOLDER [--seeds 10 11 12]
 python scripts/tune_demo.py corruptions CIFAR_FOLDER [--seeds 10 11 12]
 
-digits: each seed takes its own 6,000 of the digits the source model was trained on, coloured as in
-the target. corruptions: CIFAR-10 test images 2,000 to 3,999. One line per seed and setting.
+digits: each seed uses another 6,000 of the digits that the source model was trained on, coloured as
+in the target domain. corruptions: CIFAR-10 test images 2,000 to 3,999. The script prints a line per
+seed and setting.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import torch
 
 from bitta import Session, Simulated
 from bitta.bench.experiment import ModelConfig
-from bitta.bench.models import build_source
+from bitta.bench.models import load_source_model
 from bitta.corruptions import corrupt
 from bitta.streams import COLOUR_FLIPS, Domain, Stream, coloured_digits, read_cifar10, read_mnist
 
@@ -29,10 +30,10 @@ def main() -> None:
     """Run the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("demo", choices=list(GRIDS))
-    parser.add_argument("folder", help="the data set's own files")
+    parser.add_argument("folder", help="folder of the data set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
     arguments = parser.parse_args()
-    model = build_source(ModelConfig(weights=MODELS[arguments.demo]))[0]
+    model = load_source_model(ModelConfig(weights=MODELS[arguments.demo]))[0]
     grid = GRIDS[arguments.demo]
     for seed in arguments.seeds:
         stream = {"digits": digits, "corruptions": corruptions}[arguments.demo](
@@ -41,18 +42,18 @@ def main() -> None:
         for values in product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
             annotator = Simulated(stream.truth, seed=seed)
-            right = 0
+            n_correct = 0
             with Session(
                 model, copy=True, feedback=annotator, seed=seed, epochs=1, **settings
             ) as session:
                 for batch in stream.batches():
                     labels = session.step(batch.inputs)[0].labels
-                    right += int((labels == batch.truth).sum())
-            print(seed, settings, f"{100 * right / len(stream.truth):.1f} %", flush=True)
+                    n_correct += int((labels == batch.truth).sum())
+            print(seed, settings, f"{100 * n_correct / len(stream.truth):.1f} %", flush=True)
 
 
 def digits(folder: str, seed: int) -> Stream:
-    """Digits of the source, in the colours of the target."""
+    """Colour digits of the source as in the target domain."""
     images, numerals = read_mnist(folder, train=True)
     rows = slice(6000 * (seed % 6), 6000 * (seed % 6) + 5760)
     coloured, clean, _ = coloured_digits(
@@ -62,12 +63,12 @@ def digits(folder: str, seed: int) -> Stream:
 
 
 def corruptions(folder: str, seed: int) -> Stream:
-    """Images of the test set that are not in the pack."""
+    """Corrupt test images that are not embedded in the package."""
     test = read_cifar10(folder, train=False)
     domains = []
     names = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
-    for place, name in enumerate(names):
-        start = 2000 + 1000 * (place % 2)
+    for index, name in enumerate(names):
+        start = 2000 + 1000 * (index % 2)
         rows = torch.arange(start, start + 1000)
         images = corrupt(test.images[rows], name, seed=seed)
         domains.append(Domain(name, images, test.labels[rows]))

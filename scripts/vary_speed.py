@@ -1,4 +1,4 @@
-"""What each part of the fast path is worth: BiTTA's batch timed with one part changed at a time.
+"""Time a BiTTA batch with one part of the fast path changed at a time.
 
     python scripts/vary_speed.py --device cuda --out results/speed/parts.json
 
@@ -14,9 +14,8 @@ from statistics import median
 
 import torch
 
-from bitta.bench.device import device_named
-from bitta.bench.filled import filled_session, random_batches
-from bitta.bench.grids import cases_of
+from bitta.bench.models import device_named
+from bitta.bench.speed import random_batches, session_with_full_memories, speed_cases
 from bitta.metrics import DeviceTimer, SpeedCase, peak_memory, reset_peak_memory
 from bitta.results import describe_environment
 from bitta.session import Session
@@ -25,14 +24,14 @@ N_WARM_UP, N_TIMED = 6, 20
 
 
 def main() -> None:
-    """Time, print, write."""
+    """Time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = device_named(arguments.device)
-    (case,) = cases_of(["headline"], changes={"model": arguments.model})
+    (case,) = speed_cases(["headline"], changes={"model": arguments.model})
     measured = {}
     for name, (settings, change) in VARIANTS.items():
         measured[name] = timed(case, device, settings, change)
@@ -46,15 +45,15 @@ def main() -> None:
 
 
 def timed(case: SpeedCase, device: torch.device, settings: dict, change: Callable) -> dict:
-    """Median milliseconds of a batch, and the peak from the first batch on."""
+    """Return the median milliseconds of a batch, and the peak memory from the first batch on."""
     reset_peak_memory(device)
-    with filled_session(case, device, **settings) as session:
+    with session_with_full_memories(case, device, **settings) as session:
         change(session)
         inputs = random_batches(case, device)
         watch, ms = DeviceTimer(device), []
-        for place in range(N_WARM_UP + N_TIMED):
+        for index in range(N_WARM_UP + N_TIMED):
             watch.start()
-            session.step(inputs[place % 2])
+            session.step(inputs[index % 2])
             ms.append(1000 * watch.stop())
         torch.backends.cudnn.benchmark = False
         peak = peak_memory(device)
@@ -65,42 +64,42 @@ def timed(case: SpeedCase, device: torch.device, settings: dict, change: Callabl
     }
 
 
-def nothing(_: Session) -> None:
-    """The path as it is chosen."""
+def unchanged(_: Session) -> None:
+    """Keep the default path."""
 
 
 def without_graphs(session: Session) -> None:
-    """Every kernel launched from Python."""
+    """Launch every kernel from Python."""
     session.adapter.wrapped.graphs.enabled = False
 
 
 def without_kernels(session: Session) -> None:
-    """Normalisation and dropout pass by pass, by the library's kernels."""
+    """Normalise and drop pass by pass, with PyTorch's kernels."""
     wrapped = session.adapter.wrapped
     wrapped.execution = replace(wrapped.execution, kernels=False)
 
 
 def without_fused_optimiser(session: Session) -> None:
-    """Parameters updated group by group."""
+    """Update parameters group by group."""
     wrapped = session.adapter.wrapped
     wrapped.execution = replace(wrapped.execution, fused=False)
     session.adapter.optimiser = session.adapter.make_optimiser()
 
 
 def with_autotuning(_: Session) -> None:
-    """cuDNN tries its algorithms on every new shape."""
+    """Let cuDNN try its algorithms on every new shape."""
     torch.backends.cudnn.benchmark = True
 
 
 VARIANTS = {
-    "as it is": ({}, nothing),
+    "as it is": ({}, unchanged),
     "without graphs": ({}, without_graphs),
     "without our kernels": ({}, without_kernels),
     "without a fused optimiser": ({}, without_fused_optimiser),
     "with cuDNN autotuning": ({}, with_autotuning),
-    "in TF32": ({"precision": "tf32"}, nothing),
-    "eager, TF32": ({"eager": True, "precision": "tf32"}, nothing),
-    "eager, bfloat16": ({"eager": True, "precision": "bfloat16"}, nothing),
+    "in TF32": ({"precision": "tf32"}, unchanged),
+    "eager, TF32": ({"eager": True, "precision": "tf32"}, unchanged),
+    "eager, bfloat16": ({"eager": True, "precision": "bfloat16"}, unchanged),
 }
 
 

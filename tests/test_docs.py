@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bitta
-from bitta.bench.grids import GRIDS, cases_of
-from bitta.bench.recipe import Recipe
+from bitta.bench.pretrain import Recipe
+from bitta.bench.speed import SPEED_GRIDS, speed_cases
 from bitta.cli.main import _COMMANDS
 from bitta.config import describe_settings
 from bitta.methods import METHODS
@@ -74,8 +74,8 @@ def test_every_recipe_key_is_documented():
 
 def test_every_grid_and_column_of_bitta_speed_is_documented():
     page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
-    assert all(f"| `{name}` |" in page for name in GRIDS)
-    case = cases_of(["headline"], changes={})[0]
+    assert all(f"| `{name}` |" in page for name in SPEED_GRIDS)
+    case = speed_cases(["headline"], changes={})[0]
     assert all(f"`{column}`" in page for column in speed_rows([SpeedMeasurement(case=case)])[0][1:])
 
 

@@ -8,7 +8,8 @@ import torch
 
 from bitta.errors import InputError
 from bitta.metrics import Agreement, Reliability
-from bitta.results import RunResult, StepRecord, code_hash
+from bitta.results import RunResult, StepRecord, describe_environment
+from bitta.version import NUMERICS_VERSION
 
 
 def step(domain="fog", n_correct=5, losses=None, **changes):
@@ -109,19 +110,13 @@ def test_what_was_not_measured_is_not_called_sound(tmp_path):
     assert summary["agreement"] == pytest.approx(55)
 
 
-def test_the_code_of_a_result_is_that_of_methods_and_streams_not_of_pages(tmp_path):
-    def hashed(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        code_hash.cache_clear()
-        return code_hash()
+def test_code_version_is_the_numerics_version_or_the_hash_of_older_results():
+    assert replace(result(STEPS), environment={"numerics_version": 3}).code_version == "v3"
+    assert replace(result(STEPS), environment={"code": "0" * 64}).code_version == "0" * 64
+    assert replace(result(STEPS), environment={}).code_version == ""
 
-    try:
-        with pytest.MonkeyPatch.context() as elsewhere:
-            elsewhere.setattr("bitta.results.__file__", str(tmp_path / "results.py"))
-            first = hashed("losses.py", "1")
-            assert hashed("report/page.py", "1") == hashed("cli/run.py", "1") == first
-            assert hashed("losses.py", "2") != first
-    finally:
-        code_hash.cache_clear()
+
+def test_environment_holds_the_numerics_version_and_no_hash_of_the_source():
+    found = describe_environment(torch.device("cpu"), "weights")
+    assert found["numerics_version"] == NUMERICS_VERSION
+    assert "code" not in found

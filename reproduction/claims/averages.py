@@ -221,7 +221,7 @@ def _is_variant(row: Row, fair: Row) -> bool:
     own, usual = row.settings["method"], fair.settings["method"]
     differs = any(own[key] != usual[key] for key in own.keys() & usual.keys())
     is_alike = row.method == fair.method and row.settings["feedback"] == fair.settings["feedback"]
-    return is_alike and differs and not {"reference", "enhanced"} & set(row.qualifiers)
+    return is_alike and differs and not {"reference", "prepared"} & set(row.qualifiers)
 
 
 def _raised_by_handicaps(answered: TableComparison, column: str) -> tuple[tuple[str, ...], int]:

@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from hashlib import sha256
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -24,11 +24,9 @@ from bitta.metrics import (
     find_low_entropy_domains,
 )
 from bitta.statefile import write_atomically
-from bitta.version import __version__
+from bitta.version import NUMERICS_VERSION, __version__
 
 _FORMAT = 2
-_SHOWN_ONLY = ("cli/", "client/", "report/", "server/")
-"""What starts runs and shows results changes none."""
 _NOT_FINITE = "nan"
 """Value of a loss that was not finite. A loss that was absent is null."""
 
@@ -86,6 +84,13 @@ class RunResult:
     def name(self) -> str:
         """Name of the experiment."""
         return str(self.experiment["name"])
+
+    @property
+    def code_version(self) -> str:
+        """Version of the code: the numerics version or, in older results, a hash of the source."""
+        if (version := self.environment.get("numerics_version")) is not None:
+            return f"v{version}"
+        return str(self.environment.get("code", ""))
 
     @property
     def accuracy(self) -> float:
@@ -287,20 +292,8 @@ def describe_environment(device: torch.device, weights: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "source_weights": weights,
-        "code": code_hash(),
+        "numerics_version": NUMERICS_VERSION,
     }
-
-
-@cache
-def code_hash() -> str:
-    """SHA-256 of the source that a result depends on, as it was when this process first asked."""
-    folder, digest = Path(__file__).parent, sha256()
-    for path in sorted(folder.rglob("*.py")):
-        name = path.relative_to(folder).as_posix()
-        if not name.startswith(_SHOWN_ONLY):
-            digest.update(f"{name}\n".encode())
-            digest.update(sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def table_hash(table: Mapping[str, Any]) -> str:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bitta.bench.experiment import Experiment
-from bitta.bench.toml import override, read_toml
+from bitta.bench.experiment import Experiment, override, read_toml
 from bitta.errors import BittaError
 
 GOOD = {
@@ -15,7 +14,7 @@ GOOD = {
 
 
 def test_presets_and_settings_become_one_table():
-    table = Experiment.of(GOOD, name="x").as_table()
+    table = Experiment.from_table(GOOD, name="x").as_table()
     assert table["method"]["name"] == "bitta"
     assert table["method"]["lr"] == 1.0
     assert table["method"]["observes"] == "before_asking"
@@ -28,12 +27,12 @@ def test_presets_and_settings_become_one_table():
     [
         ({"strem": {}}, "unknown key 'strem'; did you mean 'stream'"),
         ({"method": {}}, "method.name is missing"),
-        ({"method": {"name": 3}}, "method.name is 3; say which"),
+        ({"method": {"name": 3}}, "method.name is 3"),
         ({"method": {"name": "tnet"}}, "did you mean 'tent'"),
         ({"method": {"name": "tent", "lr": float("inf")}}, "lr is inf; allowed: a finite number"),
         ({"method": {"name": "tent", "lrr": 1}}, "did you mean 'lr'"),
         ({"method": {"name": "tent", "preset": "x"}}, "unknown preset"),
-        ({"method": "bitta"}, r"a table \[method\] is needed"),
+        ({"method": "bitta"}, r"allowed: a table \[method\]"),
         ({"stream": {}}, "stream.kind is missing"),
         (
             {"stream": {"kind": "movie"}},
@@ -53,9 +52,9 @@ def test_presets_and_settings_become_one_table():
         ({"method": {"name": "bitta", "sites": 5}}, "sites is 5"),
     ],
 )
-def test_mistakes_are_named(changed, message):
+def test_invalid_settings_are_refused(changed, message):
     with pytest.raises(BittaError, match=message):
-        Experiment.of(GOOD | changed, name="x")
+        Experiment.from_table(GOOD | changed, name="x")
 
 
 def test_overrides():
@@ -64,7 +63,7 @@ def test_overrides():
     override(table, "a.d=plain text")
     override(table, "e.f=true")
     assert table == {"a": {"b": 2.5, "d": "plain text"}, "c": 2, "e": {"f": True}}
-    with pytest.raises(BittaError, match=r"not of the form a\.b=value"):
+    with pytest.raises(BittaError, match=r"does not have the form a\.b=value"):
         override(table, "a.b")
     with pytest.raises(BittaError, match="'c' is a value"):
         override(table, "c.d=1")
@@ -79,7 +78,7 @@ def test_malformed_toml(tmp_path):
         read_toml(tmp_path / "none.toml")
 
 
-def test_numbers_may_be_written_as_people_write_them():
+def test_numbers_without_leading_zero_are_read():
     table = {}
     for assignment in ("a.b=.1", "a.c=1e-3", "a.d=fog", "a.e=true"):
         override(table, assignment)

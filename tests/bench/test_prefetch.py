@@ -188,5 +188,5 @@ def test_closing_early_leaves_no_thread():
 def test_making_and_waiting_are_counted(ahead):
     prefetch = Prefetch(Stream(made_domains([]), batch_size=4), CPU, ahead=ahead)
     list(prefetch.batches())
-    assert prefetch.making > 0
-    assert prefetch.waiting > 0
+    assert prefetch.making_seconds > 0
+    assert prefetch.waiting_seconds > 0

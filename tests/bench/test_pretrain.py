@@ -8,11 +8,17 @@ import pytest
 import torch
 from PIL import Image
 
-from bitta.bench.augment import AUGMENTATIONS
-from bitta.bench.pretrain import Paused, _first_weights, _round_to_half, checkpoint_path, pretrain
-from bitta.bench.recipe import Recipe, read_recipe
-from bitta.bench.trainer import Trainer
-from bitta.bench.training_sets import LOADERS
+from bitta.bench.pretrain import (
+    Recipe,
+    Trainer,
+    TrainingStopped,
+    _build_model,
+    _round_to_half,
+    pretrain,
+    read_recipe,
+    training_checkpoint_path,
+)
+from bitta.bench.training_sets import AUGMENTATIONS, LOADERS
 from bitta.cli.main import main
 from bitta.errors import InputError, SettingError
 from bitta.models import load_model, read_card
@@ -51,7 +57,7 @@ def test_a_trained_model_carries_what_it_is(cifar, tmp_path):
     assert card.recipe["lr"] == 0.05
     assert card.classes[3] == "cat"
     assert [epoch["number"] for epoch in log["epochs"]] == [1, 2, 3]
-    assert not checkpoint_path(tmp_path / "m.safetensors").exists()
+    assert not training_checkpoint_path(tmp_path / "m.safetensors").exists()
 
 
 def test_training_learns_its_images(cifar, tmp_path):
@@ -65,7 +71,7 @@ def test_resumed_training_ends_with_the_same_weights(cifar, tmp_path, optimiser)
     recipe = replace(RECIPE, optimiser=optimiser, lr=1e-2)
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     pretrain(recipe, out=whole, folder=str(cifar))
-    with pytest.raises(Paused, match="stopped after epoch 1 of 3"):
+    with pytest.raises(TrainingStopped, match="stopped after epoch 1 of 3"):
         pretrain(recipe, out=parts, folder=str(cifar), should_stop=lambda: True)
     done = []
     pretrain(
@@ -82,7 +88,7 @@ def test_resumed_training_ends_with_the_same_weights(cifar, tmp_path, optimiser)
 
 def test_a_checkpoint_of_another_recipe_is_refused(cifar, tmp_path):
     out = tmp_path / "m.safetensors"
-    with pytest.raises(Paused):
+    with pytest.raises(TrainingStopped):
         pretrain(RECIPE, out=out, folder=str(cifar), should_stop=lambda: True)
     with pytest.raises(InputError, match="another recipe"):
         pretrain(replace(RECIPE, lr=0.2), out=out, folder=str(cifar), resume=True)
@@ -116,14 +122,14 @@ def test_a_head_is_kept_for_the_same_classes_only(cifar, tmp_path):
     pretrain(RECIPE, out=start, folder=str(cifar))
     data = LOADERS["cifar10"](cifar, "", 32)
     going_on = replace(RECIPE, start=str(start))
-    same, _ = _first_weights(going_on, data)
+    same, _ = _build_model(going_on, data)
     assert torch.equal(same.fc.weight, weights(start)["fc.weight"])
     others = replace(data.train, classes=tuple("abcdefghij"))
-    other, _ = _first_weights(going_on, replace(data, train=others))
+    other, _ = _build_model(going_on, replace(data, train=others))
     assert not torch.equal(other.fc.weight, weights(start)["fc.weight"])
     assert torch.equal(other.conv1.weight, weights(start)["conv1.weight"])
     with pytest.raises(SettingError, match="architecture is 'resnet20', but the weights"):
-        _first_weights(replace(going_on, architecture="resnet20"), data)
+        _build_model(replace(going_on, architecture="resnet20"), data)
 
 
 def test_a_training_that_comes_apart_is_not_saved(cifar, tmp_path):
@@ -173,12 +179,12 @@ def test_values_beyond_half_precision_stay_as_they_are():
 
 def test_the_step_size_falls_along_a_cosine():
     """From .05 over half of it at half time to 0."""
-    trainer = Trainer(toy_classifier(), replace(RECIPE, augment="none"), n_steps=8)
+    trainer = Trainer(toy_classifier(), replace(RECIPE, augment="none"), n_updates=8)
     sizes = []
     for _ in range(8):
         sizes.append(trainer.lr)
         images = torch.randint(0, 256, (4, 3, 8, 8), generator=generator(0), dtype=torch.uint8)
-        trainer.step(images, torch.arange(4))
+        trainer.update(images, torch.arange(4))
     assert sizes[0] == 0.05
     assert sizes[4] == pytest.approx(0.025)
     assert trainer.lr == pytest.approx(0, abs=1e-9)
@@ -238,9 +244,9 @@ def test_shifting_keeps_every_image_within_reach():
 
 def test_zooming_enlarges_a_part():
     ramp = torch.arange(32, dtype=torch.uint8).mul(8).view(1, 1, 1, 32).expand(16, 3, 32, 32)
-    zoomed = AUGMENTATIONS["zoom"](ramp.contiguous(), (0, "augment"))
-    assert zoomed.dtype == torch.uint8
-    spans = zoomed[:, 0, 0].float().amax(-1) - zoomed[:, 0, 0].float().amin(-1)
+    zoom_images = AUGMENTATIONS["zoom"](ramp.contiguous(), (0, "augment"))
+    assert zoom_images.dtype == torch.uint8
+    spans = zoom_images[:, 0, 0].float().amax(-1) - zoom_images[:, 0, 0].float().amin(-1)
     assert (spans < 248).all()
     assert (spans > 0.6 * 248).all()
 

@@ -11,21 +11,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bitta.bench.experiment import Experiment
+from bitta.bench.experiment import Experiment, read_toml
 from bitta.bench.prefetch import Prefetch
-from bitta.bench.runner import Stopped, run
-from bitta.bench.toml import read_toml
+from bitta.bench.runner import RunStopped
 from bitta.errors import InputError
 from bitta.results import RunResult
 from bitta.session import Session
 from bitta.statefile import load_state
 from bitta.testing import toy_classifier
-from small_experiment import without_times, write_experiment
+from small_experiment import run_experiment, without_times, write_experiment
 
 
 def test_a_run_records_everything(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    result = run(experiment, out=tmp_path)
+    result = run_experiment(experiment, out=tmp_path)
     read = RunResult.load(tmp_path / "trial-seed0.json")
     assert read.accuracy == result.accuracy
     assert read.protocol.startswith("100 samples of data.npz, continual day > night")
@@ -40,7 +39,7 @@ def test_a_run_records_everything(tmp_path):
 
 def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     table = Experiment.read(write_experiment(tmp_path)).as_table()
-    chosen = run(Experiment.of(table, name="x"), out=tmp_path / "bitta")
+    chosen = run_experiment(Experiment.from_table(table, name="x"), out=tmp_path / "bitta")
     assert chosen.total("n_measured") == chosen.total("n") == 100
     assert 0 < chosen.total("n_agreeing_correct") <= chosen.total("n_correct")
     assert 0 < chosen.total("n_agreeing") < 100
@@ -51,7 +50,7 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     assert policy.count != chosen.reliability.count, "as sure as what is served"
     assert list(chosen.spreads) == ["day", "night"]
     other = table | {"method": {"name": "bitta", "selection": "random"}}
-    unmeasured = run(Experiment.of(other, name="x"), out=tmp_path / "random")
+    unmeasured = run_experiment(Experiment.from_table(other, name="x"), out=tmp_path / "random")
     assert unmeasured.agreement.rate is None
     assert sum(unmeasured.policy_reliability.count) == 0
 
@@ -59,13 +58,13 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
 def test_confidence_is_recorded_of_what_is_served_and_of_the_policy(tmp_path):
     """Batch by batch what the bins of the whole stream add up to."""
     table = Experiment.read(write_experiment(tmp_path)).as_table()
-    chosen = run(Experiment.of(table, name="x"), out=tmp_path / "bitta")
+    chosen = run_experiment(Experiment.from_table(table, name="x"), out=tmp_path / "bitta")
     assert sum(chosen.reliability.confidence) == pytest.approx(chosen.total("confidence"))
     policy = sum(chosen.policy_reliability.confidence)
     assert policy == pytest.approx(chosen.total("policy_confidence"))
     assert all(step.n / 5 < step.confidence < step.n for step in chosen.steps)
     other = table | {"method": {"name": "bitta", "selection": "random"}}
-    unmeasured = run(Experiment.of(other, name="x"), out=tmp_path / "random")
+    unmeasured = run_experiment(Experiment.from_table(other, name="x"), out=tmp_path / "random")
     assert unmeasured.total("confidence") > 0
     assert {step.policy_confidence for step in unmeasured.steps} == {None}
 
@@ -75,24 +74,26 @@ def test_a_method_does_not_change_the_stream(tmp_path):
     counts = []
     for name in ("source", "bitta"):
         method = {"name": name}
-        result = run(Experiment.of(table | {"method": method}, name="x"), out=tmp_path / name)
+        result = run_experiment(
+            Experiment.from_table(table | {"method": method}, name="x"), out=tmp_path / name
+        )
         counts.append([(step.domain, step.n) for step in result.steps])
     assert counts[0] == counts[1]
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    run(experiment, out=tmp_path / "whole")
-    with pytest.raises(Stopped, match="stopped after batch 1 of 14"):
-        run(experiment, out=tmp_path / "parts", should_stop=lambda: True)
-    run(experiment, out=tmp_path / "parts", resume=True)
+    run_experiment(experiment, out=tmp_path / "whole")
+    with pytest.raises(RunStopped, match="stopped after batch 1 of 14"):
+        run_experiment(experiment, out=tmp_path / "parts", should_stop=lambda: True)
+    run_experiment(experiment, out=tmp_path / "parts", resume=True)
     name = "trial-seed0.json"
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 
 
 def test_a_result_says_where_the_seconds_went(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    seconds = run(experiment, out=tmp_path).extra["seconds"]
+    seconds = run_experiment(experiment, out=tmp_path).extra["seconds"]
     assert list(seconds) == ["start_up", "making", "waiting", "learning", "capture", "total"]
     assert seconds["capture"] == 0
     assert min(seconds[name] for name in ("start_up", "making", "waiting", "learning")) > 0
@@ -108,10 +109,10 @@ def test_seconds_of_all_lives_are_added_up(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     earlier = []
     for _ in range(3):
-        with pytest.raises(Stopped):
-            run(experiment, out=tmp_path, resume=True, should_stop=lambda: True)
+        with pytest.raises(RunStopped):
+            run_experiment(experiment, out=tmp_path, resume=True, should_stop=lambda: True)
         earlier.append(load_state(tmp_path / "trial-seed0.safetensors")["seconds"])
-    result = run(experiment, out=tmp_path, resume=True)
+    result = run_experiment(experiment, out=tmp_path, resume=True)
     lives = [*earlier, result.extra["seconds"]]
     for before, after in pairwise(lives):
         assert all(after[name] > before[name] for name in before if name != "capture")
@@ -121,7 +122,7 @@ def test_seconds_of_all_lives_are_added_up(tmp_path):
 def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     events = []
-    result = run(
+    result = run_experiment(
         experiment,
         out=tmp_path,
         on_start=events.append,
@@ -134,8 +135,8 @@ def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
 def test_a_run_may_go_on_along_another_path(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     for precision in ("float32", "bfloat16", "bfloat16"):
-        with pytest.raises(Stopped):
-            run(
+        with pytest.raises(RunStopped):
+            run_experiment(
                 experiment,
                 out=tmp_path,
                 resume=True,
@@ -143,7 +144,7 @@ def test_a_run_may_go_on_along_another_path(tmp_path):
                 precision=precision,
                 should_stop=lambda: True,
             )
-    result = run(experiment, out=tmp_path, resume=True)
+    result = run_experiment(experiment, out=tmp_path, resume=True)
     assert result.extra["execution"] == (
         "eager, float32, channels_last; then eager, bfloat16, channels_last; "
         "then eager, float32, channels_last"
@@ -160,13 +161,13 @@ def test_no_thread_is_left_after_a_run(tmp_path, monkeypatch, should_stop):
     before = set(threading.enumerate())
     seen = set()
     try:
-        run(
+        run_experiment(
             experiment,
             out=tmp_path,
             on_step=lambda *_: seen.update(threading.enumerate()),
             should_stop=lambda: should_stop,
         )
-    except Stopped:
+    except RunStopped:
         assert should_stop
     assert seen - before
     assert not set(threading.enumerate()) - before
@@ -174,49 +175,53 @@ def test_no_thread_is_left_after_a_run(tmp_path, monkeypatch, should_stop):
 
 def test_a_finished_run_is_not_repeated_by_resume(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    run(experiment, out=tmp_path)
+    run_experiment(experiment, out=tmp_path)
     steps = []
-    again = run(experiment, out=tmp_path, resume=True, on_step=lambda *step: steps.append(step))
+    again = run_experiment(
+        experiment, out=tmp_path, resume=True, on_step=lambda *step: steps.append(step)
+    )
     assert not steps
     assert again.accuracy == RunResult.load(tmp_path / "trial-seed0.json").accuracy
-    run(experiment, out=tmp_path, on_step=lambda *step: steps.append(step))
+    run_experiment(experiment, out=tmp_path, on_step=lambda *step: steps.append(step))
     assert len(steps) == 14
 
 
 def test_a_result_of_other_settings_is_not_overwritten(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    run(experiment, out=tmp_path)
-    other = Experiment.of(experiment.as_table() | {"method": {"name": "tent"}}, name="x")
+    run_experiment(experiment, out=tmp_path)
+    other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="x")
     with pytest.raises(InputError, match="is the result of other settings"):
-        run(other, out=tmp_path)
-    assert run(other, out=tmp_path, overwrite=True).experiment["method"]["name"] == "tent"
+        run_experiment(other, out=tmp_path)
+    assert (
+        run_experiment(other, out=tmp_path, overwrite=True).experiment["method"]["name"] == "tent"
+    )
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path, should_stop=lambda: True)
-    other = Experiment.of(
+    with pytest.raises(RunStopped):
+        run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
+    other = Experiment.from_table(
         experiment.as_table() | {"method": {"name": "bitta", "lr": 0.5}}, name="x"
     )
     with pytest.raises(InputError, match="written with another experiment;"):
-        run(other, out=tmp_path, resume=True)
+        run_experiment(other, out=tmp_path, resume=True)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path, should_stop=lambda: True)
+    with pytest.raises(RunStopped):
+        run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
     write_experiment(tmp_path, labels=np.zeros(100, int))
     with pytest.raises(InputError, match="written with another stream;"):
-        run(experiment, out=tmp_path, resume=True)
+        run_experiment(experiment, out=tmp_path, resume=True)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     Session(toy_classifier()).save(tmp_path / "trial-seed0.safetensors")
     with pytest.raises(InputError, match="written with another experiment and stream and"):
-        run(experiment, out=tmp_path, resume=True)
+        run_experiment(experiment, out=tmp_path, resume=True)
 
 
 def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, forker):
@@ -252,12 +257,12 @@ def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, for
 def changed(tmp_path, **stream):
     table = read_toml(write_experiment(tmp_path))
     table["stream"] |= stream
-    return Experiment.of(table, name="trial")
+    return Experiment.from_table(table, name="trial")
 
 
 def test_one_sample_at_a_time_asks_once_per_window(tmp_path):
     """100 samples, windows of 8: 12 of them are full, two questions each, one late answer lost."""
-    result = run(changed(tmp_path, batch_size=1, window=8), out=tmp_path / "out")
+    result = run_experiment(changed(tmp_path, batch_size=1, window=8), out=tmp_path / "out")
     assert len(result.steps) == 100
     asked = [number for number, step in enumerate(result.steps) if step.n_asked]
     assert asked == list(range(7, 96, 8))
@@ -271,7 +276,7 @@ def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Session, "reset", lambda session: (resets.append(session.n_steps), reset(session))
     )
-    result = run(changed(tmp_path, order="single"), out=tmp_path / "out")
+    result = run_experiment(changed(tmp_path, order="single"), out=tmp_path / "out")
     assert resets == [7]  # day has 50 samples in 7 batches
     assert "reset before each" in result.protocol
 
@@ -280,7 +285,7 @@ def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
     table = read_toml(write_experiment(tmp_path))
     table["model"] = {"factory": "small_experiment:broken_classifier"}
     table["method"], table["feedback"] = {"name": "tent"}, {"n_queries": 0}
-    result = run(Experiment.of(table, name="trial"), out=tmp_path)
+    result = run_experiment(Experiment.from_table(table, name="trial"), out=tmp_path)
     assert RunResult.load(tmp_path / "trial-seed0.json").accuracy == result.accuracy == 0
     assert None in result.steps[-1].losses.values()
     assert {step.confidence for step in result.steps} == {0.0}
@@ -288,8 +293,8 @@ def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
 
 def test_a_finished_result_is_not_taken_for_that_of_other_data(tmp_path):
     path = write_experiment(tmp_path)
-    run(Experiment.read(path), out=tmp_path)
-    run(Experiment.read(path), out=tmp_path, resume=True)
+    run_experiment(Experiment.read(path), out=tmp_path)
+    run_experiment(Experiment.read(path), out=tmp_path, resume=True)
     write_experiment(tmp_path, inputs=np.zeros((100, 3, 8, 8), np.float32))
     with pytest.raises(InputError, match="is the result of other stream"):
-        run(Experiment.read(path), out=tmp_path, resume=True)
+        run_experiment(Experiment.read(path), out=tmp_path, resume=True)

@@ -7,23 +7,29 @@ import torch
 from torch import nn
 
 from bitta.bench import speed
-from bitta.bench.filled import filled_session, random_batches
-from bitta.bench.flops import _counted_flops, flops_per_batch
-from bitta.bench.grids import GRIDS, cases_of
-from bitta.bench.matmul import matmul_rate
-from bitta.bench.speed import Conditions, measure
-from bitta.bench.speed_result import SpeedResult
+from bitta.bench.speed import (
+    SPEED_GRIDS,
+    SpeedConditions,
+    SpeedResult,
+    _count_flops,
+    flops_per_batch,
+    matmul_rate,
+    measure_speed,
+    random_batches,
+    session_with_full_memories,
+    speed_cases,
+)
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.metrics import SpeedMeasurement
 from bitta.nn import Execution
 
 CPU = torch.device("cpu")
 SMALL = {"model": "resnet8", "size": 16, "batch": 8, "memory": 4, "epochs": 2}
-FEW = Conditions(device=CPU, batches=2, warm_up=1)
+FEW = SpeedConditions(device=CPU, batches=2, warm_up=1)
 
 
 def case(method="bitta", **changes):
-    return cases_of(["headline"], methods=[method], changes={**SMALL, **changes})[0]
+    return speed_cases(["headline"], methods=[method], changes={**SMALL, **changes})[0]
 
 
 def rate(_execution):
@@ -32,12 +38,12 @@ def rate(_execution):
 
 @pytest.fixture(scope="module")
 def measured():
-    return measure(case(), FEW, rate=rate)
+    return measure_speed(case(), FEW, rate=rate)
 
 
 def test_memories_are_full_before_the_first_batch_and_stay_so():
     asked = case(memory=5)
-    with filled_session(asked, CPU) as session:
+    with session_with_full_memories(asked, CPU) as session:
         for _ in range(2):
             assert len(session.adapter.memory.correct) == len(session.adapter.memory.incorrect) == 5
             session.step(random_batches(asked, CPU)[0])
@@ -45,7 +51,7 @@ def test_memories_are_full_before_the_first_batch_and_stay_so():
 
 def test_a_method_that_is_asked_nothing_has_nothing_to_remember():
     asked = case("tent", n_queries=0)
-    with filled_session(asked, CPU) as session:
+    with session_with_full_memories(asked, CPU) as session:
         session.step(random_batches(asked, CPU)[0])
         assert len(session.adapter.memory.correct) == 0
 
@@ -62,9 +68,9 @@ def test_forwards_and_backwards_of_bitta_by_hand(measured):
 
 def test_forwards_and_backwards_of_the_others_by_hand():
     """Serving 8; Tent's policy 4 x 8, and in each of two epochs 5 by themselves and 13 together."""
-    served = measure(case("source"), FEW, rate=rate)
+    served = measure_speed(case("source"), FEW, rate=rate)
     assert (served.forwards, served.backwards) == (8, 0)
-    tent = measure(case("tent"), FEW, rate=rate)
+    tent = measure_speed(case("tent"), FEW, rate=rate)
     assert (tent.forwards, tent.backwards) == (8 + 32 + 36, 36)
 
 
@@ -81,12 +87,12 @@ def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
     sessions = []
 
     def noted(*arguments, **changes):
-        sessions.append(filled_session(*arguments, **changes))
+        sessions.append(session_with_full_memories(*arguments, **changes))
         return sessions[-1]
 
-    monkeypatch.setattr(speed, "filled_session", noted)
+    monkeypatch.setattr(speed, "session_with_full_memories", noted)
     asked = case("source", batch=32)
-    conditions = Conditions(device=CPU, batches=3, warm_up=0)
+    conditions = SpeedConditions(device=CPU, batches=3, warm_up=0)
     speed._serving_ms(asked, conditions, random_batches(asked, CPU))
     # Two fill the first window, then timed, filling, timed, filling, timed.
     assert sessions[0].n_served == 32 * 7
@@ -96,22 +102,22 @@ def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
 def test_operations_of_a_linear_layer_by_hand():
     """(5, 7) times (7, 3): 5 x 7 x 3 products and as many sums; backward to the weights again."""
     layer = nn.Linear(7, 3, bias=False)
-    assert _counted_flops(lambda: layer(torch.rand(5, 7))) == 2 * 105
-    assert _counted_flops(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
+    assert _count_flops(lambda: layer(torch.rand(5, 7))) == 2 * 105
+    assert _count_flops(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
 
 
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
 def test_operations_worked_out_from_small_cases_are_those_of_the_case(method):
     asked = case(method, batch=6, memory=5)
-    counted = _counted_flops(speed._plain_step(asked, FEW))
+    counted = _count_flops(speed._plain_step(asked, FEW))
     assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == counted
 
 
 def test_a_transformer_is_counted_with_its_attention():
     """Per block and image of 65 tokens: 24 x 65 x 192² dense, 4 x 65² x 192 attention."""
-    asked = cases_of(["headline"], methods=["source"], changes={"model": "vit_small", "batch": 2})[
-        0
-    ]
+    asked = speed_cases(
+        ["headline"], methods=["source"], changes={"model": "vit_small", "batch": 2}
+    )[0]
     block = 24 * 65 * 192**2 + 4 * 65**2 * 192
     rest = 2 * 64 * 48 * 192 + 2 * 192 * 10  # patches of 4 x 4 x 3; the head
     assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == 2 * (9 * block + rest)
@@ -128,8 +134,8 @@ def test_a_case_that_cannot_be_measured_is_reported(monkeypatch, error, failure)
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(speed, "filled_session", fail)
-    measurement = measure(case(), FEW, rate=rate)
+    monkeypatch.setattr(speed, "session_with_full_memories", fail)
+    measurement = measure_speed(case(), FEW, rate=rate)
     assert measurement.failure == failure
     assert measurement.ms == 0
     assert measurement.images_per_second == 0
@@ -142,17 +148,17 @@ def test_an_error_that_came_of_a_full_device_counts_as_one(monkeypatch):
         except torch.OutOfMemoryError:
             raise RuntimeError("capture failed") from None
 
-    monkeypatch.setattr(speed, "filled_session", fail)
-    assert measure(case(), FEW, rate=rate).failure == "does not fit"
+    monkeypatch.setattr(speed, "session_with_full_memories", fail)
+    assert measure_speed(case(), FEW, rate=rate).failure == "does not fit"
 
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(speed, "filled_session", fail)
+    monkeypatch.setattr(speed, "session_with_full_memories", fail)
     with pytest.raises(RuntimeError, match="a mistake"):
-        measure(case(), FEW, rate=rate)
+        measure_speed(case(), FEW, rate=rate)
 
 
 def test_a_result_is_read_back_as_it_was(tmp_path):
@@ -174,8 +180,8 @@ def test_a_result_is_read_back_as_it_was(tmp_path):
 
 
 def test_every_grid_gives_cases_along_its_axis():
-    for name, grid in GRIDS.items():
-        cases = cases_of([name], changes={})
+    for name, grid in SPEED_GRIDS.items():
+        cases = speed_cases([name], changes={})
         assert len(cases) == len(grid.methods) * max(1, len(grid.values))
         if grid.axis:
             assert [getattr(each, grid.axis) for each in cases] == list(grid.values)
@@ -183,18 +189,18 @@ def test_every_grid_gives_cases_along_its_axis():
 
 def test_a_case_in_several_grids_is_measured_once():
     """1 headline; 3 other methods; 3 other batches."""
-    assert len(cases_of(["headline", "default", "batch"], changes={})) == 7
-    assert len(cases_of(["all"], changes={})) == len(
-        {repr(each) for name in GRIDS for each in cases_of([name], changes={})}
+    assert len(speed_cases(["headline", "default", "batch"], changes={})) == 7
+    assert len(speed_cases(["all"], changes={})) == len(
+        {repr(each) for name in SPEED_GRIDS for each in speed_cases([name], changes={})}
     )
 
 
 def test_the_runtime_table_has_the_settings_of_the_paper():
     """Appendix: 200 classes, E = 5, restoration; torchvision's ResNet-18."""
-    bitta = cases_of(["tiny-imagenet"], methods=["bitta"], changes={})[0]
+    bitta = speed_cases(["tiny-imagenet"], methods=["bitta"], changes={})[0]
     assert (bitta.n_classes, bitta.size, bitta.batch, bitta.n_queries) == (200, 224, 64, 3)
     assert (bitta.epochs, bitta.passes, bitta.settings["restore"]) == (5, 4, 0.01)
-    tent = cases_of(["tiny-imagenet"], methods=["tent"], changes={})[0]
+    tent = speed_cases(["tiny-imagenet"], methods=["tent"], changes={})[0]
     assert (tent.epochs, tent.settings) == (1, {})
 
 
@@ -213,12 +219,12 @@ def test_the_runtime_table_has_the_settings_of_the_paper():
 )
 def test_what_cannot_be_timed_is_refused(names, methods, changes, message):
     with pytest.raises(SettingError, match=message):
-        cases_of(names, methods=methods, changes=changes)
+        speed_cases(names, methods=methods, changes=changes)
 
 
 def test_conditions_that_time_nothing_are_refused():
     with pytest.raises(SettingError, match="batches is 0; allowed: 1 or more"):
-        Conditions(device=CPU, batches=0)
+        SpeedConditions(device=CPU, batches=0)
 
 
 def test_the_machine_has_a_rate():

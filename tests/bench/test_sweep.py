@@ -1,4 +1,4 @@
-"""Sweeps: expanded, estimated, skipped, killed, crashed, stopped."""
+"""Sweeps: jobs, remaining time, existing files, crashes, kills and stops."""
 
 import json
 import os
@@ -15,39 +15,42 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from bitta.bench.board import Board, Row
-from bitta.bench.expand import Job, read_jobs
+from bitta.bench.checkpoint import ExistingRun, check_origin, file_lock
 from bitta.bench.experiment import Experiment
-from bitta.bench.locks import alone
-from bitta.bench.runner import Stopped, run
-from bitta.bench.standing import Standing, check_origin
-from bitta.bench.sweep import check_standing
-from bitta.bench.worker import Manner, order
+from bitta.bench.runner import RunOptions, RunStopped
+from bitta.bench.sweep import RunStatus, SweepProgress, check_existing_runs
+from bitta.bench.sweep_jobs import Job, read_jobs
+from bitta.bench.sweep_worker import SweepOptions, format_job
 from bitta.cli.main import main
 from bitta.errors import InputError, SettingError, UnreadableFileError
-from bitta.results import RunResult, code_hash
+from bitta.results import RunResult
 from bitta.statefile import load_state
-from small_experiment import without_times, write_experiment
+from bitta.version import NUMERICS_VERSION
+from small_experiment import run_experiment, without_times, write_experiment
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "reproduction" / "experiments").rglob("*.toml"))
 SHORT = '[stream]\nkind = "digits"\n[model]\nweights = "w"\n[method]\nname = "{method}"\n'
 
 
-def written(folder, name="trial", method="bitta", sweep=""):
+def write_short(folder, name="trial", method="bitta", sweep=""):
     path = folder / f"{name}.toml"
     path.write_text(SHORT.format(method=method) + sweep)
     return path
+
+
+def sweep_options(out, **given):
+    return SweepOptions(run=RunOptions(out=Path(out)), **given)
 
 
 def labels(*paths, **options):
     return [job.label for job in read_jobs(paths, **options)]
 
 
-# Expansion
+# Jobs
 
 
-def test_runs_are_all_combinations_in_the_order_of_the_table(tmp_path):
-    path = written(
+def test_jobs_are_all_combinations_in_the_order_of_the_table(tmp_path):
+    path = write_short(
         tmp_path,
         sweep='[sweep]\nseeds = [1, 0]\n"method.lr" = [1e-4, 3e-4]\n"feedback.n_queries" = [3]\n',
     )
@@ -74,8 +77,8 @@ def test_runs_are_all_combinations_in_the_order_of_the_table(tmp_path):
         ("method.decoupled = [true]", None),
     ],
 )  # fmt: skip
-def test_names_say_what_varies_and_are_names_of_files(tmp_path, sweep, names):
-    path = written(tmp_path, name="x", sweep=f"[sweep]\n{sweep}\n")
+def test_names_of_runs_hold_varied_settings_and_fit_files(tmp_path, sweep, names):
+    path = write_short(tmp_path, name="x", sweep=f"[sweep]\n{sweep}\n")
     if names is None:
         with pytest.raises(SettingError, match=r"x\.toml: unknown setting 'decoupled'"):
             read_jobs([path])
@@ -83,18 +86,18 @@ def test_names_say_what_varies_and_are_names_of_files(tmp_path, sweep, names):
     assert [job.experiment.name for job in read_jobs([path])] == names
 
 
-def test_folders_are_searched_in_order_and_nothing_is_run_twice(tmp_path):
+def test_folders_are_searched_in_order_and_no_file_is_read_twice(tmp_path):
     (tmp_path / "b").mkdir()
-    first = written(tmp_path / "b", "second")
-    written(tmp_path, "first", method="tent")
+    first = write_short(tmp_path / "b", "second")
+    write_short(tmp_path, "first", method="tent")
     assert labels(tmp_path) == ["second-seed0", "first-seed0"]  # b/second.toml, first.toml
     assert labels(tmp_path / "first.toml", tmp_path) == ["first-seed0", "second-seed0"]
     assert labels(first, first) == ["second-seed0"]
 
 
-def test_the_command_line_chooses_seeds_settings_and_names(tmp_path):
-    written(tmp_path, "a", sweep="[sweep]\nseeds = [5]\n")
-    written(tmp_path, "b", method="tent")
+def test_seeds_settings_and_names_can_be_overridden(tmp_path):
+    write_short(tmp_path, "a", sweep="[sweep]\nseeds = [5]\n")
+    write_short(tmp_path, "b", method="tent")
     assert labels(tmp_path) == ["a-seed5", "b-seed0"]
     assert labels(tmp_path, seeds=[1, 2]) == ["a-seed1", "a-seed2", "b-seed1", "b-seed2"]
     assert labels(tmp_path, only="b") == ["b-seed0"]
@@ -124,203 +127,216 @@ def test_the_command_line_chooses_seeds_settings_and_names(tmp_path):
         (f'"model.weights" = ["{"x" * 200}"]', "is too long for a file"),
     ],
 )  # fmt: skip
-def test_a_sweep_that_cannot_be_meant_is_refused(tmp_path, sweep, message):
-    written(tmp_path, sweep=f"[sweep]\n{sweep}\n")
+def test_invalid_sweep_table_is_refused(tmp_path, sweep, message):
+    write_short(tmp_path, sweep=f"[sweep]\n{sweep}\n")
     with pytest.raises(SettingError) as error:
         read_jobs([tmp_path])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_two_files_of_one_name_are_refused_with_both(tmp_path):
+def test_two_files_with_one_name_are_refused_and_both_named(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        written(tmp_path / folder)
+        write_short(tmp_path / folder)
     with pytest.raises(SettingError, match=r"'trial-seed0' \(.*a/trial.toml and .*b/trial.toml\)"):
         read_jobs([tmp_path])
 
 
-def test_what_leaves_nothing_to_run_is_refused(tmp_path):
+def test_empty_selection_of_runs_is_refused(tmp_path):
     with pytest.raises(InputError, match="there is no TOML file in"):
         read_jobs([tmp_path])
     with pytest.raises(InputError, match="there is no file"):
         read_jobs([tmp_path / "none.toml"])
-    written(tmp_path)
-    with pytest.raises(InputError, match=r"--only 'tent\*' leaves none of the runs; there are: tr"):
+    write_short(tmp_path)
+    with pytest.raises(
+        InputError, match=r"--only 'tent\*' matches none of the runs; their names are: tr"
+    ):
         read_jobs([tmp_path], only="tent*")
-    path = written(tmp_path, sweep='[sweep]\n"method.lr" = [1]\n')
+    path = write_short(tmp_path, sweep='[sweep]\n"method.lr" = [1]\n')
     with pytest.raises(SettingError, match=r"but \[sweep\] varies method.lr; leave one out"):
         read_jobs([path], overrides=["method.lr=2"])
 
 
-def test_every_experiment_of_the_repository_survives_the_way_to_a_worker():
+def test_every_experiment_in_the_repository_equals_its_job_line():
     for path in EXPERIMENTS:
         for job in read_jobs([path]):
-            told = json.loads(order(job.experiment, Manner(out="out")))["experiment"]
-            assert Experiment.of(told, name="") == job.experiment
+            line = json.loads(format_job(job.experiment, sweep_options("out")))["experiment"]
+            assert Experiment.from_table(line, name="") == job.experiment
 
 
-# Estimate
+# Remaining time
 
 
-def rows(folder, *methods):
+def statuses(folder, *methods):
     for method in methods:
-        written(folder, method, method=method)
+        write_short(folder, method, method=method)
     files = [folder / f"{method}.toml" for method in methods]
-    return [Row(job, folder / "log") for job in read_jobs(files)]
+    return [RunStatus(job, folder / "log") for job in read_jobs(files)]
 
 
-def test_the_estimate_comes_from_the_pace_of_each_method(tmp_path):
+def test_remaining_time_uses_the_speed_of_each_method(tmp_path):
     """tent: 1 s per batch, 6 left; bitta: 3 s, 8 left; source, unknown: the mean, 2 s, 10 left."""
-    tent, bitta, source = rows(tmp_path, "tent", "bitta", "source")
-    board = Board([tent, bitta, source], jobs=2)
-    for row in (tent, bitta):
-        row.begin()
-    tent.hear("batch", 1, 10, now=0.0)
-    assert board.seconds_left is None  # one report has no pace
-    bitta.hear("enhanced", 1, 150, now=0.0)
-    bitta.hear("enhanced", 9, 150, now=1.0)
-    assert board.seconds_left is None  # nor has what comes before the stream
-    tent.hear("batch", 4, 10, now=3.0)
-    bitta.hear("batch", 1, 10, now=10.0)
-    bitta.hear("batch", 2, 10, now=13.0)
-    assert board.seconds_left == pytest.approx((6 + 24 + 20) / 2)
+    tent, bitta, source = statuses(tmp_path, "tent", "bitta", "source")
+    progress = SweepProgress([tent, bitta, source], n_workers=2)
+    for run in (tent, bitta):
+        run.begin()
+    tent.record("batch", 1, 10, now=0.0)
+    assert progress.seconds_left is None  # one report has no speed
+    bitta.record("preparing", 1, 150, now=0.0)
+    bitta.record("preparing", 9, 150, now=1.0)
+    assert progress.seconds_left is None  # a preparation says nothing about the speed
+    tent.record("batch", 4, 10, now=3.0)
+    bitta.record("batch", 1, 10, now=10.0)
+    bitta.record("batch", 2, 10, now=13.0)
+    assert progress.seconds_left == pytest.approx((6 + 24 + 20) / 2)
     tent.state = source.state = "done"
-    assert board.seconds_left == pytest.approx(24)  # one run cannot be shared
+    assert progress.seconds_left == pytest.approx(24)  # one run cannot be shared
     bitta.state = "failed"
-    assert board.seconds_left is None
+    assert progress.seconds_left is None
 
 
 # Locks
 
 
-def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path):
-    tries = []
+def test_file_lock_is_exclusive_and_leaves_no_file(tmp_path):
+    calls = []
 
     def give_up():
-        tries.append(1)
-        if len(tries) == 2:
+        calls.append(1)
+        if len(calls) == 2:
             raise TimeoutError
 
-    with alone(tmp_path / "x.json", wait=give_up):
-        assert not tries
-        with pytest.raises(TimeoutError), alone(tmp_path / "x.json", wait=give_up):
+    with file_lock(tmp_path / "x.json", on_wait=give_up):
+        assert not calls
+        with pytest.raises(TimeoutError), file_lock(tmp_path / "x.json", on_wait=give_up):
             pass
-        with alone(tmp_path / "y.json", wait=give_up):
+        with file_lock(tmp_path / "y.json", on_wait=give_up):
             pass
     assert not list(tmp_path.iterdir())
-    with alone(tmp_path / "x.json", wait=give_up):
-        assert len(tries) == 2
+    with file_lock(tmp_path / "x.json", on_wait=give_up):
+        assert len(calls) == 2
 
 
-# What is there already
+# Existing files
 
 
-def test_a_result_carries_hashes_of_code_and_identity(tmp_path):
+def test_result_carries_numerics_version_and_identity(tmp_path):
     table = Experiment.read(write_experiment(tmp_path, n=16)).as_table()
-    one = run(Experiment.of(table, name=""), out=tmp_path / "a").environment
-    again = run(Experiment.of(table, name=""), out=tmp_path / "b").environment
-    other = run(Experiment.of(table | {"seed": 1}, name=""), out=tmp_path / "c").environment
-    assert one["code"] == other["code"] == code_hash()
+    one = run_experiment(Experiment.from_table(table, name=""), out=tmp_path / "a").environment
+    again = run_experiment(Experiment.from_table(table, name=""), out=tmp_path / "b").environment
+    other = run_experiment(
+        Experiment.from_table(table | {"seed": 1}, name=""), out=tmp_path / "c"
+    ).environment
+    assert one["numerics_version"] == other["numerics_version"] == NUMERICS_VERSION
+    assert "code" not in one
     assert one["identity"] == again["identity"] != other["identity"]
-    assert len(one["code"]) == len(one["identity"]) == 64
+    assert len(one["identity"]) == 64
 
 
-def made_by_other_code(result):
+def make_outdated(result, *, with_hash=False):
     table = json.loads(result.read_text())
-    table["environment"]["code"] = "0" * 64
+    environment = table["environment"]
+    environment["numerics_version"] -= 1
+    if with_hash:  # as results before the numerics version had it
+        del environment["numerics_version"]
+        environment["code"] = "0" * 64
     result.write_text(json.dumps(table))
 
 
-def test_results_of_other_code_are_neither_taken_nor_replaced_unasked(tmp_path):
+@pytest.mark.parametrize("with_hash", [False, True])
+def test_outdated_results_are_neither_accepted_nor_replaced_without_option(tmp_path, with_hash):
     experiment = Experiment.read(write_experiment(tmp_path))
     jobs = [Job(experiment, tmp_path)]
-    run(experiment, out=tmp_path)
-    check_standing(jobs, Manner(out=str(tmp_path)))
-    made_by_other_code(tmp_path / "trial-seed0.json")
-    with pytest.raises(InputError, match=r"'trial-seed0' .* by other code .*--rerun .*--keep"):
-        check_standing(jobs, Manner(out=str(tmp_path)))
-    check_standing(jobs, Manner(out=str(tmp_path), stale="keep"))
-    check_standing(jobs, Manner(out=str(tmp_path), stale="rerun"))
+    run_experiment(experiment, out=tmp_path)
+    check_existing_runs(jobs, sweep_options(tmp_path))
+    make_outdated(tmp_path / "trial-seed0.json", with_hash=with_hash)
+    with pytest.raises(InputError, match=r"'trial-seed0' .*numerics version.*--rerun .*--keep"):
+        check_existing_runs(jobs, sweep_options(tmp_path))
+    check_existing_runs(jobs, sweep_options(tmp_path, outdated="keep"))
+    check_existing_runs(jobs, sweep_options(tmp_path, outdated="rerun"))
 
 
-def test_a_checkpoint_of_other_code_is_not_gone_on_with(tmp_path, monkeypatch):
+def test_checkpoint_of_another_numerics_version_is_refused(tmp_path, monkeypatch):
     experiment = Experiment.read(write_experiment(tmp_path))
     with monkeypatch.context() as older:
-        older.setattr("bitta.results.code_hash", lambda: "older")
-        with pytest.raises(Stopped):
-            run(experiment, out=tmp_path, should_stop=lambda: True)
-    assert Standing.of(experiment, tmp_path, code=code_hash()).stale
-    assert not Standing.of(experiment, tmp_path, code="older").stale
-    with pytest.raises(InputError, match="written with another code; run with the same"):
-        run(experiment, out=tmp_path, resume=True)
+        older.setattr("bitta.results.NUMERICS_VERSION", NUMERICS_VERSION - 1)
+        with pytest.raises(RunStopped):
+            run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
+    assert ExistingRun.find(experiment, tmp_path).is_outdated
+    with monkeypatch.context() as older:
+        older.setattr("bitta.bench.checkpoint.NUMERICS_VERSION", NUMERICS_VERSION - 1)
+        assert not ExistingRun.find(experiment, tmp_path).is_outdated
+    with pytest.raises(
+        InputError, match="written with another numerics_version; run with the same"
+    ):
+        run_experiment(experiment, out=tmp_path, resume=True)
 
 
-def test_files_of_other_settings_are_refused(tmp_path):
+def test_files_with_other_settings_are_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
-    other = Experiment.of(experiment.as_table() | {"method": {"name": "tent"}}, name="")
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path, should_stop=lambda: True)
+    other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="")
+    with pytest.raises(RunStopped):
+        run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
     with pytest.raises(InputError, match="is the checkpoint of other settings; delete it"):
-        check_standing([Job(other, tmp_path)], Manner(out=str(tmp_path)))
-    run(experiment, out=tmp_path)
+        check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path))
+    run_experiment(experiment, out=tmp_path)
     with pytest.raises(InputError, match="is the result of other settings; delete it"):
-        check_standing([Job(other, tmp_path)], Manner(out=str(tmp_path), stale="rerun"))
+        check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path, outdated="rerun"))
 
 
-def test_a_setting_that_is_new_since_is_at_its_default(tmp_path):
+def test_setting_missing_in_older_result_has_its_default(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path, n=16))
-    result = run(experiment, out=tmp_path)
+    result = run_experiment(experiment, out=tmp_path)
     method = dict(result.experiment["method"])
     del method["stream_memory"]
     older = replace(result, experiment={**result.experiment, "method": method})
     older.save(tmp_path / "trial-seed0.json")
-    assert Standing.of(experiment, tmp_path, code=code_hash()).result == older
-    assert run(experiment, out=tmp_path, resume=True) == older
+    assert ExistingRun.find(experiment, tmp_path).result == older
+    assert run_experiment(experiment, out=tmp_path, resume=True) == older
     changed = experiment.as_table() | {"method": {**method, "stream_memory": 4}}
     with pytest.raises(InputError, match="is the result of other settings"):
-        Standing.of(Experiment.of(changed, name=""), tmp_path, code=code_hash())
+        ExistingRun.find(Experiment.from_table(changed, name=""), tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", '{"format": 2, "summary": ', "[]", '{"format": 2}'])
-def test_a_result_that_cannot_be_read_says_which_file_to_delete(tmp_path, content):
+def test_unreadable_result_error_names_the_file_to_delete(tmp_path, content):
     experiment = Experiment.read(write_experiment(tmp_path))
     path = tmp_path / "trial-seed0.json"
     path.write_text(content)
-    for act in (lambda: run(experiment, out=tmp_path), lambda: standing(experiment, tmp_path)):
+    for act in (
+        lambda: run_experiment(experiment, out=tmp_path),
+        lambda: ExistingRun.find(experiment, tmp_path),
+    ):
         with pytest.raises(UnreadableFileError) as error:
             act()
         assert str(error.value).startswith(f"{str(path)!r} is not a ")
-        assert str(error.value).endswith(". Delete that file, and the run is made again.")
+        assert str(error.value).endswith(". Delete that file, and the run is repeated.")
 
 
 @pytest.mark.parametrize("content", [b"", b"no tensors at all", save({"x": torch.zeros(1)})])
-def test_a_checkpoint_that_cannot_be_read_says_which_file_to_delete(tmp_path, content):
+def test_unreadable_checkpoint_error_names_the_file_to_delete(tmp_path, content):
     experiment = Experiment.read(write_experiment(tmp_path))
     path = tmp_path / "trial-seed0.safetensors"
     path.write_bytes(content)
     with pytest.raises(UnreadableFileError) as error:
-        standing(experiment, tmp_path)
+        ExistingRun.find(experiment, tmp_path)
     assert repr(str(path)) in str(error.value)
-    assert str(error.value).endswith(" Delete that file, and the run starts over.")
+    assert str(error.value).endswith(" Delete that file, and the run starts from the beginning.")
     with pytest.raises(UnreadableFileError, match="Delete that file"):
-        run(experiment, out=tmp_path, resume=True)
+        run_experiment(experiment, out=tmp_path, resume=True)
 
 
-def standing(experiment, out):
-    return Standing.of(experiment, out, code=code_hash())
-
-
-def test_a_result_of_another_format_is_of_other_code_and_not_damaged(tmp_path):
+def test_result_with_another_format_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     (tmp_path / "trial-seed0.json").write_text('{"format": 1}')
     with pytest.raises(InputError, match="is a result of format"):
-        check_standing([Job(experiment, tmp_path)], Manner(out=str(tmp_path)))
+        check_existing_runs([Job(experiment, tmp_path)], sweep_options(tmp_path))
 
 
-def test_a_result_of_other_data_or_weights_is_refused(tmp_path):
+def test_result_with_other_data_or_weights_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path, n=16))
-    result = run(experiment, out=tmp_path)
+    result = run_experiment(experiment, out=tmp_path)
     known = {}
     check_origin(experiment, result, tmp_path, known)
     (origin,) = known.values()
@@ -352,7 +368,7 @@ def dies_once():
 """
 
 
-def test_a_crash_stops_no_other_run_and_what_is_finished_is_skipped(tmp_path, monkeypatch, capsys):
+def test_crash_stops_no_other_run_and_finished_runs_are_skipped(tmp_path, monkeypatch, capsys):
     """Seeds 0 and 1 of a sound run; a model that raises; data that is not there; a death."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -385,7 +401,7 @@ def test_a_crash_stops_no_other_run_and_what_is_finished_is_skipped(tmp_path, mo
     assert [path.stat().st_mtime_ns for path in finished] == times
 
 
-def test_files_that_cannot_be_read_fail_their_runs_and_no_other(tmp_path, capsys):
+def test_unreadable_files_fail_only_their_own_runs(tmp_path, capsys):
     path = write_experiment(tmp_path)
     damaged = [tmp_path / "trial-seed0.json", tmp_path / "trial-seed1.safetensors"]
     for file in damaged:
@@ -403,11 +419,11 @@ def test_files_that_cannot_be_read_fail_their_runs_and_no_other(tmp_path, capsys
     assert "3 runs: 3 done (1 before), 0 failed; " in capsys.readouterr().out
 
 
-def test_results_of_other_code_are_kept_or_replaced_as_told(tmp_path, capsys):
+def test_outdated_results_are_kept_or_replaced_by_option(tmp_path, capsys):
     path = write_experiment(tmp_path)
     result = tmp_path / "trial-seed0.json"
-    whole = run(Experiment.read(path), out=tmp_path)
-    made_by_other_code(result)
+    whole = run_experiment(Experiment.read(path), out=tmp_path)
+    make_outdated(result)
     before = result.read_bytes()
     command = ["sweep", str(path), "--out", str(tmp_path)]
     assert main(command) == 2
@@ -419,55 +435,58 @@ def test_results_of_other_code_are_kept_or_replaced_as_told(tmp_path, capsys):
     assert "1 run: 1 done (1 before), 0 failed" in capsys.readouterr().out
     assert main([*command, "--rerun"]) == 0
     again = RunResult.load(result)
-    assert again.environment["code"] == code_hash()
+    assert again.environment["numerics_version"] == NUMERICS_VERSION
     assert again.final_weights == whole.final_weights
 
 
-def started(path, out, *options):
+def start_sweep(path, out, *options):
     command = [sys.executable, "-m", "bitta.cli.main", "sweep", str(path), "--out", str(out)]
     return subprocess.Popen(
         [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 
-def until(holds, life=None, seconds=300):
+def wait_until(condition, process=None, seconds=300):
     end = time.monotonic() + seconds
-    while not holds():
-        assert life is None or life.poll() is None, "it ended before its time"
-        assert time.monotonic() < end, "it took too long"
+    while not condition():
+        assert process is None or process.poll() is None, "the process ended too early"
+        assert time.monotonic() < end, "the condition took too long"
         time.sleep(0.01)
 
 
-def at_work(out):
-    """The log of the first run says which path it takes right before the first batch."""
+def has_started(out):
+    """Return a condition: a log names the execution path, just before the first batch."""
     return lambda: any("path:" in log.read_text() for log in out.glob("*.log"))
 
 
-def test_ctrl_c_saves_every_run_and_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_saves_every_run(tmp_path):
     path = write_experiment(tmp_path, n=4000)
-    life = started(path, tmp_path, "--checkpoint-seconds", "1000")
-    until(at_work(tmp_path), life)
-    life.send_signal(signal.SIGINT)
-    _, error = life.communicate(timeout=120)
-    assert life.returncode == 130
+    process = start_sweep(path, tmp_path, "--checkpoint-seconds", "1000")
+    wait_until(has_started(tmp_path), process)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
     assert "run the same command again" in error
-    assert load_state(tmp_path / "trial-seed0.safetensors")["identity"]["code"] == code_hash()
+    assert (
+        load_state(tmp_path / "trial-seed0.safetensors")["identity"]["numerics_version"]
+        == NUMERICS_VERSION
+    )
     assert not (tmp_path / "trial-seed0.json").exists()
 
 
-def test_a_run_whose_sweep_was_killed_saves_itself_and_ends(tmp_path):
+def test_worker_saves_its_run_and_ends_if_the_sweep_is_killed(tmp_path):
     """No checkpoint would be due for a quarter of an hour."""
     path = write_experiment(tmp_path, n=4000)
-    life = started(path, tmp_path, "--checkpoint-seconds", "1000")
-    until(at_work(tmp_path), life)
-    life.kill()
-    life.communicate()
-    with alone(tmp_path / "trial-seed0.json", wait=lambda: None):
+    process = start_sweep(path, tmp_path, "--checkpoint-seconds", "1000")
+    wait_until(has_started(tmp_path), process)
+    process.kill()
+    process.communicate()
+    with file_lock(tmp_path / "trial-seed0.json", on_wait=lambda: None):
         assert (tmp_path / "trial-seed0.safetensors").exists()
         assert "stopped after batch" in (tmp_path / "trial-seed0.log").read_text()
 
 
-def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monkeypatch, forker):
+def test_results_are_the_same_after_five_kills_of_a_sweep(tmp_path, monkeypatch, forker):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with one job or two
     path = write_experiment(tmp_path)
     path.write_text(path.read_text().replace("restore", "epochs = 1\nrestore"))
@@ -475,23 +494,23 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
     path.write_text(f"{path.read_text()}[sweep]\n{varied}")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(["sweep", str(path), "--out", str(whole)]) == 0
-    chance, killed = random.Random(7), 0
+    generator, n_killed = random.Random(7), 0
     command = ["sweep", str(path), "--out", str(parts), "--checkpoint-seconds", "0.1", "--jobs"]
     for kill in range(5):
-        seen = stamps(parts)
-        life = forker.start([*command, "2" if kill == 4 else "1"], tmp_path / "log")
-        until(lambda seen=seen: stamps(parts) != seen, life)
-        until(lambda kill=kill: len(list(parts.glob("*.json"))) >= 2 * kill, life)
-        time.sleep(chance.uniform(0, 0.2))
-        assert life.poll() is None, "the sweep ended before it could be killed"
-        workers = children(life.pid) if kill % 2 else []
-        life.send_signal(signal.SIGKILL)
+        seen = modification_times(parts)
+        process = forker.start([*command, "2" if kill == 4 else "1"], tmp_path / "log")
+        wait_until(lambda seen=seen: modification_times(parts) != seen, process)
+        wait_until(lambda kill=kill: len(list(parts.glob("*.json"))) >= 2 * kill, process)
+        time.sleep(generator.uniform(0, 0.2))
+        assert process.poll() is None, "the sweep ended before it could be killed"
+        workers = children(process.pid) if kill % 2 else []
+        process.send_signal(signal.SIGKILL)
         for worker in workers:
-            with suppress(ProcessLookupError):  # has seen that its sweep is gone
+            with suppress(ProcessLookupError):  # has noticed that its sweep is gone
                 os.kill(worker, signal.SIGKILL)
-                killed += 1
-        life.wait()
-    assert killed
+                n_killed += 1
+        process.wait()
+    assert n_killed
     assert len(list(parts.glob("*.json"))) < 12
     assert main(["sweep", str(path), "--out", str(parts)]) == 0
     results = sorted(file.name for file in whole.glob("*.json"))
@@ -503,15 +522,15 @@ def test_five_kills_of_a_sweep_of_twelve_change_nothing_but_times(tmp_path, monk
 
 
 def children(parent):
-    """Processes that this one has begun, and theirs."""
+    """Return the child processes, and theirs."""
     listed = ""
     with suppress(FileNotFoundError, ProcessLookupError):  # has ended meanwhile
         listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
     return [pid for child in map(int, listed.split()) for pid in (child, *children(child))]
 
 
-def stamps(folder):
-    """What has been saved, and when."""
+def modification_times(folder):
+    """Return when each file was saved."""
     found = {}
     for kind in ("*.json", "*.safetensors"):
         for file in folder.glob(kind):

@@ -61,7 +61,7 @@ def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, mess
     ("change", "message"),
     [
         ("model.factory=nowhere:thing", "cannot be loaded"),
-        ("model.factory=bitta", '"module:function" is needed'),
+        ("model.factory=bitta", '"module:name"'),
         ("model.factory=builtins:dict", "returned a dict"),
         ("model.factory=bitta.testing:check_method", "cannot be called"),
         ("method.name=btita", "did you mean 'bitta'"),
@@ -144,7 +144,7 @@ def test_a_full_disk_gets_one_sentence_and_what_was_saved_is_gone_on_with(
 
     command = ["run", str(write_experiment(tmp_path)), "--out", str(tmp_path), "--resume"]
     with monkeypatch.context() as patched:
-        patched.setattr("bitta.bench.lives.save_state", full)
+        patched.setattr("bitta.bench.checkpoint.save_state", full)
         assert main([*command, "--checkpoint-seconds", "0"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("bitta run: the disk is full (No space left on device)")

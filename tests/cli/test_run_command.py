@@ -2,7 +2,7 @@
 
 import re
 
-from bitta.bench.locks import alone
+from bitta.bench.checkpoint import file_lock
 from bitta.cli.main import main
 from bitta.metrics import Reliability
 from bitta.report.tables import agreement_line, collapse_line, summary_rows
@@ -80,12 +80,11 @@ def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path
     assert "looks collapsed" not in out
 
 
-def test_fine_tuning_is_shown(tmp_path, capsys):
-    out = ran(write_experiment(tmp_path), tmp_path, capsys, "enhanced={epochs=2}")
-    assert re.search(r"enhanced   batch 2/2  loss [\d.]+\n", out)
-    assert re.search(
-        r"\nenhanced: fine-tuned on 28 samples, \d+ of them with their label known", out
-    )
+def test_preparation_before_the_stream_is_shown(tmp_path, capsys):
+    preparation = 'before_stream={factory="small_experiment:AddNoise", n_batches=2}'
+    out = ran(write_experiment(tmp_path), tmp_path, capsys, preparation)
+    assert re.search(r"before the stream\s+batch 2/2  loss [\d.]+\n", out)
+    assert re.search(r"\nbefore the stream: n_batches 2, in [\d.]+ s, once for all runs", out)
 
 
 def test_forgetting_is_shown(tmp_path, capsys):
@@ -104,7 +103,7 @@ def test_two_processes_do_not_write_the_same_result(tmp_path, capsys):
         raise AssertionError("the lock was free")
 
     path = write_experiment(tmp_path)
-    with alone(tmp_path / f"{path.stem}-seed0.json", wait=give_up):
+    with file_lock(tmp_path / f"{path.stem}-seed0.json", wait=give_up):
         assert main(["run", str(path), "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "another process is writing" in told

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bitta.bench.speed_result import SpeedResult
+from bitta.bench.speed import SpeedResult
 from bitta.cli import speed
 from bitta.cli.main import main
 from bitta.metrics import SpeedMeasurement
@@ -37,11 +37,11 @@ def test_it_shows_a_table_and_writes_everything(tmp_path, capsys):
 
 
 def test_a_case_that_does_not_fit_leaves_the_others(tmp_path, capsys, monkeypatch):
-    def measure(case, *_, **__):
+    def measure_speed(case, *_, **__):
         full = case.memory > 128
         return measured(case, 1.0 + case.memory, failure="does not fit" if full else "")
 
-    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "measure_speed", measure_speed)
     assert main(["speed", "--grid", "memory", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("does not fit  ") == 3
@@ -49,12 +49,12 @@ def test_a_case_that_does_not_fit_leaves_the_others(tmp_path, capsys, monkeypatc
 
 
 def test_what_was_measured_before_ctrl_c_is_kept(tmp_path, capsys, monkeypatch):
-    def measure(case, *_, **__):
+    def measure_speed(case, *_, **__):
         if case.method == "tent":
             raise KeyboardInterrupt
         return measured(case, 1.0)
 
-    monkeypatch.setattr(speed, "measure", measure)
+    monkeypatch.setattr(speed, "measure_speed", measure_speed)
     assert main(["speed", "--out", str(tmp_path)]) == 130
     shown = capsys.readouterr()
     assert "stopped after 2 of 4 cases" in shown.err

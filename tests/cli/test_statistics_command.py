@@ -5,7 +5,7 @@ import torch
 
 from bitta import Session
 from bitta.bench.experiment import ModelConfig
-from bitta.bench.models import Restricted, build_source
+from bitta.bench.models import ClassSubset, load_source_model
 from bitta.cli.main import main
 from bitta.models import load_model, weights_path
 from bitta.nn import weight_hash
@@ -82,8 +82,10 @@ def test_a_folder_is_no_place_for_the_file(tmp_path, capsys):
 
 def test_statistics_of_all_classes_do_not_fit_a_stream_of_some(tmp_path, capsys, monkeypatch):
     """Two of the ten classes: rows and names in the file are those of the whole model."""
-    held = Restricted(build_source(ModelConfig(weights="embedded:cifar10-resnet8"))[0], [1, 0])
-    monkeypatch.setattr("bitta.bench.prepared.restricted", lambda *_: held)
+    held = ClassSubset(
+        load_source_model(ModelConfig(weights="embedded:cifar10-resnet8"))[0], [1, 0]
+    )
+    monkeypatch.setattr("bitta.bench.run_setup.match_classes", lambda *_: held)
     path = tmp_path / "x.toml"
     path.write_text(
         '[stream]\nkind = "corruptions"\n[model]\nweights = "embedded:cifar10-resnet8"\n'

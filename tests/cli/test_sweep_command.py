@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bitta.bench.board import Board, Row
-from bitta.bench.expand import read_jobs
+from bitta.bench.sweep import RunStatus, SweepProgress
+from bitta.bench.sweep_jobs import read_jobs
 from bitta.cli.main import main
 from bitta.cli.progress import PlainSweepDisplay, RichSweepDisplay, sweep_status
 from bitta.cli.sweep import _print_summary
@@ -28,7 +28,7 @@ def path(tmp_path):
         (["--seeds", "0,x"], "--seeds is '0,x'; allowed: whole numbers, separated by commas"),
         (["--seeds", "1,1"], "two runs would be called 'trial-seed1'"),
         (["--jobs", "0"], "--jobs is 0; allowed: 1 or more"),
-        (["--only", "tent*"], "--only 'tent*' leaves none of the runs"),
+        (["--only", "tent*"], "--only 'tent*' matches none of the runs"),
         (["--device", "gpu"], "device is 'gpu'; allowed: cpu, cuda"),
     ],
 )
@@ -51,68 +51,68 @@ def test_one_run_of_a_file_with_a_sweep_is_refused(path, capsys):
 
 
 @pytest.fixture
-def board(path):
+def progress(path):
     """Three runs of 100 batches: one is done, one at batch 41 after 10 s, one to come."""
-    rows = [Row(job, path.with_suffix(".log")) for job in read_jobs([path])]
-    rows[0].state = "found"
-    rows[1].begin()
-    return Board(rows, jobs=1)
+    runs = [RunStatus(job, path.with_suffix(".log")) for job in read_jobs([path])]
+    runs[0].state = "found"
+    runs[1].begin()
+    return SweepProgress(runs, n_workers=1)
 
 
-def test_one_line_tells_how_far_a_sweep_is(board):
-    assert sweep_status(board) == "3 runs: 1 done, 1 running (trial-seed1 starting)"
-    at_work = board.rows[1]
-    at_work.hear("waits", 0, 0, now=0.0)
-    assert "(trial-seed1 waiting for another process)" in sweep_status(board)
-    at_work.hear("batch", 1, 100, now=10.0)
-    assert sweep_status(board) == "3 runs: 1 done, 1 running (trial-seed1 batch 1/100)"
-    at_work.hear("batch", 41, 100, now=50.0)
-    assert sweep_status(board) == (
+def test_status_line_shows_the_state_of_a_sweep(progress):
+    assert sweep_status(progress) == "3 runs: 1 done, 1 running (trial-seed1 starting)"
+    running = progress.runs[1]
+    running.record("waiting", 0, 0, now=0.0)
+    assert "(trial-seed1 waiting for another process)" in sweep_status(progress)
+    running.record("batch", 1, 100, now=10.0)
+    assert sweep_status(progress) == "3 runs: 1 done, 1 running (trial-seed1 batch 1/100)"
+    running.record("batch", 41, 100, now=50.0)
+    assert sweep_status(progress) == (
         "3 runs: 1 done, 1 running (trial-seed1 batch 41/100); about 3 min left"  # 59 s + 100 s
     )
-    board.rows[2].state = "failed"
-    assert sweep_status(board) == (
+    progress.runs[2].state = "failed"
+    assert sweep_status(progress) == (
         "3 runs: 1 done, 1 running (trial-seed1 batch 41/100), 1 failed; about 59 s left"
     )
 
 
-def test_a_line_comes_every_few_seconds_and_with_each_failure(board, capsys, monkeypatch):
+def test_line_is_printed_every_few_seconds_and_after_a_failure(progress, capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("bitta.cli.progress.monotonic", lambda: now[0])
     view = PlainSweepDisplay()
     for now[0] in (101, 104.9, 105, 106, 109.9):
-        view.show(board)
+        view.show(progress)
     assert capsys.readouterr().out.count("\n") == 1
-    board.rows[1].state = "failed"
-    view.show(board)
-    view.show(board)
+    progress.runs[1].state = "failed"
+    view.show(progress)
+    view.show(progress)
     assert capsys.readouterr().out == "3 runs: 1 done, 0 running, 1 failed\n"
 
 
-def test_the_end_names_what_failed_and_where_its_log_is(board, capsys, tmp_path):
-    board.rows[1].state, board.rows[1].error = "failed", "RuntimeError: no"
-    assert _print_summary(board, tmp_path, 100) == 130
+def test_summary_names_failed_runs_and_their_logs(progress, capsys, tmp_path):
+    progress.runs[1].state, progress.runs[1].error = "failed", "RuntimeError: no"
+    assert _print_summary(progress, tmp_path, 100) == 130
     out, error = capsys.readouterr()
     assert out.startswith(
         f"3 runs: 1 done (1 before), 1 failed, 1 left; 2 min; results: {tmp_path}"
     )
     assert f"\ntrial-seed1 failed: RuntimeError: no  log: {tmp_path / 'trial.log'}\n" in out
     assert error == "stopped; run the same command again to continue.\n"
-    board.rows[2].state = "done"
-    assert _print_summary(board, tmp_path, 100) == 1
-    board.rows[1].state = "done"
-    assert _print_summary(board, tmp_path, 100) == 0
+    progress.runs[2].state = "done"
+    assert _print_summary(progress, tmp_path, 100) == 1
+    progress.runs[1].state = "done"
+    assert _print_summary(progress, tmp_path, 100) == 0
 
 
-def test_bars_come_and_go_with_the_runs(board):
+def test_bars_appear_and_disappear_with_the_runs(progress):
     pytest.importorskip("rich")
     view = RichSweepDisplay()
-    board.rows[1].hear("batch", 41, 100, now=0.0)
-    view.show(board)
+    progress.runs[1].record("batch", 41, 100, now=0.0)
+    view.show(progress)
     assert [task.description for task in view._bars.tasks] == ["runs", "trial-seed1"]
     assert [task.completed for task in view._bars.tasks] == [1, 41]
-    board.rows[1].state = "failed"
-    view.show(board)
+    progress.runs[1].state = "failed"
+    view.show(progress)
     (bar,) = view._bars.tasks
     assert (bar.completed, bar.total, bar.fields["note"]) == (2, 3, "1 failed")
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from bitta.bench.recipe import Recipe, read_recipe
+from bitta.bench.pretrain import Recipe, read_recipe
 from bitta.models import load_model
 from bitta.streams import embedded_pack
 from reproduction.paths import PRETRAINING_RECIPES as RECIPES

@@ -111,7 +111,7 @@ def test_fine_tuned_model_matches_its_own_rows(tmp_path):
     comparison = compared(tmp_path / "enhanced", [run("enhanced-bn_stats", "bn_stats")])
     expected = TABLES["tab:app_enhanced_corruption"].value("bn_stats", "none", "mean")
     assert means(comparison) == {"enhanced-bn_stats": expected}
-    assert comparison.section.rows[0].title == "BN-Stats (enhanced)"
+    assert comparison.section.rows[0].title == "BN-Stats (prepared)"
 
 
 def test_mixed_stream_matches_the_last_column(tmp_path):

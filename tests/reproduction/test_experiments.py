@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from bitta.bench.expand import read_jobs
+from bitta.bench.datasets import DATASET_DATASET_KINDS
 from bitta.bench.experiment import Experiment
-from bitta.bench.sets import KINDS
+from bitta.bench.sweep_jobs import read_jobs
 from bitta.methods import METHODS
 from bitta.methods.base import UnsupervisedAdapter
 from reproduction.claims.tables import paper_table, paper_tables
@@ -97,14 +97,14 @@ def test_each_row_of_the_paper_has_an_experiment(table):
     for row in table.rows:
         for kind in kinds_of(table):
             assert (row.method, row.feedback, kind) in there
-    tuned = {job.experiment.method for job in jobs if job.experiment.enhanced.n_samples}
+    tuned = {job.experiment.method for job in jobs if job.experiment.before_stream}
     assert tuned == {row.method for row in table.rows if row.label == "E"}
 
 
 def kinds_of(table):
     """Return the datasets of a table, from its columns, its part or its caption."""
     part = table.id.partition("/")[2]
-    named = [name for name in (*table.columns, part) if name in KINDS]
+    named = [name for name in (*table.columns, part) if name in DATASET_DATASET_KINDS]
     said = {"PACS": "pacs", "Tiny-ImageNet-C": "tiny-imagenet-c", "CIFAR-10-C": "cifar10-c"}
     return named or [next(kind for name, kind in said.items() if name in table.caption)]
 

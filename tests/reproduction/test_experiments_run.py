@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from bitta.bench.expand import read_jobs
-from bitta.bench.runner import run
+from bitta.bench.sweep_jobs import read_jobs
 from bitta.methods import METHODS
 from bitta.models import ModelCard, build_model, save_model
 from bitta.nn import WrappedModel
 from bitta.source_statistics import SourceStatistics
 from bitta.streams import CIFAR10_CLASSES, CIFAR100_CLASSES, imagenet_wnids
 from reproduction.paths import EXPERIMENTS as EXPERIMENT_FOLDER
+from small_experiment import run_experiment
 from small_trees import MAKERS
 
 FOLDERS = sorted(EXPERIMENT_FOLDER.iterdir())
@@ -64,7 +64,7 @@ def test_it_runs_on_a_small_tree(name, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("BITTA_DATA", str(place / "data"))
     experiment = JOBS[name]
-    result = run(experiment, out=tmp_path)
+    result = run_experiment(experiment, out=tmp_path)
     assert result.first_lost_batch is None
     asked = experiment.feedback.n_queries
     asks = METHODS[experiment.method].n_queries if asked < 0 else asked

@@ -1,1 +1,1 @@
-"""Experiments: described in TOML, run to a result, resumable; and the training of source models."""
+"""Run experiments described in TOML, run sweeps of them, measure speed, and train source models."""

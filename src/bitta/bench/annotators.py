@@ -1,4 +1,4 @@
-"""Who answers in an experiment, how well, and what a question costs."""
+"""Annotators of an experiment: their errors and delays, and the cost of a question."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from bitta.bench.streams import listed
+from bitta.bench.streams import split_names
 from bitta.config import Config, build_config, require
 from bitta.errors import SettingError
 from bitta.feedback import (
@@ -20,51 +20,52 @@ from bitta.feedback import (
     SimulatedLabels,
 )
 
-# Joshi et al., CVPR Workshops 2010, as the paper cites them: naming one of 50 classes takes
-# 11.7 s and is wrong in 12.7 % of cases, a comparison takes 1.6 s and is wrong in .8 %.
-SECONDS = {"full": 11.7, "verdict": 1.6}
-MISTAKES = {"full": 0.127, "verdict": 0.008}
-_NOISE = {"full": "error", "verdict": "flip"}
-_REPLAYED = ("flip", "error", "annotators", "delay", "answer_every", "record")
+# Joshi et al., CVPR Workshops 2010, cited by the paper: naming one of 50 classes takes 11.7 s and
+# is wrong in 12.7 % of cases; a comparison takes 1.6 s and is wrong in .8 %.
+ANSWER_SECONDS = {"full": 11.7, "verdict": 1.6}
+ANSWER_ERROR_RATES = {"full": 0.127, "verdict": 0.008}
+_ERROR_SETTINGS = {"full": "error", "verdict": "flip"}
+_IGNORED_BY_REPLAY = ("flip", "error", "annotators", "delay", "answer_every", "record")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackConfig(Config):
-    """The annotator, played by the truth or by a log."""
+    """Simulated annotators, or a log of earlier answers."""
 
     n_queries: int = -1
-    """Questions per batch; -1 for the method's own number."""
+    """Questions per batch; -1 for the number of the method."""
     every: int = 1
-    """Ask on every n-th batch only."""
+    """Ask in every n-th batch only."""
     total: int = -1
-    """Questions in all; -1 for no limit."""
+    """Largest number of questions in all; -1 for no limit."""
     labels: Literal["verdict", "full"] = "verdict"
-    """What an answer is: right or wrong, or the class in full."""
+    """Kind of answer: a verdict (right or wrong), or the full class label."""
     equal: Literal["count", "bits", "seconds"] = "count"
-    """What n_queries buys as much of, whatever the labels: questions, bits or seconds."""
+    """Quantity that n_queries keeps equal between both kinds: questions, bits or seconds."""
     flip: float = 0.0
     """Probability of a wrong verdict; .008 by default if equal is "seconds"."""
     error: float = 0.0
     """Full labels: probability of a wrong class; .127 by default if equal is "seconds"."""
     annotators: str = ""
-    """Instead, several who take turns: their probabilities of an error, separated by commas."""
+    """Error probabilities of several annotators who take turns, separated by commas."""
     delay: int = 0
-    """How many batches late an answer comes."""
+    """Delay of an answer in batches."""
     answer_every: int = 1
     """Answer the questions of every n-th batch only."""
     record: str = ""
-    """File to write every answer to."""
+    """File that receives every answer."""
     replay: str = ""
-    """File of such answers, which are given again."""
+    """File of recorded answers to use instead of annotators."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """From a table; the errors that go with seconds are filled in where nothing is said."""
-        noise = {}
+    def from_table(cls, given: Mapping[str, Any]) -> Self:
+        """Build from a parsed table. With equal = "seconds" the published error rates apply."""
+        rates = {}
         if given.get("equal") == "seconds" and not (given.get("annotators") or given.get("replay")):
             labels = given.get("labels", "verdict")
-            noise = {_NOISE[kind]: MISTAKES[kind] for kind in MISTAKES if kind == labels}
-        return build_config(cls, {**noise, **given}, preset=None, of="[feedback]")
+            if labels in ANSWER_ERROR_RATES:
+                rates = {_ERROR_SETTINGS[labels]: ANSWER_ERROR_RATES[labels]}
+        return build_config(cls, {**rates, **given}, preset=None, of="[feedback]")
 
     def __post_init__(self) -> None:
         require(self.n_queries >= -1, "n_queries", self.n_queries, "0 or more, or -1")
@@ -75,41 +76,41 @@ class FeedbackConfig(Config):
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.answer_every >= 1, "answer_every", self.answer_every, "1 or more")
         self._refuse_contradictions()
-        _ = self.mistakes
+        _ = self.error_rates
 
     def _refuse_contradictions(self) -> None:
-        if self.replay and (beside := self._given(_REPLAYED)):
+        if self.replay and (conflicting := self._changed_settings(_IGNORED_BY_REPLAY)):
             raise SettingError(
-                f"feedback.replay gives the answers in {self.replay!r} again, so "
-                f"feedback.{beside[0]} has nothing to decide; leave one of them out."
+                f"feedback.replay uses the answers in {self.replay!r}, so "
+                f"feedback.{conflicting[0]} has no effect; leave one of them out."
             )
-        if self.annotators and (beside := self._given(("flip", "error"))):
+        if self.annotators and (conflicting := self._changed_settings(("flip", "error"))):
             raise SettingError(
-                f"feedback.annotators gives each annotator an error rate, and feedback.{beside[0]} "
-                "another; leave one of them out."
+                "feedback.annotators gives each annotator an error rate, but "
+                f"feedback.{conflicting[0]} gives another; leave one of them out."
             )
         if self.labels == "full" and self.flip:
             raise SettingError(
-                f'feedback.flip is {self.flip}, but flips are of verdicts and labels is "full"; '
-                "give error."
+                f'feedback.flip is {self.flip}, but it applies to verdicts and labels is "full"; '
+                "give feedback.error."
             )
         if self.labels == "verdict" and self.error:
             raise SettingError(
-                f"feedback.error is {self.error}, but errors are of full labels and labels is "
-                '"verdict"; give flip.'
+                f"feedback.error is {self.error}, but it applies to full labels and labels is "
+                '"verdict"; give feedback.flip.'
             )
 
-    def _given(self, names: tuple[str, ...]) -> list[str]:
+    def _changed_settings(self, names: tuple[str, ...]) -> list[str]:
         defaults = {setting.name: setting.default for setting in fields(self)}
         return [name for name in names if getattr(self, name) != defaults[name]]
 
     @property
-    def mistakes(self) -> tuple[float, ...]:
-        """How often each annotator errs; one of them unless several are named."""
+    def error_rates(self) -> tuple[float, ...]:
+        """Probability of an error of each annotator. There is one unless several are named."""
         if not self.annotators:
             return (self.error if self.labels == "full" else self.flip,)
         try:
-            rates = tuple(float(text) for text in listed(self.annotators))
+            rates = tuple(float(text) for text in split_names(self.annotators))
         except ValueError:
             rates = ()
         valid = bool(rates) and all(0 <= rate <= 1 for rate in rates)
@@ -117,14 +118,17 @@ class FeedbackConfig(Config):
         return rates
 
     def price(self, n_classes: int) -> float:
-        """Of one question, in verdicts."""
+        """Return the cost of one question in verdicts."""
         if self.labels == "verdict" or self.equal == "count":
             return 1.0
-        return log2(n_classes) if self.equal == "bits" else SECONDS["full"] / SECONDS["verdict"]
+        return (
+            log2(n_classes)
+            if self.equal == "bits"
+            else ANSWER_SECONDS["full"] / ANSWER_SECONDS["verdict"]
+        )
 
-    @property
-    def prompt(self) -> Self:
-        """The same annotators, all of whom answer at once."""
+    def without_delay(self) -> Self:
+        """Return the same annotators with immediate answers and without a log."""
         return replace(self, delay=0, answer_every=1, record="", replay="")
 
 
@@ -136,7 +140,7 @@ def build_annotators(
     seed: int,
     identity: Mapping[str, Any] | None = None,
 ) -> FeedbackSource:
-    """Whoever answers; `identity` is what a log must have in common with a run to be gone on with.
+    """Build the source of answers. `identity` is stored in a log and checked when it is continued.
 
     >>> import torch
     >>> config = FeedbackConfig(annotators="0, .3")
@@ -145,20 +149,22 @@ def build_annotators(
     """
     if config.replay:
         return FeedbackReplay(config.replay)
-    everyone = [_one(config, rate, truth, n_classes, seed) for rate in config.mistakes]
-    source: FeedbackSource = Panel(everyone) if config.annotators else everyone[0]
+    annotators = [
+        _build_annotator(config, rate, truth, n_classes, seed) for rate in config.error_rates
+    ]
+    source: FeedbackSource = Panel(annotators) if config.annotators else annotators[0]
     if not config.record:
         return source
     return FeedbackRecorder(source, config.record, settings=identity, overwrite=True)
 
 
-def end_log(source: FeedbackSource) -> None:
-    """A run is over: its log is complete, or the log that it replayed has to be."""
+def close_feedback_log(source: FeedbackSource) -> None:
+    """Mark the log as complete, or check that a replayed log was used to its end."""
     if isinstance(source, FeedbackRecorder | FeedbackReplay):
         source.end()
 
 
-def _one(
+def _build_annotator(
     config: FeedbackConfig, rate: float, truth: Tensor, n_classes: int, seed: int
 ) -> GroundTruthAnnotator:
     if config.labels == "full":

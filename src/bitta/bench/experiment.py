@@ -1,20 +1,23 @@
-"""An experiment: a stream, a model, a method, someone who answers; written as a TOML file."""
+"""An experiment: a stream, a model, a method and an annotator, described in a TOML file."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from bitta.bench.annotators import FeedbackConfig
-from bitta.bench.clean import ForgettingConfig
-from bitta.bench.enhanced import EnhancedConfig
-from bitta.bench.streams import StreamConfig
-from bitta.bench.toml import read_toml, section
+from bitta.bench.before_stream import BeforeStream, build_before_stream
+from bitta.bench.streams import ForgettingConfig, StreamConfig
 from bitta.config import Config, build_config, check_integer
-from bitta.errors import SettingError, unknown_name_error
+from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.methods import get_method
 from bitta.methods.base import AdapterConfig
 from bitta.selection import get_score_function
+
+_KEYS = ("name", "seed", "stream", "model", "method", "feedback", "before_stream", "forgetting")
+_OLD_FINE_TUNING_KEY = "enhanced"
+"""Table in older results. It has n_samples = 0 if the run was not fine-tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,47 +49,37 @@ class Experiment:
     method: str
     settings: AdapterConfig
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
-    enhanced: EnhancedConfig = field(default_factory=EnhancedConfig)
+    before_stream: BeforeStream | None = None
     forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.enhanced.n_samples and (self.feedback.record or self.feedback.replay):
+        if self.before_stream is None:
+            return
+        if "source statistics" in get_method(self.method).needs:
             raise SettingError(
-                "[enhanced] asks before the stream begins, which a log does not hold; leave out "
-                "[enhanced], or feedback.record and feedback.replay."
+                f"[before_stream] changes the weights, but {self.method} needs statistics of the "
+                "weights that it starts from; leave out [before_stream], or use another method."
             )
-        if self.enhanced.n_samples and "source statistics" in get_method(self.method).needs:
-            raise SettingError(
-                f"[enhanced] changes the weights before the stream begins, and {self.method} needs "
-                "statistics of the very weights it starts from; leave out [enhanced], or use "
-                "another method."
-            )
+        self.before_stream.check_experiment(self)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """From a TOML file."""
-        return cls.of(read_toml(path), name=Path(path).stem)
+        """Read an experiment from a TOML file."""
+        return cls.from_table(read_toml(path), name=Path(path).stem)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], *, name: str) -> Self:
-        """From a parsed table; `name` is used where it has none."""
+    def from_table(cls, table: Mapping[str, Any], *, name: str) -> Self:
+        """Build an experiment from a parsed table. `name` is used if the table has no name."""
         if "sweep" in table:
             raise SettingError('[sweep] makes many runs of one file; use "bitta sweep" for it.')
         for key in table:
             if key not in _KEYS:
                 raise unknown_name_error("key", key, _KEYS)
-        given = dict(section(table, "method"))
-        method = given.pop("name", None)
-        if not isinstance(method, str):
-            told = "missing" if method is None else repr(method)
-            raise SettingError(f'method.name is {told}; say which, such as name = "bitta".')
-        preset = given.pop("preset", None)
+        method, settings = _read_method(section(table, "method"))
         stream = section(table, "stream")
         if "kind" not in stream:
-            raise SettingError('stream.kind is missing; "bitta streams" lists what there is.')
-        settings = get_method(method).configure(given, preset, name=method)
-        get_score_function(settings.selection)
+            raise SettingError('stream.kind is missing; "bitta streams" lists all kinds.')
         name = table.get("name", name)
         if not isinstance(name, str) or not name or set(name) & set("/\\"):
             raise SettingError(f"name is {name!r}; allowed: text that can name a file.")
@@ -96,8 +89,12 @@ class Experiment:
             model=build_config(ModelConfig, section(table, "model"), preset=None, of="[model]"),
             method=method,
             settings=settings,
-            feedback=FeedbackConfig.of(section(table, "feedback")),
-            enhanced=_enhanced(table),
+            feedback=FeedbackConfig.from_table(section(table, "feedback")),
+            before_stream=(
+                build_before_stream(section(table, "before_stream"))
+                if "before_stream" in table
+                else None
+            ),
             forgetting=build_config(
                 ForgettingConfig, section(table, "forgetting"), preset=None, of="[forgetting]"
             ),
@@ -105,27 +102,80 @@ class Experiment:
         )
 
     def as_table(self) -> dict[str, Any]:
-        """Every setting, as plain values."""
+        """Return every setting as plain values. `from_table` reads them back."""
         table = asdict(self)
         table["method"] = {"name": table.pop("method"), **table.pop("settings")}
+        if self.before_stream is None:
+            del table["before_stream"]
         return table
 
     def matches(self, table: Mapping[str, Any]) -> bool:
-        """Whether it says the same as a table that this version or an earlier one has written.
+        """Return True if the table, written by this or an earlier version, has the same settings.
 
-        A setting that did not exist then is taken to be at its default.
+        A setting that is missing in the table has its default.
         """
+        fine_tuning = table.get(_OLD_FINE_TUNING_KEY)
+        if isinstance(fine_tuning, Mapping) and fine_tuning.get("n_samples") == 0:
+            table = {key: table[key] for key in table if key != _OLD_FINE_TUNING_KEY}
         try:
-            return Experiment.of(table, name="").as_table() == self.as_table()
+            return Experiment.from_table(table, name="").as_table() == self.as_table()
         except SettingError:
             return False
 
 
-def _enhanced(table: Mapping[str, Any]) -> EnhancedConfig:
-    """A section that does not say how many samples wants as many as would be asked about."""
-    implied = {"n_samples": -1} if "enhanced" in table else {}
-    given = {**implied, **section(table, "enhanced")}
-    return build_config(EnhancedConfig, given, preset=None, of="[enhanced]")
+def _read_method(table: Mapping[str, Any]) -> tuple[str, AdapterConfig]:
+    """Return the name and the settings of the method in the table [method]."""
+    given = dict(table)
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        found = "missing" if name is None else repr(name)
+        raise SettingError(f'method.name is {found}; give a name, such as name = "bitta".')
+    preset = given.pop("preset", None)
+    settings = get_method(name).configure(given, preset, name=name)
+    get_score_function(settings.selection)
+    return name, settings
 
 
-_KEYS = ("name", "seed", "stream", "model", "method", "feedback", "enhanced", "forgetting")
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {str(path)!r}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{str(path)!r} is not valid TOML: {error}.") from None
+
+
+def override(table: dict[str, Any], assignment: str) -> None:
+    """Apply `a.b=c` to a table in place. The value is read as TOML, or else as a string."""
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise SettingError(f"--set {assignment!r} does not have the form a.b=value.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = _parse_number(text.strip())
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise SettingError(f"--set {assignment!r}: {key!r} is a value, not a table.")
+    table[keys[-1]] = value
+
+
+def _parse_number(text: str) -> float | str:
+    """Accept .1, which TOML does not. Return text that is not a number as it is."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def section(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a sub-table, or an empty one if there is none."""
+    value = table.get(name, {})
+    if not isinstance(value, dict):
+        raise SettingError(f"{name} is {value!r}; allowed: a table [{name}].")
+    return value

@@ -1,4 +1,4 @@
-"""The source model an experiment asks for."""
+"""The source model and the device of an experiment."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from bitta.bench.experiment import ModelConfig
-from bitta.errors import InputError, ModelError
+from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import ModelCard, call_model_factory, load_model, weights_path
 from bitta.nn import LogitsOf, WrappedModel
 
 
-class Restricted(nn.Module):
-    """A classifier held to some of its classes, in the order of a stream's labels."""
+class ClassSubset(nn.Module):
+    """A classifier restricted to some of its classes, in the order of the stream's labels."""
 
     columns: Tensor
 
@@ -22,41 +22,41 @@ class Restricted(nn.Module):
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, columns) logits."""
+        """Return (batch, columns) logits."""
         logits: Tensor = self.model(inputs)[:, self.columns]
         return logits
 
 
-def build_source(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
-    """Load weights with their card, or call the user's factory."""
+def load_source_model(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]:
+    """Load weights with their card, or call the user's factory, which has no card."""
     if config.factory:
         return call_model_factory(config.factory, of="model.factory"), None
     with weights_path(config.weights) as path:
         return load_model(path)
 
 
-def wanted_size(card: ModelCard | None) -> Mapping[str, int]:
-    """How the model wants pictures brought to size: as its card says, or to that of its input."""
+def image_size_of(card: ModelCard | None) -> Mapping[str, int]:
+    """Return how images are resized and cropped: by the card, or else to the input size."""
     if card is None or card.preprocessing or len(card.input_shape) != 3:
         return card.preprocessing if card else {}
     return {"resize": card.input_shape[-1], "crop": card.input_shape[-1]}
 
 
-def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:
-    """The model's outputs in the order of a stream's classes, where both name theirs.
+def match_classes(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:
+    """Put the outputs of the model in the order of the stream's classes, if both have names.
 
-    As many classes under names none of which it knows are taken to be in the model's order.
+    If the model knows none of the names, but the number of classes is the same, its order is kept.
     """
     known = card.classes if card else ()
     if not known or not classes or tuple(classes) == known:
         return model
-    strange = [name for name in classes if name not in known]
-    if not strange and len(set(known)) == len(known):
-        return Restricted(model, [known.index(name) for name in classes]).eval()
-    if len(classes) == len(known) and len(strange) in (0, len(classes)):
+    unknown = [name for name in classes if name not in known]
+    if not unknown and len(set(known)) == len(known):
+        return ClassSubset(model, [known.index(name) for name in classes]).eval()
+    if len(classes) == len(known) and len(unknown) in (0, len(classes)):
         return model
     raise InputError(
-        f"the stream's {len(classes)} classes, {strange[0]!r} among them, and the model's "
+        f"the stream's {len(classes)} classes, {unknown[0]!r} among them, and the model's "
         f"{len(known)}, {known[0]!r} among them, are not the same; give a model of the stream's "
         "classes, or name both alike."
     )
@@ -64,9 +64,9 @@ def restricted(model: nn.Module, card: ModelCard | None, classes: Sequence[str])
 
 @torch.no_grad()
 def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: LogitsOf) -> None:
-    """One small forward before a long run: do shapes and class counts match?
+    """Check with one small forward pass that the shapes and numbers of classes match.
 
-    `inputs` are a few of the stream, `truth` is every label of it.
+    `inputs` are a few of the stream, `truth` holds all of its labels.
     """
     wrapped = WrappedModel(model, logits=logits)
     try:
@@ -86,3 +86,18 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
             f"labels go up to {n_labels - 1}, but the model knows {n_classes} classes "
             f"(0 to {n_classes - 1})."
         )
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device with this name. Raise an error if the machine does not have it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device is {name!r}; allowed: cpu, cuda, cuda:1 ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device is {name!r}; allowed: cpu, cuda, cuda:1 ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingError(
+            f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices; use cpu."
+        )
+    return device

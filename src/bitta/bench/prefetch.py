@@ -1,4 +1,4 @@
-"""Batches that are ready before they are asked for."""
+"""Read batches ahead in background threads, so that a GPU does not wait for images."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -15,19 +15,19 @@ from bitta.types import Batch
 
 _N_READY = 4
 
-Copied: TypeAlias = tuple[Batch, torch.cuda.Event | None]
-"""A batch on its device; a GPU has it once the event has come."""
+LoadedBatch: TypeAlias = tuple[Batch, torch.cuda.Event | None]
+"""A batch on its device. The copy to a GPU is complete after the event."""
 
 
 class Prefetch:
-    """The batches of a stream on one device, the same as `stream.batches(start)`.
+    """The batches of a stream on one device. They equal `stream.batches(start)`.
 
-    One thread keeps a few batches ready; another makes the domains of the next visit while this one
-    is taken. What was made is let go once no later visit needs it.
+    One thread keeps a few batches ready. Another one makes the images of the next visit while the
+    current visit is read. Images are released when no later visit needs them.
 
-    `ahead` is for GPUs unless said otherwise: on a CPU the threads would only take cores from the
-    model. Pinning and copying happen in the reading thread, so CUDA graphs that are captured
-    meanwhile need `capture_error_mode="thread_local"`.
+    `ahead` turns the threads on. By default they run for GPUs only, because on a CPU they would
+    take cores from the model. Pinning and copying happen in the reading thread, so CUDA graphs that
+    are captured meanwhile need `capture_error_mode="thread_local"`.
     """
 
     def __init__(
@@ -35,85 +35,85 @@ class Prefetch:
     ) -> None:
         self._stream, self._device, self._start = stream, device, start
         self._ahead = device.type == "cuda" if ahead is None else ahead
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._coming: Future[None] | None = None
-        self._reading = self._making = 0.0
-        self.waiting = 0.0
-        """Seconds for which whoever takes the batches had to wait for them."""
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._next_visit: Future[None] | None = None
+        self._reading_seconds = self._preparing_seconds = 0.0
+        self.waiting_seconds = 0.0
+        """Time for which the consumer waited for batches."""
 
     @property
-    def making(self) -> float:
-        """Seconds spent on reading, decoding and corrupting, in whichever thread."""
-        return self._reading + self._making
+    def making_seconds(self) -> float:
+        """Time for reading, decoding and corrupting images, in all threads."""
+        return self._reading_seconds + self._preparing_seconds
 
     def batches(self) -> Generator[Batch]:
-        """From `start` on; close it to stop the threads early."""
-        with closing(self._in_background() if self._ahead else self._walk(self._prepare)) as source:
+        """Yield batches from `start` on. Close the generator to stop the threads early."""
+        with closing(self._read_ahead() if self._ahead else self._read(self._prepare)) as source:
             while True:
-                asked = perf_counter()
-                taken = next(source, None)
-                self.waiting += perf_counter() - asked
-                if taken is None:
+                requested = perf_counter()
+                loaded = next(source, None)
+                self.waiting_seconds += perf_counter() - requested
+                if loaded is None:
                     return
-                yield self._arrived(*taken)
+                yield self._wait_for_copy(*loaded)
 
-    def _in_background(self) -> Generator[Copied]:
+    def _read_ahead(self) -> Generator[LoadedBatch]:
         reader = ThreadPoolExecutor(1, "bitta-reader")
         maker = ThreadPoolExecutor(1, "bitta-maker")
-        walk = self._walk(lambda visit: self._make_ahead(visit, maker))
+        batches = self._read(lambda visit: self._prepare_ahead(visit, maker))
 
-        def one() -> Future[Copied | None]:
-            return reader.submit(next, walk, None)
+        def submit() -> Future[LoadedBatch | None]:
+            return reader.submit(next, batches, None)
 
         try:
-            ready = deque(one() for _ in range(_N_READY))
-            while (taken := ready.popleft().result()) is not None:
-                ready.append(one())
-                yield taken
+            ready = deque(submit() for _ in range(_N_READY))
+            while (loaded := ready.popleft().result()) is not None:
+                ready.append(submit())
+                yield loaded
         finally:
             maker.shutdown(wait=False, cancel_futures=True)
             reader.shutdown(cancel_futures=True)
             maker.shutdown()
 
-    def _walk(self, enter: Callable[[int], None]) -> Generator[Copied]:
-        """Batch by batch; `enter` sees to it that the images of a visit are there."""
-        entered = -1
+    def _read(self, prepare: Callable[[int], None]) -> Generator[LoadedBatch]:
+        """Yield batch after batch. `prepare` makes the images of a visit."""
+        current_visit = -1
         for number in range(self._start, len(self._stream)):
             visit = self._stream.visit_of(number)
-            if visit != entered:
+            if visit != current_visit:
                 self._stream.release(before=visit)
-                enter(visit)
-                entered = visit
+                prepare(visit)
+                current_visit = visit
             started = perf_counter()
-            copied = self._copied(self._stream.read(number))
-            self._reading += perf_counter() - started
-            yield copied
+            loaded = self._load(self._stream.read(number))
+            self._reading_seconds += perf_counter() - started
+            yield loaded
 
-    def _make_ahead(self, visit: int, maker: ThreadPoolExecutor) -> None:
-        if self._coming is not None:
-            self._coming.result()
-        self._prepare(visit)  # nothing is left to do where it was the one that came
+    def _prepare_ahead(self, visit: int, maker: ThreadPoolExecutor) -> None:
+        if self._next_visit is not None:
+            self._next_visit.result()
+        self._prepare(visit)  # no work if the background thread has prepared this visit
         if visit + 1 < len(self._stream.visits):
-            self._coming = maker.submit(self._prepare, visit + 1)
+            self._next_visit = maker.submit(self._prepare, visit + 1)
 
     def _prepare(self, visit: int) -> None:
         started = perf_counter()
         self._stream.prepare(visit)
-        self._making += perf_counter() - started
+        self._preparing_seconds += perf_counter() - started
 
-    def _copied(self, batch: Batch) -> Copied:
-        if self._side is None:
+    def _load(self, batch: Batch) -> LoadedBatch:
+        if self._copy_stream is None:
             return replace(batch, inputs=as_floats(batch.inputs)), None
-        with torch.cuda.stream(self._side):
-            there = batch.inputs.pin_memory().to(self._device, non_blocking=True)
-            inputs = as_floats(there)
-            return replace(batch, inputs=inputs), self._side.record_event()
+        with torch.cuda.stream(self._copy_stream):
+            raw = batch.inputs.pin_memory().to(self._device, non_blocking=True)
+            inputs = as_floats(raw)
+            return replace(batch, inputs=inputs), self._copy_stream.record_event()
 
-    def _arrived(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
-        """The batch, for work that is queued from here on."""
+    def _wait_for_copy(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
+        """Return the batch. Work that is queued from now on waits for the copy."""
         if copied is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(copied)
-            # Its memory belongs to the side stream, and must not be reused before this one is done.
+            # The copy stream owns the memory and must not reuse it before this stream is done.
             batch.inputs.record_stream(current)
         return batch

@@ -1,25 +1,27 @@
-"""Train a source model, or go on from one; killed at any moment, it resumes from its last epoch."""
+"""Train a source model by a recipe. Training that was killed continues from its checkpoint."""
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.bench.augment import AUGMENTATIONS
-from bitta.bench.device import device_named
-from bitta.bench.recipe import Recipe
-from bitta.bench.trainer import Trainer
-from bitta.bench.training_sets import FOLDER_NAMES, LOADERS, TrainingSet
-from bitta.errors import InputError, SettingError
+from bitta.bench.experiment import read_toml, section
+from bitta.bench.models import device_named
+from bitta.bench.training_sets import AUGMENTATIONS, FOLDER_NAMES, LOADERS, TrainingSet
+from bitta.config import Config, build_config, require
+from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.models import (
+    ARCHITECTURES,
     ModelCard,
     build_model,
     check_target,
@@ -35,32 +37,211 @@ from bitta.results import describe_environment
 from bitta.seeding import generator
 from bitta.statefile import check_writable, load_state, save_state
 from bitta.streams import Domain, set_folder
+from bitta.types import State
 
 _CHUNK_VALUES = 2**26
-"""Values augmented at a time."""
-_MEASURED = 20
-"""How often accuracy is measured on the way."""
+"""Values that are augmented at a time."""
+_N_MEASUREMENTS = 20
+"""Number of times that accuracy is measured during training."""
+_N_EAGER_STEPS = 3
+"""Updates before a CUDA graph is captured. Libraries choose their kernels in them."""
 PART_BYTES = 12_000_000
-"""Of weights that are kept under version control."""
+"""Size of the parts of weights that are kept under version control."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Config):
+    """Settings of the training of a source model."""
+
+    data: str = "cifar10"
+    """Training set: cifar10, cifar100, coloured_digits, tiny-imagenet, pacs or folders."""
+    source: str = ""
+    """pacs, folders: domain to train on. A tenth of it and the other domains are held out."""
+    side: int = 224
+    """pacs, folders: side of the images in pixels, after scaling and cropping."""
+    architecture: str = "resnet8"
+    """Architecture of the model."""
+    start: str = ""
+    """File of weights to start from. A head for other classes is replaced."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """SGD with Nesterov momentum, or Adam."""
+    epochs: int = 0
+    """Passes over the training images."""
+    iterations: int = 0
+    """Number of updates, instead of epochs."""
+    batch_size: int = 128
+    """Images per update."""
+    lr: float = 0.1
+    """Step size at the beginning."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Schedule of the step size. cosine lowers it to 0."""
+    momentum: float = 0.9
+    """Nesterov momentum of SGD."""
+    weight_decay: float = 5e-4
+    """Weight decay on all parameters."""
+    augment: Literal["none", "shift", "zoom"] = "shift"
+    """shift: mirror, and shift by up to an eighth of the side; zoom: mirror, and enlarge a part."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the forward pass. Weights stay in float32."""
+    channels_last: bool = False
+    """Use the memory layout that is fast on GPUs."""
+    seed: int = 0
+    """Seed of initial weights, order and augmentation."""
+
+    def __post_init__(self) -> None:
+        if self.data not in LOADERS:
+            raise unknown_name_error("data", self.data, LOADERS)
+        if self.architecture not in ARCHITECTURES:
+            raise unknown_name_error("architecture", self.architecture, ARCHITECTURES)
+        require(self.epochs >= 0, "epochs", self.epochs, "0 or more")
+        require(self.iterations >= 0, "iterations", self.iterations, "0 or more")
+        if (self.epochs > 0) == (self.iterations > 0):
+            raise SettingError(
+                f"epochs is {self.epochs} and iterations is {self.iterations}; give one of them."
+            )
+        if (self.data in ("pacs", "folders")) != bool(self.source):
+            raise SettingError(
+                f'source is {self.source!r} and data is {self.data!r}; data = "pacs" or "folders" '
+                "needs a source domain, and no other set has one."
+            )
+        require(self.side >= 8, "side", self.side, "8 or more")
+        require(self.batch_size >= 2, "batch_size", self.batch_size, "2 or more")
+        require(self.lr > 0, "lr", self.lr, "above 0")
+        require(0 < self.momentum < 1, "momentum", self.momentum, "above 0 and below 1")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read a recipe from the table [pretrain] of a TOML file."""
+    table = read_toml(path)
+    for key in table:
+        if key != "pretrain":
+            raise unknown_name_error("key", key, ["pretrain"])
+    return build_config(Recipe, section(table, "pretrain"), preset=None, of="[pretrain]")
+
+
+class Trainer:
+    """Updates a model batch by batch. On a GPU, forward and backward pass replay a CUDA graph.
+
+    The step size depends on the number of the update only, so training can be resumed.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, *, n_updates: int) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.n_updates = n_updates
+        self.n_updates_done = 0
+        self.device = next(model.parameters()).device
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        model.to(memory_format=self.layout)  # type: ignore[call-overload]
+        self._optimiser = _build_optimiser(model, recipe, fused=self.device.type == "cuda")
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._n_eager_steps = 0
+        self._pixels = self._labels = self._loss = torch.empty(0)
+
+    def update(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Learn from one batch of uint8 images. Every batch must have the same size."""
+        for group in self._optimiser.param_groups:
+            group["lr"] = self.lr
+        if self.device.type == "cuda" and self._n_eager_steps >= _N_EAGER_STEPS:
+            loss = self._replay(images, labels)
+        else:
+            self._optimiser.zero_grad(set_to_none=True)
+            loss = self._backward(self._as_pixels(images), labels)
+            self._n_eager_steps += 1
+        self._optimiser.step()
+        self.n_updates_done += 1
+        return loss
+
+    @property
+    def lr(self) -> float:
+        """Step size of the next update."""
+        if self.recipe.schedule == "constant":
+            return self.recipe.lr
+        return self.recipe.lr * (1 + math.cos(math.pi * self.n_updates_done / self.n_updates)) / 2
+
+    @torch.no_grad()
+    def count_correct(self, images: Tensor, labels: Tensor) -> int:
+        """Count the correct labels, in full precision."""
+        pixels = self._as_pixels(images.to(self.device))
+        largest, predicted = self.model(pixels).max(-1)
+        return int(((predicted == labels.to(self.device)) & largest.isfinite()).sum())
+
+    def state_dict(self) -> State:
+        """Return weights, optimiser state and number of updates."""
+        slots = self._optimiser.state_dict()["state"]
+        return {
+            "step": self.n_updates_done,
+            "weights": self.model.state_dict(),
+            "optimiser": {str(index): slot for index, slot in slots.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore a saved state."""
+        self.n_updates_done = state["step"]
+        self.model.load_state_dict(state["weights"])
+        slots = {int(index): slot for index, slot in state["optimiser"].items()}
+        self._optimiser.load_state_dict(self._optimiser.state_dict() | {"state": slots})
+
+    def _as_pixels(self, images: Tensor) -> Tensor:
+        return (images.float() / 255).contiguous(memory_format=self.layout)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        is_half = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_half)
+
+    def _backward(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        with self._autocast():
+            loss = F.cross_entropy(self.model(pixels), labels)
+        loss.backward()
+        return loss.detach()
+
+    def _replay(self, images: Tensor, labels: Tensor) -> Tensor:
+        pixels = self._as_pixels(images)
+        if self._graph is None:
+            self._pixels, self._labels = pixels.clone(), labels.clone()
+            self._optimiser.zero_grad(set_to_none=True)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._loss = self._backward(self._pixels, self._labels)
+        self._pixels.copy_(pixels)
+        self._labels.copy_(labels)
+        self._graph.replay()
+        return self._loss.clone()
+
+
+def _build_optimiser(model: nn.Module, recipe: Recipe, *, fused: bool) -> torch.optim.Optimizer:
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(
+            model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused
+        )
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=True,
+        fused=fused,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
-    """One pass over the training images."""
+class EpochRecord:
+    """Record of one pass over the training images."""
 
     number: int
     loss: float
     accuracy: float | None
-    """Percent right on the first held-out set, where it was measured."""
+    """Percentage of correct labels on the first held-out set; None if it was not measured."""
     seconds: float
 
 
-class Paused(Exception):  # noqa: N818 (a wish, not an error)
-    """Training was asked to stop; its checkpoint holds everything up to this epoch."""
+class TrainingStopped(Exception):  # noqa: N818 (requested, not an error)
+    """Raised when training stops on request. Its checkpoint holds everything so far."""
 
 
-def checkpoint_path(out: Path) -> Path:
-    """Where unfinished training waits."""
+def training_checkpoint_path(out: Path) -> Path:
+    """Return the path of the checkpoint of unfinished training."""
     return out.with_name(f"{out.stem}.checkpoint")
 
 
@@ -73,44 +254,48 @@ def pretrain(
     half: bool = False,
     resume: bool = False,
     checkpoint_seconds: float = 30.0,
-    on_epoch: Callable[[Epoch, int], None] = lambda *_: None,
+    on_epoch: Callable[[EpochRecord, int], None] = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[ModelCard, dict[str, Any]]:
-    """Train, measure, write weights with their card; gives the card and the log of the training.
+    """Train, measure, and write the weights with their card. Return the card and a log.
 
-    `half` writes half precision in parts of 12 MB, and measures what was written. `on_epoch` gets
-    each epoch and the number of them; `should_stop` is asked after each, and raises `Paused`.
+    `half` writes half precision in parts of 12 MB and measures the rounded weights. `on_epoch` is
+    called with the record of each epoch and the number of epochs. If `should_stop` returns True
+    after an epoch, the training is saved and raises `TrainingStopped`.
     """
-    place = device_named(device)
+    target_device = device_named(device)
     check_target(out)
-    earlier = _earlier(out, recipe)
-    if earlier is not None and resume and not checkpoint_path(out).exists():
+    earlier = _read_earlier(out, recipe)
+    if earlier is not None and resume and not training_checkpoint_path(out).exists():
         return earlier
     check_writable(out.parent)
-    data = LOADERS[recipe.data](_folder_of(recipe, folder), recipe.source, recipe.side)
-    model, card = _first_weights(recipe, data)
-    trainer = Trainer(model.to(place), recipe, n_steps=_n_steps(recipe, data))
-    keeper = _Keeper(checkpoint_path(out), recipe, data, trainer, seconds=checkpoint_seconds)
-    epochs = keeper.resumed() if resume else []
-    images = data.train.images[torch.arange(len(data.train.labels))].to(place)
-    n_epochs = -(-trainer.n_steps // _per_epoch(recipe, data))
+    data = LOADERS[recipe.data](_find_folder(recipe, folder), recipe.source, recipe.side)
+    model, card = _build_model(recipe, data)
+    trainer = Trainer(model.to(target_device), recipe, n_updates=_count_updates(recipe, data))
+    checkpoint = _TrainingCheckpoint(
+        training_checkpoint_path(out), recipe, data, trainer, save_every_seconds=checkpoint_seconds
+    )
+    epochs = checkpoint.load() if resume else []
+    images = data.train.images[torch.arange(len(data.train.labels))].to(target_device)
+    n_epochs = -(-trainer.n_updates // _updates_per_epoch(recipe, data))
     for number in range(len(epochs), n_epochs):
-        epochs.append(_epoch(trainer, images, data, number, n_epochs))
+        epochs.append(_run_epoch(trainer, images, data, number, n_epochs))
         on_epoch(epochs[-1], n_epochs)
-        stopping = should_stop() and number + 1 < n_epochs
-        keeper.keep(epochs, now=stopping)
-        if stopping:
-            raise Paused(f"stopped after epoch {number + 1} of {n_epochs}")
+        is_stopping = should_stop() and number + 1 < n_epochs
+        if is_stopping or checkpoint.is_due:
+            checkpoint.save(epochs)
+        if is_stopping:
+            raise TrainingStopped(f"stopped after epoch {number + 1} of {n_epochs}")
     if half:
         _round_to_half(model)
-    card = replace(card, accuracy={d.name: _accuracy(trainer, d) for d in data.held_out})
+    card = replace(card, accuracy={d.name: _measure_accuracy(trainer, d) for d in data.held_out})
     paths = save_model(out, model, card, half=half, part_bytes=PART_BYTES if half else None)
-    keeper.path.unlink(missing_ok=True)
-    return card, _log(card, epochs, paths, place)
+    checkpoint.path.unlink(missing_ok=True)
+    return card, _make_log(card, epochs, paths, target_device)
 
 
-def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
-    """Card and log of finished weights of this recipe, the log empty if lost; others: an error."""
+def _read_earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
+    """Return card and log of finished weights of this recipe. Refuse those of another one."""
     if describe_weights(out, name="").n_files == 0:
         return None
     card = read_card(out)
@@ -122,46 +307,55 @@ def _earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | No
     return card, json.loads(log.read_text()) if log.exists() else {}
 
 
-class _Keeper:
-    """Saves training now and then, and takes it up again."""
+class _TrainingCheckpoint:
+    """File from which training continues."""
 
     def __init__(
-        self, path: Path, recipe: Recipe, data: TrainingSet, trainer: Trainer, *, seconds: float
+        self,
+        path: Path,
+        recipe: Recipe,
+        data: TrainingSet,
+        trainer: Trainer,
+        *,
+        save_every_seconds: float,
     ) -> None:
         self.path = path
         self._trainer = trainer
-        self._seconds = seconds
-        self._due = monotonic() + seconds
+        self._save_every_seconds = save_every_seconds
+        self._next_save = monotonic() + save_every_seconds
         self._identity = {"recipe": asdict(recipe), "data": data.train.fingerprint}
 
-    def keep(self, epochs: Sequence[Epoch], *, now: bool) -> None:
-        """Save if it is time, or at once."""
-        if not now and monotonic() < self._due:
-            return
+    @property
+    def is_due(self) -> bool:
+        """True if the last save is long enough ago."""
+        return monotonic() >= self._next_save
+
+    def save(self, epochs: Sequence[EpochRecord]) -> None:
+        """Save the state of the training."""
         state = {
             "identity": self._identity,
             "epochs": [asdict(epoch) for epoch in epochs],
             "state": self._trainer.state_dict(),
         }
         save_state(self.path, state)
-        self._due = monotonic() + self._seconds
+        self._next_save = monotonic() + self._save_every_seconds
 
-    def resumed(self) -> list[Epoch]:
-        """What was done before, if there is a checkpoint of the same training."""
+    def load(self) -> list[EpochRecord]:
+        """Restore the training. Return its epochs so far, none if there is no checkpoint."""
         if not self.path.exists():
             return []
         state = load_state(self.path)
         if state.get("identity") != self._identity:
             raise InputError(
                 f"{str(self.path)!r} was written with another recipe or other images; train with "
-                "the same, or without --resume to start over."
+                "the same, or without --resume to start from the beginning."
             )
         self._trainer.load_state_dict(state["state"])
-        return [Epoch(**epoch) for epoch in state["epochs"]]
+        return [EpochRecord(**epoch) for epoch in state["epochs"]]
 
 
-def _per_epoch(recipe: Recipe, data: TrainingSet) -> int:
-    """Whole batches in the training images."""
+def _updates_per_epoch(recipe: Recipe, data: TrainingSet) -> int:
+    """Return the number of whole batches in the training images."""
     n_images = len(data.train.labels)
     if n_images < recipe.batch_size:
         raise InputError(
@@ -171,11 +365,11 @@ def _per_epoch(recipe: Recipe, data: TrainingSet) -> int:
     return n_images // recipe.batch_size
 
 
-def _n_steps(recipe: Recipe, data: TrainingSet) -> int:
-    return recipe.iterations or recipe.epochs * _per_epoch(recipe, data)
+def _count_updates(recipe: Recipe, data: TrainingSet) -> int:
+    return recipe.iterations or recipe.epochs * _updates_per_epoch(recipe, data)
 
 
-def _folder_of(recipe: Recipe, given: str) -> Path:
+def _find_folder(recipe: Recipe, given: str) -> Path:
     if recipe.data != "folders":
         return set_folder(FOLDER_NAMES.get(recipe.data, recipe.data), given)
     if not given:
@@ -183,29 +377,29 @@ def _folder_of(recipe: Recipe, given: str) -> Path:
     return Path(given)
 
 
-def _epoch(
+def _run_epoch(
     trainer: Trainer, images: Tensor, data: TrainingSet, number: int, n_epochs: int
-) -> Epoch:
+) -> EpochRecord:
     started = monotonic()
     trainer.model.train()
-    batches = _batches(images, data.train.labels, trainer.recipe, number)
-    left = trainer.n_steps - trainer.step_number
-    losses = [trainer.step(*batch) for batch in islice(batches, left)]
+    batches = _make_batches(images, data.train.labels, trainer.recipe, number)
+    n_left = trainer.n_updates - trainer.n_updates_done
+    losses = [trainer.update(*batch) for batch in islice(batches, n_left)]
     loss = torch.stack(losses).mean().item()
-    if not isfinite(loss):
+    if not math.isfinite(loss):
         raise InputError(
-            f"the loss is {loss} in epoch {number + 1}: the training has come apart; give a "
+            f"the loss is {loss} in epoch {number + 1}: the training diverged; give a "
             f"smaller lr than {trainer.recipe.lr:g}."
         )
-    measured = (number + 1) % max(1, n_epochs // _MEASURED) == 0 or number + 1 == n_epochs
-    accuracy = _accuracy(trainer, data.held_out[0]) if measured else None
-    return Epoch(number + 1, loss, accuracy, monotonic() - started)
+    is_measured = number + 1 == n_epochs or (number + 1) % max(1, n_epochs // _N_MEASUREMENTS) == 0
+    accuracy = _measure_accuracy(trainer, data.held_out[0]) if is_measured else None
+    return EpochRecord(number + 1, loss, accuracy, monotonic() - started)
 
 
-def _batches(
+def _make_batches(
     images: Tensor, labels: Tensor, recipe: Recipe, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole batches in random order, augmented many at a time."""
+    """Yield whole batches in random order. Many are augmented at a time."""
     order = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
     order = order[: len(order) - len(order) % recipe.batch_size].to(images.device)
     labels = labels.to(images.device)
@@ -218,8 +412,8 @@ def _batches(
         )
 
 
-def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelCard]:
-    """Seeded weights, or those of another model with, where classes differ, a new head."""
+def _build_model(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelCard]:
+    """Build a model with random weights or those of `recipe.start`, with a new head if needed."""
     arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
     kept: dict[str, Tensor] = {}
     if recipe.start:
@@ -228,11 +422,11 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
         if start.architecture != recipe.architecture:
             raise SettingError(
                 f"architecture is {recipe.architecture!r}, but the weights in {recipe.start!r} are "
-                f"{start.architecture!r}; say that in the recipe."
+                f"{start.architecture!r}; give that architecture."
             )
         arguments, kept = dict(start.arguments), earlier.state_dict()
         if start.classes != data.train.classes:
-            kept = {n: kept[n] for n in kept.keys() - _head(recipe.architecture, arguments)}
+            kept = {n: kept[n] for n in kept.keys() - _head_tensors(recipe.architecture, arguments)}
     arguments["n_classes"] = len(data.train.classes)
     model = build_model(recipe.architecture, **arguments)
     initialise(model, seed=recipe.seed)
@@ -251,33 +445,35 @@ def _first_weights(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelC
     return model, card
 
 
-def _head(architecture: str, arguments: Mapping[str, Any]) -> set[str]:
-    """Names of the tensors whose shape depends on the number of classes."""
-    few, more = (
+def _head_tensors(architecture: str, arguments: Mapping[str, Any]) -> set[str]:
+    """Return the names of tensors whose shape depends on the number of classes."""
+    two, three = (
         build_model(architecture, **{**arguments, "n_classes": n}).state_dict() for n in (2, 3)
     )
-    return {name for name in few if few[name].shape != more[name].shape}
+    return {name for name in two if two[name].shape != three[name].shape}
 
 
-def _accuracy(trainer: Trainer, domain: Domain) -> float:
-    """Percent of labels that the model gets right."""
+def _measure_accuracy(trainer: Trainer, domain: Domain) -> float:
+    """Return the percentage of correct labels."""
     trainer.model.eval()
     rows = torch.arange(len(domain.labels)).split(500)
-    right = sum(trainer.right(domain.images[part], domain.labels[part]) for part in rows)
-    return round(100 * right / len(domain.labels), 2)
+    n_correct = sum(
+        trainer.count_correct(domain.images[part], domain.labels[part]) for part in rows
+    )
+    return round(100 * n_correct / len(domain.labels), 2)
 
 
 def _round_to_half(model: nn.Module) -> None:
-    """What is measured is what will be written."""
+    """Round the weights, so that accuracy is measured on the weights that are written."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.copy_(to_half_precision(tensor))
 
 
-def _log(
-    card: ModelCard, epochs: list[Epoch], paths: list[Path], device: torch.device
+def _make_log(
+    card: ModelCard, epochs: list[EpochRecord], paths: list[Path], device: torch.device
 ) -> dict[str, Any]:
-    """What happened, for whoever has not got the weights: recipe, course, hashes, accuracy."""
+    """Return recipe, epochs, accuracy and hashes, to publish without the weights."""
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return {
         "card": asdict(card),

@@ -1,8 +1,8 @@
-"""Run an experiment to its result; killed at any moment, it goes on from its last checkpoint."""
+"""Run an experiment to its result. A run that was killed continues from its last checkpoint."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -11,17 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
-from bitta.bench.annotators import end_log
-from bitta.bench.device import device_named
-from bitta.bench.enhanced import OnBatch
+from bitta.bench.annotators import close_feedback_log
+from bitta.bench.before_stream import OnPreparationBatch
+from bitta.bench.checkpoint import (
+    ActiveRun,
+    RunClock,
+    RunProgress,
+    checkpoint_path,
+    load_progress,
+    read_checkpoint,
+    read_result,
+    result_path,
+    save_checkpoint,
+)
 from bitta.bench.experiment import Experiment
-from bitta.bench.leftovers import read_checkpoint, read_result
-from bitta.bench.lives import Life, Progress, save_life, saved_progress
-from bitta.bench.places import checkpoint_path, result_path, tuned_folder
+from bitta.bench.models import device_named
 from bitta.bench.prefetch import Prefetch
-from bitta.bench.prepared import Prepared, labels_served, prepare
-from bitta.bench.seconds import Clock
-from bitta.bench.tunings import Tunings
+from bitta.bench.run_setup import PreparedModels, RunSetup, served_labels, set_up_run
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.metrics import (
@@ -41,168 +47,178 @@ from bitta.streams import Stream
 from bitta.types import Batch, Prediction
 
 OnStep = Callable[[int, int, StepRecord], None]
-"""Told after every batch: how many are done, of how many, and what happened."""
+"""Called after every batch: batches done, batches in all, record of the batch."""
+_PREPARED_MODELS = "before-stream"
+"""Subfolder of prepared models."""
 
 
-class Stopped(Exception):  # noqa: N818 (a wish, not an error)
-    """A run was asked to stop; its checkpoint holds everything up to batch `done` of `total`."""
+class RunStopped(Exception):  # noqa: N818 (requested, not an error)
+    """Raised when a run stops on request. Its checkpoint holds batches 1 to `done` of `total`."""
 
     def __init__(self, done: int, total: int) -> None:
         super().__init__(f"stopped after batch {done} of {total}")
 
 
-def run(
-    experiment: Experiment,
-    *,
-    out: Path,
-    resume: bool = False,
-    overwrite: bool = False,
-    device: str = "cpu",
-    checkpoint_seconds: float = 30.0,
-    eager: bool = False,
-    precision: Precision = "auto",
-    on_tuning: OnBatch = lambda *_: None,
-    on_wait: Callable[[], None] = lambda: None,
-    on_start: Callable[[str], None] = lambda _: None,
-    on_step: OnStep = lambda *_: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> RunResult:
-    """Stream, ask, learn, record; the result is written to `result_path` and returned.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of a run that are not part of the experiment."""
 
-    `resume` goes on from a checkpoint, and takes a result that is there already as it is; only
-    `overwrite` replaces the result of other settings.
-    `eager` and `precision` choose the path, which `on_start` is told before the first batch; they
-    are no part of the experiment, and a run may go on from its checkpoint on another path.
-    `should_stop` is asked after every batch; if it says so, the run is saved and raises `Stopped`.
-    `on_tuning` is told of the batches that an experiment with [enhanced] learns from beforehand,
-    `on_wait` while another process does that for it; what comes of it is kept in `tuned_folder`.
-    """
-    clock = Clock()
-    place = device_named(device)
-    path = result_path(experiment, out)
-    earlier = read_result(path) if path.exists() and not overwrite else None
+    out: Path
+    """Folder of the result."""
+    resume: bool = False
+    """Continue from a checkpoint, and accept an existing result."""
+    overwrite: bool = False
+    """Replace an existing result, also one with other settings."""
+    device: str = "cpu"
+    checkpoint_seconds: float = 30.0
+    """Time between two checkpoints."""
+    eager: bool = False
+    """Use the plain execution path."""
+    precision: Precision = "auto"
+    """Arithmetic. A run may continue from its checkpoint on another path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCallbacks:
+    """Functions that a run calls on its way. Each may raise an exception to end the run."""
+
+    on_preparation: OnPreparationBatch = lambda *_: None
+    """Called after every batch of a preparation in [before_stream]."""
+    on_wait: Callable[[], None] = lambda: None
+    """Called while another process prepares the same model."""
+    on_start: Callable[[str], None] = lambda _: None
+    """Called with the execution path before the first batch."""
+    on_step: OnStep = lambda *_: None
+    should_stop: Callable[[], bool] = lambda: False
+    """Called after every batch. If it returns True, the run is saved and raises `RunStopped`."""
+
+
+def run(
+    experiment: Experiment, options: RunOptions, callbacks: RunCallbacks | None = None
+) -> RunResult:
+    """Run the experiment, write its result to `result_path`, and return the result."""
+    callbacks = callbacks or RunCallbacks()
+    clock = RunClock()
+    device = device_named(options.device)
+    path = result_path(experiment, options.out)
+    earlier = read_result(path) if path.exists() and not options.overwrite else None
     if earlier is not None and not experiment.matches(earlier.experiment):
-        raise _other(path, "settings")
-    check_writable(out)
-    checkpoint = checkpoint_path(experiment, out)
-    prepared = prepare(experiment, clock)
-    stream, model = prepared.stream, prepared.model.to(place)
-    circumstances = describe_environment(place, weight_hash(model)) | {"stream": stream.fingerprint}
-    if earlier is not None and resume:
+        raise _other_result_error(path, "settings")
+    check_writable(options.out)
+    checkpoint = checkpoint_path(experiment, options.out)
+    setup = set_up_run(experiment, clock)
+    stream, model = setup.stream, setup.model.to(device)
+    circumstances = describe_environment(device, weight_hash(model)) | {
+        "stream": stream.fingerprint
+    }
+    if earlier is not None and options.resume:
         for part in ("stream", "source_weights"):
             if earlier.environment.get(part) != circumstances[part]:
-                raise _other(path, part.replace("_", " "))
+                raise _other_result_error(path, part.replace("_", " "))
         return earlier
     identity = {"experiment": experiment.as_table()} | {
         part: circumstances[part] for part in ("stream", "source_weights")
     }
     circumstances["identity"] = table_hash(identity)
-    identity["code"] = circumstances["code"]
-
-    def stop_before_the_stream() -> None:
-        if should_stop():
-            raise Stopped(0, len(stream))
-
-    def on_tuned(done: int, total: int, loss: float) -> None:
-        on_tuning(done, total, loss)
-        stop_before_the_stream()
-
-    def wait() -> None:
-        on_wait()
-        stop_before_the_stream()
-
-    session, progress = _begin(
-        prepared,
-        identity,
-        checkpoint if resume else None,
-        tunings=Tunings(tuned_folder(out), checkpoint_seconds, wait),
-        on_tuned=on_tuned,
-        eager=eager,
-        precision=precision,
-    )
-    reset_peak_memory(place)
-    prefetch = Prefetch(stream, place, start=len(progress.steps))
-    life = Life(session, progress, prefetch, clock, lived=len(progress.steps))
-    with session, closing(prefetch.batches()) as batches:
-        on_start(str(session.execution))
-        due = monotonic() + checkpoint_seconds
-        watch = DeviceTimer(place)
-        clock.start()
-        for batch in batches:
-            _step(session, batch, progress, watch)
-            done = len(progress.steps)
-            on_step(done, len(stream), progress.steps[-1])
-            stopping = should_stop() and done < len(stream)
-            if stopping or monotonic() >= due:
-                save_life(checkpoint, identity, life)
-                due = monotonic() + checkpoint_seconds
-            if stopping:
-                raise Stopped(done, len(stream))
-        end_log(session.feedback_source)
-        result = _result(prepared, life, circumstances)
+    identity["numerics_version"] = circumstances["numerics_version"]
+    session, progress = _begin(setup, identity, options, callbacks)
+    reset_peak_memory(device)
+    batches = Prefetch(stream, device, start=len(progress.steps))
+    active = ActiveRun(session, progress, batches, clock, n_earlier_steps=len(progress.steps))
+    with session:
+        callbacks.on_start(str(session.execution))
+        _run_stream(
+            active, len(stream), partial(save_checkpoint, checkpoint, identity), options, callbacks
+        )
+        close_feedback_log(session.feedback_source)
+        result = _make_result(setup, active, circumstances)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
 
 
-def _other(path: Path, what: str) -> InputError:
-    """A result that is there stays there, unless it is of this very run."""
+def _other_result_error(path: Path, difference: str) -> InputError:
     return InputError(
-        f"{str(path)!r} is the result of other {what}; give this run a name of its own "
+        f"{str(path)!r} is the result of other {difference}; give this run a name of its own "
         "(--set name=...) or another folder (--out)."
     )
 
 
-def _result(prepared: Prepared, life: Life, circumstances: Mapping[str, Any]) -> RunResult:
-    experiment = prepared.experiment
-    session, progress = life.session, life.progress
+def _run_stream(
+    active: ActiveRun,
+    n_batches: int,
+    save: Callable[[ActiveRun], None],
+    options: RunOptions,
+    callbacks: RunCallbacks,
+) -> None:
+    """Predict, ask and learn, batch after batch. Save a checkpoint when it is due."""
+    session, progress = active.session, active.progress
+    with closing(active.batches.batches()) as batches:
+        next_save = monotonic() + options.checkpoint_seconds
+        timer = DeviceTimer(session.adapter.wrapped.device)
+        active.clock.end_start_up()
+        for batch in batches:
+            _run_step(session, batch, progress, timer)
+            n_done = len(progress.steps)
+            callbacks.on_step(n_done, n_batches, progress.steps[-1])
+            is_stopping = callbacks.should_stop() and n_done < n_batches
+            if is_stopping or monotonic() >= next_save:
+                save(active)
+                next_save = monotonic() + options.checkpoint_seconds
+            if is_stopping:
+                raise RunStopped(n_done, n_batches)
+
+
+def _make_result(setup: RunSetup, active: ActiveRun, circumstances: Mapping[str, Any]) -> RunResult:
+    session, progress = active.session, active.progress
     wrapped = session.adapter.wrapped
     return RunResult(
-        experiment=experiment.as_table(),
-        protocol=_protocol(experiment, prepared.stream),
+        experiment=setup.experiment.as_table(),
+        protocol=_describe_protocol(setup.experiment, setup.stream),
         environment=circumstances,
         steps=progress.steps,
         reliability=progress.reliability,
         forwards=wrapped.counts.forwards,
         backwards=wrapped.counts.backwards,
-        peak_memory=life.peak_memory,
+        peak_memory=active.peak_memory,
         final_weights=weight_hash(session.model),
         extra={
             "fans_out": wrapped.can_fan_out,
-            "execution": life.execution,
-            "seconds": asdict(life.seconds),
+            "execution": active.execution,
+            "seconds": asdict(active.seconds),
             "price": session.budget.price,
-            **_around(prepared, life),
+            **_before_and_after(setup, active),
         },
         spreads=progress.histograms.entropies,
         policy_reliability=progress.policy_reliability,
     )
 
 
-def _around(prepared: Prepared, life: Life) -> dict[str, Any]:
-    """What was done and measured before and after the stream."""
-    before = dict(life.progress.before)
-    if prepared.clean is not None:
-        after = prepared.clean.accuracy(labels_served(life.session))
-        before["clean"] = asdict(Forgetting(len(prepared.clean), before["clean"], after))
-    return before
+def _before_and_after(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
+    """Return what was measured before the stream, with the accuracy on clean images after it."""
+    values = dict(active.progress.before_stream)
+    if setup.clean is not None:
+        after = setup.clean.accuracy(served_labels(active.session))
+        values["clean"] = asdict(Forgetting(len(setup.clean), values["clean"], after))
+    return values
 
 
-def _protocol(experiment: Experiment, stream: Stream) -> str:
+def _describe_protocol(experiment: Experiment, stream: Stream) -> str:
     window = experiment.stream.window_size
     return stream.protocol + (f", window {window}" if window else "")
 
 
-def _step(session: Session, batch: Batch, progress: Progress, watch: DeviceTimer) -> None:
+def _run_step(session: Session, batch: Batch, progress: RunProgress, timer: DeviceTimer) -> None:
+    """Give a batch to the session and record what happened."""
     if batch.reset:
         session.reset()
-    watch.start()
+    timer.start()
     prediction, answers, losses = session.step(batch.inputs)
-    seconds = watch.stop()
-    # A model that no longer gives numbers is wrong, whatever the largest of them would be.
+    seconds = timer.stop()
+    # Outputs that are not finite count as wrong, whatever label they have.
     correct = (prediction.labels.cpu() == batch.truth) & prediction.confidence.isfinite().cpu()
     progress.reliability = progress.reliability.add(prediction.confidence, correct)
-    progress.policy_reliability = _judged_policy(progress, prediction, batch.truth)
+    progress.policy_reliability = _add_policy(progress.policy_reliability, prediction, batch.truth)
     progress.histograms.add(
         batch.domain, prediction.labels, batch.truth, n_classes=prediction.probs.shape[-1]
     )
@@ -228,72 +244,98 @@ def _step(session: Session, batch: Batch, progress: Progress, watch: DeviceTimer
     )
 
 
-def _judged_policy(progress: Progress, prediction: Prediction, truth: Tensor) -> Reliability:
-    """By the policy's own first choice, which need not be what was served."""
+def _add_policy(reliability: Reliability, prediction: Prediction, truth: Tensor) -> Reliability:
+    """Count the most probable label of the policy, which may differ from the served label."""
     if prediction.policy is None:
-        return progress.policy_reliability
-    sure, choice = prediction.policy.cpu().max(-1)
-    return progress.policy_reliability.add(sure, choice == truth)
+        return reliability
+    confidence, label = prediction.policy.cpu().max(-1)
+    return reliability.add(confidence, label == truth)
 
 
 def _begin(
-    prepared: Prepared,
-    identity: Mapping[str, Any],
-    checkpoint: Path | None,
-    *,
-    tunings: Tunings,
-    on_tuned: OnBatch,
-    eager: bool,
-    precision: Precision,
-) -> tuple[Session, Progress]:
-    experiment, feedback = prepared.experiment, prepared.experiment.feedback
-    # A log of answers outlives the code that asked.
-    source = prepared.annotators({part: identity[part] for part in identity if part != "code"})
-    if checkpoint is not None and checkpoint.exists():
-        return _continue(checkpoint, identity, prepared, source, eager=eager, precision=precision)
+    setup: RunSetup, identity: Mapping[str, Any], options: RunOptions, callbacks: RunCallbacks
+) -> tuple[Session, RunProgress]:
+    """Return a session, new or from the checkpoint, and the progress so far."""
+    experiment, feedback = setup.experiment, setup.experiment.feedback
+    # A log of answers stays valid when the numerics version changes.
+    source = setup.build_annotators(
+        {part: identity[part] for part in identity if part != "numerics_version"}
+    )
+    checkpoint = checkpoint_path(experiment, options.out)
+    if options.resume and checkpoint.exists():
+        return _resume(checkpoint, identity, setup, source, options)
     start = partial(
         Session,
-        prepared.model,
+        setup.model,
         experiment.method,
         n_queries=None if feedback.n_queries < 0 else feedback.n_queries,
         every=feedback.every,
         total=None if feedback.total < 0 else feedback.total,
-        price=prepared.price,
+        price=setup.price,
         window=experiment.stream.window_size,
         feedback=source,
         seed=experiment.seed,
         logits=experiment.model.logits or None,
-        eager=eager,
-        precision=precision,
+        eager=options.eager,
+        precision=options.precision,
         **asdict(experiment.settings),
     )
-    if experiment.enhanced.n_samples:
-        # What a method refuses about the model it refuses before the work, not after it.
+    if experiment.before_stream is not None:
+        # Errors of the method about this model come before the work, not after it.
         start(copy=True).close()
-    before = prepared.before_the_stream(
-        identity, tunings=tunings, on_batch=on_tuned, eager=eager, precision=precision
+    values = _run_before_stream(setup, identity, options, callbacks)
+    return start(), RunProgress(before_stream=values)
+
+
+def _run_before_stream(
+    setup: RunSetup, identity: Mapping[str, Any], options: RunOptions, callbacks: RunCallbacks
+) -> dict[str, Any]:
+    """Measure and prepare before the first batch. Return values for the result."""
+
+    def stop_if_requested() -> None:
+        if callbacks.should_stop():
+            raise RunStopped(0, len(setup.stream))
+
+    def on_batch(done: int, total: int, loss: float) -> None:
+        callbacks.on_preparation(done, total, loss)
+        stop_if_requested()
+
+    def on_wait() -> None:
+        callbacks.on_wait()
+        stop_if_requested()
+
+    return setup.run_before_stream(
+        identity,
+        prepared_models=PreparedModels(
+            options.out / _PREPARED_MODELS, options.checkpoint_seconds, on_wait
+        ),
+        on_batch=on_batch,
+        eager=options.eager,
+        precision=options.precision,
     )
-    return start(), Progress(before=before)
 
 
-def _continue(
+def _resume(
     checkpoint: Path,
     identity: Mapping[str, Any],
-    prepared: Prepared,
+    setup: RunSetup,
     source: FeedbackSource,
-    *,
-    eager: bool,
-    precision: Precision,
-) -> tuple[Session, Progress]:
+    options: RunOptions,
+) -> tuple[Session, RunProgress]:
+    """Restore the session and the progress from a checkpoint of the same run."""
     state = read_checkpoint(checkpoint)
     saved = state.get("identity", {})
-    other = [part for part, value in identity.items() if saved.get(part) != value]
-    if other:
+    different = [part for part, value in identity.items() if saved.get(part) != value]
+    if different:
         raise InputError(
-            f"{str(checkpoint)!r} was written with another {' and '.join(other)}; run with the "
-            "same, or without --resume to start over."
+            f"{str(checkpoint)!r} was written with another {' and '.join(different)}; run with "
+            "the same, or without --resume to start from the beginning."
         )
     session = Session.from_state(
-        state["session"], prepared.model, feedback=source, eager=eager, precision=precision
+        state["session"],
+        setup.model,
+        feedback=source,
+        eager=options.eager,
+        precision=options.precision,
     )
-    return session, saved_progress(state)
+    return session, load_progress(state)

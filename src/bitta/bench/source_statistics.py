@@ -1,4 +1,4 @@
-"""Statistics of the source, over images that a model was trained on."""
+"""Make source statistics from images that a model was trained on."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bitta.bench.device import device_named
 from bitta.bench.experiment import ModelConfig
-from bitta.bench.models import build_source, check_fit
+from bitta.bench.models import check_fit, device_named, load_source_model
 from bitta.bench.training_sets import FOLDER_NAMES, LOADERS
 from bitta.config import Config, require
 from bitta.errors import InputError, SettingError, unknown_name_error
@@ -29,25 +28,25 @@ from bitta.streams import (
 )
 
 BATCH = 64
-"""Images at a time, as EATA's authors take them."""
+"""Batch size, as in EATA's code."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesConfig(Config):
-    """Which images statistics are taken of; never augmented."""
+class SourceImagesConfig(Config):
+    """Images from which statistics are made, without augmentation."""
 
     data: str = ""
-    """Which set; empty for the one that the model's card names."""
+    """Name of the set; empty for the one in the model card."""
     path: str = ""
-    """Where its files lie, if not where "bitta data get" puts them."""
+    """Folder of the set, if not where "bitta data get" puts it."""
     domain: str = ""
-    """pacs, folders: the domain that the model was trained on; empty for what its card says."""
+    """pacs, folders: domain that the model was trained on; empty for the one in its card."""
     side: int = 0
-    """pacs, folders: side of the pictures in pixels; 0 for what the model's card says."""
+    """pacs, folders: side of the images in pixels; 0 for the value in the model card."""
     n: int = 10_000
-    """At most so many images, chosen at random."""
+    """Largest number of images, chosen at random."""
     fisher_samples: int = 2000
-    """So many of them are looked at for the Fisher information, as EATA's authors do."""
+    """Number of images for the Fisher information. The default is that of EATA's code."""
 
     def __post_init__(self) -> None:
         if self.data and self.data not in SETS:
@@ -59,40 +58,40 @@ class ImagesConfig(Config):
 
 def make_statistics(
     model: ModelConfig,
-    images: ImagesConfig,
+    images: SourceImagesConfig,
     *,
     out: Path,
     device: str = "cpu",
     on_batch: Callable[[int, int], None] = lambda *_: None,
 ) -> SourceStatistics:
-    """Look at images of the source and write what is known of them then.
+    """Pass images of the source through the model and write the statistics to a file.
 
-    `on_batch` is told how many batches are done, of how many.
+    `on_batch` is called with the batches done and the batches in all.
     """
-    place = device_named(device)
+    target_device = device_named(device)
     if out.is_dir():
         raise InputError(f"{str(out)!r} is a folder; name the file to write.")
     check_writable(out.parent)
-    network_model, card = build_source(model)
-    domain = _source_images(images, card)
+    source_model, card = load_source_model(model)
+    domain = _read_source_images(images, card)
     logits = model.logits or None
     check_fit(
-        network_model,
+        source_model,
         as_floats(domain.images[torch.arange(len(domain.labels))[:2]]),
         domain.labels,
         logits=logits,
     )
-    # In full precision: they are made once, and compared with for as long as the model serves.
-    wrapped = WrappedModel(network_model.to(place), logits=logits, precision="float32")
+    # Full precision, because the statistics are made once and used as long as the model serves.
+    wrapped = WrappedModel(source_model.to(target_device), logits=logits, precision="float32")
     with closing(wrapped):
-        found = SourceStatistics.compute(
-            wrapped, _batches(domain, images.n, on_batch), fisher_samples=images.fisher_samples
+        statistics = SourceStatistics.compute(
+            wrapped, _read_batches(domain, images.n, on_batch), fisher_samples=images.fisher_samples
         )
-    found.save(out)
-    return found
+    statistics.save(out)
+    return statistics
 
 
-def _batches(domain: Domain, n: int, on_batch: Callable[[int, int], None]) -> Iterator[Tensor]:
+def _read_batches(domain: Domain, n: int, on_batch: Callable[[int, int], None]) -> Iterator[Tensor]:
     order = torch.randperm(len(domain.labels), generator=generator(0, "source statistics"))
     parts = order[:n].split(BATCH)
     for done, rows in enumerate(parts, start=1):
@@ -100,16 +99,16 @@ def _batches(domain: Domain, n: int, on_batch: Callable[[int, int], None]) -> It
         on_batch(done, len(parts))
 
 
-def _source_images(images: ImagesConfig, card: ModelCard | None) -> Domain:
-    trained = card.recipe if card else {}
-    data = images.data or str(trained.get("data", ""))
+def _read_source_images(images: SourceImagesConfig, card: ModelCard | None) -> Domain:
+    recipe = card.recipe if card else {}
+    data = images.data or str(recipe.get("data", ""))
     if data not in SETS:
         raise SettingError(
-            f"the model does not say which images it was trained on; name a set: {', '.join(SETS)}."
+            f"the model card does not name the training images; give a set: {', '.join(SETS)}."
         )
     if data in EMBEDDED:
         return EMBEDDED[data]()
-    known = trained if trained.get("data") == data else {}
+    known = recipe if recipe.get("data") == data else {}
     domain = images.domain or str(known.get("source", ""))
     if (data in ("pacs", "folders")) != bool(domain):
         raise SettingError(
@@ -141,5 +140,5 @@ EMBEDDED: Mapping[str, Callable[[], Domain]] = {
     "embedded:cifar10": _cifar10_pack,
     "embedded:digits": _digits_pack,
 }
-"""Images that ship with bitta: like the source's, though no model was trained on them."""
+"""Images that ship with bitta. They are like the source's, but no model was trained on them."""
 SETS = (*LOADERS, *EMBEDDED)

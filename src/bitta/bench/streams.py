@@ -1,56 +1,74 @@
-"""The streams an experiment can ask for."""
+"""Streams of an experiment, and the clean images that belong to a corrupted stream."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
-from bitta.bench.sets import KINDS, SPECIAL, Request
+import torch
+from torch import Tensor
+
+from bitta.bench.datasets import DATASET_KINDS, KIND_SPECIFIC_KEYS, DatasetRequest
 from bitta.config import Config, require
 from bitta.corruptions import CORRUPTIONS
-from bitta.errors import SettingError, unknown_name_error
-from bitta.streams import COLOUR_FLIPS, Arrangement, Geometry, Stream
+from bitta.errors import InputError, SettingError, unknown_name_error
+from bitta.seeding import generator
+from bitta.streams import (
+    COLOUR_FLIPS,
+    Arrangement,
+    Domain,
+    Geometry,
+    SelectedImages,
+    Stream,
+    as_floats,
+    embedded_pack,
+    read_cifar10,
+    read_cifar100,
+    read_tiny_imagenet,
+    set_folder,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(Config):
-    """What is streamed, in which order."""
+    """Data of the stream and their order."""
 
     kind: str
-    """Which set; "bitta streams" lists them."""
+    """Kind of data; "bitta streams" lists them."""
     path: str = ""
-    """Where its files lie, if not where "bitta data get" puts them."""
+    """Folder or file of the data, if not where "bitta data get" puts it."""
     batch_size: int = 64
     """Samples per batch."""
     window: int = -1
-    """Samples whose statistics and questions count together; -1 for 64 at batch size 1, else 0."""
+    """Samples that share statistics and questions; -1 for 64 at batch size 1, else 0."""
     n_samples: int = 0
-    """At most so many samples of each domain; 0 for all."""
+    """Largest number of samples per domain; 0 for all."""
     corruptions: str = ""
-    """Which, in order, separated by commas; empty for all that the set has."""
+    """Names in order, separated by commas; empty for all that the data has."""
     severity: int = 5
-    """Of corruptions, 1 to 5; an order "gradual" goes through all of them."""
+    """Severity of corruptions, 1 to 5. The order "gradual" uses all of them."""
     domains: str = ""
-    """Which, in order, separated by commas; empty for all that the set has."""
+    """Names in order, separated by commas; empty for all that the data has."""
     colour_flip: float = COLOUR_FLIPS["target"]
-    """digits, coloured-mnist: how often the colour lies."""
+    """digits, coloured-mnist: probability that the colour is that of the other label."""
     resize: int = 0
-    """Shorter side that pictures in files are scaled to; 0 for what the model's card says."""
+    """Shorter side of images read from files; 0 for the value in the model card."""
     crop: int = 0
-    """Square that is then cut from the centre; 0 for what the model's card says."""
+    """Side of the square cut from the centre; 0 for the value in the model card."""
     order: str = "continual"
-    """continual, mixed, gradual, recurring, or single: each domain from the source model."""
+    """continual, mixed, gradual, recurring, or single (reset before each domain)."""
     labels: str = "iid"
-    """iid, or dirichlet: labels that come in runs."""
+    """iid, or dirichlet: equal labels arrive together."""
     beta: float = 0.1
-    """dirichlet: the smaller, the longer the runs."""
+    """dirichlet: a smaller value makes longer runs of equal labels."""
     rounds: int = 3
-    """recurring: how often the sequence is repeated."""
+    """recurring: number of times that the sequence is shown."""
     sequence: str = ""
-    """Names of domains in the order of visits, repeats allowed; empty for all, once each."""
+    """Names of domains in the order of visits, with repeats; empty for all, once each."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.kind not in DATASET_KINDS:
             raise unknown_name_error(
-                "kind", self.kind, KINDS, of="stream", hint='"bitta streams" lists them.'
+                "kind", self.kind, DATASET_KINDS, of="stream", hint='"bitta streams" lists them.'
             )
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
         require(self.window >= -1, "window", self.window, "0 or more, or -1")
@@ -59,61 +77,59 @@ class StreamConfig(Config):
         require(0 <= self.colour_flip <= 1, "colour_flip", self.colour_flip, "0 to 1")
         _ = Geometry(self.resize, self.crop)
         _ = self.arrangement
-        for name in listed(self.corruptions):
+        for name in split_names(self.corruptions):
             if name not in CORRUPTIONS:
                 raise unknown_name_error("corruption", name, CORRUPTIONS)
-        if KINDS[self.kind].needs_path and not self.path:
+        if DATASET_KINDS[self.kind].needs_path and not self.path:
             raise SettingError(f"stream.path is missing; kind {self.kind!r} needs one.")
-        self._refuse_what_means_nothing()
+        self._refuse_unused_settings()
 
-    def _refuse_what_means_nothing(self) -> None:
-        known = KINDS[self.kind].keys
+    def _refuse_unused_settings(self) -> None:
+        known = DATASET_KINDS[self.kind].keys
         for setting in fields(self):
             given = getattr(self, setting.name)
-            if setting.name in SPECIAL and setting.name not in known and given != setting.default:
+            is_unused = setting.name in KIND_SPECIFIC_KEYS and setting.name not in known
+            if is_unused and given != setting.default:
                 raise SettingError(
-                    f"stream.{setting.name} is {given!r}, but kind {self.kind!r} has no use for "
-                    f"it; it takes {', '.join(known)}."
+                    f"stream.{setting.name} is {given!r}, but kind {self.kind!r} does not use "
+                    f"it; it uses {', '.join(known)}."
                 )
 
     @property
     def arrangement(self) -> Arrangement:
-        """The order of samples."""
+        """Order of the samples."""
         return Arrangement(
             order=self.order,
             labels=self.labels,
             beta=self.beta,
             rounds=self.rounds,
-            sequence=listed(self.sequence),
+            sequence=split_names(self.sequence),
         )
 
     @property
     def window_size(self) -> int:
-        """Samples that statistics and learning see at once; 0 where each batch is enough."""
+        """Samples that share statistics and learning; 0 if each batch is large enough."""
         return (64 if self.batch_size == 1 else 0) if self.window < 0 else self.window
 
 
 def build_stream(
     config: StreamConfig, *, seed: int, preprocessing: Mapping[str, int] | None = None
 ) -> Stream:
-    """The batches of an experiment; the same for every method.
+    """Build the stream of an experiment. It is the same for every method.
 
-    `preprocessing` is how the model wants pictures brought to size, unless the stream says it.
+    `preprocessing` is the resize and crop of the model card. Settings of the stream override it.
     """
-    wanted = preprocessing or {}
-    request = Request(
+    request = DatasetRequest(
         path=config.path,
         n_samples=config.n_samples,
-        corruptions=listed(config.corruptions),
+        corruptions=split_names(config.corruptions),
         severities=(1, 2, 3, 4, 5) if config.order == "gradual" else (config.severity,),
-        domains=listed(config.domains),
+        domains=split_names(config.domains),
         colour_flip=config.colour_flip,
-        geometry=Geometry(
-            config.resize or wanted.get("resize", 0), config.crop or wanted.get("crop", 0)
-        ),
+        geometry=_image_geometry(config, preprocessing or {}),
         seed=seed,
     )
-    domains, origin = KINDS[config.kind].read(request)
+    domains, origin = DATASET_KINDS[config.kind].read(request)
     return Stream(
         domains,
         batch_size=config.batch_size,
@@ -123,6 +139,114 @@ def build_stream(
     )
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+def _image_geometry(config: StreamConfig, preprocessing: Mapping[str, int]) -> Geometry:
+    return Geometry(
+        config.resize or preprocessing.get("resize", 0), config.crop or preprocessing.get("crop", 0)
+    )
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a list of names separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgettingConfig(Config):
+    """Measurement of the accuracy on clean images, before and after the stream."""
+
+    n_samples: int = 0
+    """Number of clean test images; 0 for no measurement."""
+    path: str = ""
+    """Folder of the clean images; empty for stream.path or, without one, where "bitta data get"
+    puts them."""
+
+    def __post_init__(self) -> None:
+        require(self.n_samples >= 0, "n_samples", self.n_samples, "0 or more")
+
+
+PredictLabels = Callable[[Tensor], Tensor]
+"""Returns labels for a batch of inputs and changes nothing."""
+
+
+class CleanImages:
+    """A sample of the uncorrupted test images. It is the same for every method."""
+
+    def __init__(self, domain: Domain, *, n_samples: int, batch_size: int, seed: int) -> None:
+        order = torch.randperm(len(domain.labels), generator=generator(seed, "clean"))
+        self._domain, self._rows = domain, order[:n_samples]
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def accuracy(self, predict: PredictLabels) -> float:
+        """Return the percentage of correct labels."""
+        n_correct = 0
+        for rows in self._rows.split(self._batch_size):
+            labels = predict(as_floats(self._domain.images[rows])).cpu()
+            n_correct += int((labels == self._domain.labels[rows]).sum())
+        return 100 * n_correct / len(self)
+
+
+def build_clean_images(
+    config: ForgettingConfig,
+    stream: StreamConfig,
+    *,
+    classes: Sequence[str],
+    preprocessing: Mapping[str, int],
+    seed: int,
+) -> CleanImages | None:
+    """Build the images on which forgetting is measured. `classes` are those of the stream."""
+    if not config.n_samples:
+        return None
+    if stream.kind not in _CLEAN_READERS:
+        raise SettingError(
+            f"[forgetting] needs the clean images of a corrupted set, but kind {stream.kind!r} has "
+            f"none; allowed: {', '.join(_CLEAN_READERS)}."
+        )
+    if config.path and stream.kind == "corruptions":
+        raise SettingError(
+            f"forgetting.path is {config.path!r}, but the clean images of kind 'corruptions' are "
+            "embedded; leave it out."
+        )
+    geometry = _image_geometry(stream, preprocessing)
+    domain = _CLEAN_READERS[stream.kind](config.path or stream.path, geometry)
+    domain = _match_labels(domain, classes)
+    batch_size = max(stream.batch_size, stream.window_size)
+    return CleanImages(domain, n_samples=config.n_samples, batch_size=batch_size, seed=seed)
+
+
+def _match_labels(domain: Domain, classes: Sequence[str]) -> Domain:
+    """Number the labels as the stream does, and drop classes that the stream does not have."""
+    if not classes or tuple(classes) == domain.classes:
+        return domain
+    indices = {name: index for index, name in enumerate(classes)}
+    numbers = torch.tensor([indices.get(name, -1) for name in domain.classes])[domain.labels]
+    rows = (numbers >= 0).nonzero().flatten()
+    if not len(rows):
+        raise InputError(
+            f"the clean images of {domain.name!r} have none of the stream's classes; "
+            "check forgetting.path."
+        )
+    return Domain(domain.name, SelectedImages(domain.images, rows), numbers[rows], tuple(classes))
+
+
+def _read_embedded(path: str, geometry: Geometry) -> Domain:  # noqa: ARG001
+    pack = embedded_pack("cifar10")
+    return Domain("cifar10", pack.images, pack.labels, pack.classes)
+
+
+def _read_cifar(path: str, geometry: Geometry, *, name: str, read: Callable[..., Domain]) -> Domain:  # noqa: ARG001
+    return read(set_folder(name, path), train=False)
+
+
+def _read_tiny_imagenet(path: str, geometry: Geometry) -> Domain:
+    return read_tiny_imagenet(set_folder("tiny-imagenet", path), train=False, geometry=geometry)
+
+
+_CLEAN_READERS: Mapping[str, Callable[[str, Geometry], Domain]] = {
+    "corruptions": _read_embedded,
+    "cifar10-c": partial(_read_cifar, name="cifar10", read=read_cifar10),
+    "cifar100-c": partial(_read_cifar, name="cifar100", read=read_cifar100),
+    "tiny-imagenet-c": _read_tiny_imagenet,
+}

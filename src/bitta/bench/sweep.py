@@ -1,7 +1,7 @@
-"""Many runs, several at a time, each kept from harming the others.
+"""Execute many runs, several at a time, in worker processes (`bitta.bench.sweep_worker`).
 
-Workers are processes of this interpreter (`bitta.bench.worker`) that take one run after another.
-One that dies is replaced, and its run is tried once more, from its checkpoint.
+A worker executes one run after another. A worker that dies is replaced, and its run is tried once
+more, from its checkpoint.
 """
 
 import json
@@ -10,76 +10,162 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
-from bitta.bench.board import Board, Row
-from bitta.bench.expand import Job
-from bitta.bench.standing import Standing, refuse_stale
-from bitta.bench.worker import Manner, log_path, order
+from bitta.bench.checkpoint import ExistingRun, refuse_outdated
+from bitta.bench.sweep_jobs import Job
+from bitta.bench.sweep_worker import SweepOptions, format_job, log_path
 from bitta.errors import UnreadableFileError
-from bitta.results import code_hash
 
-_SECONDS_BETWEEN_LOOKS = 0.2
-_TRIES = 2
+_POLL_SECONDS = 0.2
+_MAX_ATTEMPTS = 2
 
-Command = Callable[[int], Sequence[str]]
-"""How to start a worker that reports to the pipe of this number."""
+RunState = Literal["waiting", "running", "done", "found", "failed"]
+"""`found` is a run that was finished before the sweep."""
+WorkerCommand = Callable[[int], Sequence[str]]
+"""Returns the command that starts a worker. The argument is its pipe for reports."""
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """State of one run of a sweep, as reported by its worker."""
+
+    job: Job
+    log: Path
+    state: RunState = "waiting"
+    activity: str = ""
+    """batch, preparing, or waiting for another process."""
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    n_crashes: int = 0
+    _timed_seconds: float = 0.0
+    _timed_batches: int = 0
+    _last_report: tuple[float, int] | None = None
+
+    def begin(self) -> None:
+        """Mark the run as given to a worker."""
+        self.state, self.activity, self.done, self._last_report = "running", "", 0, None
+
+    def record(self, activity: str, done: int, total: int, *, now: float) -> None:
+        """Record a report of progress."""
+        if activity == self.activity == "batch" and self._last_report is not None:
+            then, before = self._last_report
+            self._timed_seconds += now - then
+            self._timed_batches += done - before
+        self.activity, self.done, self.total = activity, done, total
+        self._last_report = (now, done)
+
+    @property
+    def seconds_per_batch(self) -> float | None:
+        """Mean time of a batch in this sweep, without the first one of each process."""
+        return self._timed_seconds / self._timed_batches if self._timed_batches else None
+
+    @property
+    def n_batches(self) -> int | None:
+        """Number of batches of the run, once it is known."""
+        return self.total if self.activity == "batch" else None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepProgress:
+    """State of every run of a sweep."""
+
+    runs: Sequence[RunStatus]
+    n_workers: int
+
+    def count(self, *states: RunState) -> int:
+        """Return the number of runs in one of these states."""
+        return sum(run.state in states for run in self.runs)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the remaining time; None while no batch was timed, and at the end."""
+        speeds = [
+            (run.job.experiment.method, run.seconds_per_batch)
+            for run in self.runs
+            if run.seconds_per_batch is not None
+        ]
+        lengths = [(run.job.experiment.stream, run.n_batches) for run in self.runs if run.n_batches]
+        if not speeds or not lengths or not self.count("waiting", "running"):
+            return None
+        left = []
+        for run in self.runs:
+            if run.state not in ("waiting", "running"):
+                continue
+            experiment = run.job.experiment
+            n_batches = run.n_batches or _mean_of_similar(lengths, experiment.stream)
+            n_done = run.done if run.activity == "batch" else 0
+            seconds = run.seconds_per_batch or _mean_of_similar(speeds, experiment.method)
+            left.append((n_batches - n_done) * seconds)
+        # The workers share the work at best evenly, and a run cannot be divided.
+        return max(sum(left) / self.n_workers, *left)
+
+
+def _mean_of_similar(values: Sequence[tuple[object, float]], key: object) -> float:
+    """Return the mean of the values with this key, or of all if there are none."""
+    same = [value for other, value in values if other == key]
+    return fmean(same or [value for _, value in values])
 
 
 def sweep(
-    chosen: Sequence[Job],
-    manner: Manner,
+    jobs: Sequence[Job],
+    options: SweepOptions,
     *,
-    jobs: int,
-    command: Command,
-    on_look: Callable[[Board], None] = lambda _: None,
+    n_workers: int,
+    command: WorkerCommand,
+    on_progress: Callable[[SweepProgress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Board:
-    """Run what is not finished, `jobs` at a time; `on_look` is shown the board now and then.
+) -> SweepProgress:
+    """Execute every run that is not finished, `n_workers` at a time.
 
-    If `should_stop` says so, runs are saved and the sweep returns with some of them waiting.
+    `on_progress` is called several times a second. If `should_stop` returns True, active runs are
+    saved, and the sweep returns with runs that are still waiting.
     """
-    check_standing(chosen, manner)
-    out = Path(manner.out)
-    rows = [Row(job, log_path(job.experiment, out)) for job in chosen]
-    board = Board(rows, jobs=min(jobs, len(rows)))
-    with _Pool(board, manner, command) as pool:
-        while pool.busy:
+    check_existing_runs(jobs, options)
+    out = options.run.out
+    runs = [RunStatus(job, log_path(job.experiment, out)) for job in jobs]
+    progress = SweepProgress(runs, n_workers=min(n_workers, len(runs)))
+    with _WorkerPool(progress, options, command) as pool:
+        while pool.is_busy:
             if should_stop():
                 pool.stop()
-            pool.look()
-            on_look(board)
-    return board
+            pool.poll()
+            on_progress(progress)
+    return progress
 
 
-def check_standing(chosen: Sequence[Job], manner: Manner) -> None:
-    """Refuse, before anything runs, to overwrite or mix what does not belong together."""
-    out, code = Path(manner.out), code_hash()
-    stale = []
-    for job in chosen:
-        # What cannot be read is the failure of one run, which its worker will tell.
+def check_existing_runs(jobs: Sequence[Job], options: SweepOptions) -> None:
+    """Refuse to overwrite or mix results of other settings or another numerics version."""
+    outdated = []
+    for job in jobs:
+        # An unreadable file is the failure of one run. Its worker reports it.
         with suppress(UnreadableFileError):
-            if Standing.of(job.experiment, out, code=code).stale:
-                stale.append(job.label)
-    if manner.stale == "refuse":
-        refuse_stale(stale)
+            if ExistingRun.find(job.experiment, options.run.out).is_outdated:
+                outdated.append(job.label)
+    if options.outdated == "refuse":
+        refuse_outdated(outdated)
 
 
-class _Pool:
-    """The workers, and who has what."""
+class _WorkerPool:
+    """The workers of a sweep."""
 
-    def __init__(self, board: Board, manner: Manner, command: Command) -> None:
-        self._board = board
-        self._manner = manner
+    def __init__(
+        self, progress: SweepProgress, options: SweepOptions, command: WorkerCommand
+    ) -> None:
+        self._progress = progress
+        self._options = options
         self._command = command
         self._selector = DefaultSelector()
-        self._workers: list[_Worker] = []
-        self._stopping = False
+        self._workers: list[_WorkerProcess] = []
+        self._is_stopping = False
 
-    def __enter__(self) -> "_Pool":
+    def __enter__(self) -> "_WorkerPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,157 +175,159 @@ class _Pool:
         self._selector.close()
 
     @property
-    def busy(self) -> bool:
-        """Whether there is anything left to do or to wait for."""
-        return bool(self._workers) or (not self._stopping and self._board.count("waiting") > 0)
+    def is_busy(self) -> bool:
+        """True while a worker is alive or a run is left to do."""
+        has_work = not self._is_stopping and self._progress.count("waiting") > 0
+        return bool(self._workers) or has_work
 
     def stop(self) -> None:
-        """Let every worker save its run and go; called again, nothing changes."""
-        if not self._stopping:
-            self._stopping = True
+        """Tell every worker to save its run and exit. A second call has no effect."""
+        if not self._is_stopping:
+            self._is_stopping = True
             for worker in self._workers:
                 worker.stop()
 
-    def look(self) -> None:
-        """Give out runs, hear reports, notice deaths."""
-        if not self._stopping:
-            self._give_out()
-        for key, _ in self._selector.select(timeout=_SECONDS_BETWEEN_LOOKS):
-            worker: _Worker = key.data
-            for report in worker.reports():
-                self._hear(worker, report)
-            if worker.gone:
-                self._bury(worker)
+    def poll(self) -> None:
+        """Give runs to workers, read reports, and notice workers that have ended."""
+        if not self._is_stopping:
+            self._assign_runs()
+        for key, _ in self._selector.select(timeout=_POLL_SECONDS):
+            worker: _WorkerProcess = key.data
+            for report in worker.read_reports():
+                self._handle_report(worker, report)
+            if worker.has_ended:
+                self._handle_exit(worker)
 
-    def _give_out(self) -> None:
-        for row in self._board.rows:
-            if row.state != "waiting":
+    def _assign_runs(self) -> None:
+        for run in self._progress.runs:
+            if run.state != "waiting":
                 continue
-            idle = [worker for worker in self._workers if worker.idle]
-            if not idle and len(self._workers) == self._board.jobs:
+            idle = [worker for worker in self._workers if worker.is_idle]
+            if not idle and len(self._workers) == self._progress.n_workers:
                 return
-            worker = idle[0] if idle else self._start(row)
-            row.begin()
-            worker.give(row, order(row.job.experiment, self._manner))
+            worker = idle[0] if idle else self._start_worker(run)
+            run.begin()
+            worker.assign(run, format_job(run.job.experiment, self._options))
         for worker in self._workers:
-            if worker.row is None:
-                worker.dismiss()
+            if worker.run is None:
+                worker.close_input()
 
-    def _start(self, row: Row) -> "_Worker":
-        worker = _Worker(self._command, row.log, _environment(self._board.jobs))
+    def _start_worker(self, run: RunStatus) -> "_WorkerProcess":
+        environment = _worker_environment(self._progress.n_workers)
+        worker = _WorkerProcess(self._command, run.log, environment)
         self._workers.append(worker)
         self._selector.register(worker.pipe, EVENT_READ, worker)
         return worker
 
-    def _hear(self, worker: "_Worker", report: dict[str, Any]) -> None:
-        row = worker.row
-        assert row is not None, "only a worker with a run has something to report"
+    def _handle_report(self, worker: "_WorkerProcess", report: dict[str, Any]) -> None:
+        run = worker.run
+        assert run is not None, "a worker without a run has nothing to report"
         match report["event"]:
             case "end":
-                worker.row = None
-                row.error = report["error"]
-                row.state = "waiting" if report["ending"] == "stopped" else report["ending"]
+                worker.run = None
+                run.error = report["error"]
+                run.state = "waiting" if report["outcome"] == "stopped" else report["outcome"]
             case "crash":
-                row.error = report["error"]
-            case doing:
-                row.hear(doing, report["done"], report["total"], now=monotonic())
+                run.error = report["error"]
+            case activity:
+                run.record(activity, report["done"], report["total"], now=monotonic())
 
-    def _bury(self, worker: "_Worker") -> None:
+    def _handle_exit(self, worker: "_WorkerProcess") -> None:
         self._selector.unregister(worker.pipe)
         self._workers.remove(worker)
-        code = worker.close()
-        if (row := worker.row) is None:
+        exit_code = worker.close()
+        if (run := worker.run) is None:
             return
-        row.state = "waiting"
-        if self._stopping:
+        run.state = "waiting"
+        if self._is_stopping:
             return
-        row.crashes += 1
-        if row.crashes == _TRIES:
-            row.state = "failed"
-            row.error = row.error or _cause(code, row.log)
+        run.n_crashes += 1
+        if run.n_crashes == _MAX_ATTEMPTS:
+            run.state = "failed"
+            run.error = run.error or _describe_exit(exit_code, run.log)
 
 
-class _Worker:
-    """One process, seen from here."""
+class _WorkerProcess:
+    """One worker, seen from the sweep."""
 
-    def __init__(self, command: Command, log: Path, environment: dict[str, str]) -> None:
-        self.row: Row | None = None
-        self.gone = False
-        self._heard = b""
-        self.pipe, theirs = os.pipe()
+    def __init__(self, command: WorkerCommand, log: Path, environment: dict[str, str]) -> None:
+        self.run: RunStatus | None = None
+        self.has_ended = False
+        self._unread = b""
+        self.pipe, worker_end = os.pipe()
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as file:
             self.process = subprocess.Popen(
-                command(theirs),
+                command(worker_end),
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs],
-                # Ctrl-C reaches the sweep alone, which tells its workers once.
+                pass_fds=[worker_end],
+                # Ctrl-C must reach the sweep alone. The sweep stops its workers once.
                 process_group=0,
                 env=environment,
             )
         assert self.process.stdin is not None
-        self.stdin = self.process.stdin
-        os.close(theirs)
+        self._stdin = self.process.stdin
+        os.close(worker_end)
         os.set_blocking(self.pipe, False)
 
     @property
-    def idle(self) -> bool:
-        """Whether it waits for an order."""
-        return self.row is None and not self.stdin.closed
+    def is_idle(self) -> bool:
+        """True if the worker waits for a job."""
+        return self.run is None and not self._stdin.closed
 
-    def give(self, row: Row, line: str) -> None:
-        """Ask for a run."""
-        self.row = row
-        with suppress(BrokenPipeError):  # it has died, which the other pipe will tell
-            self.stdin.write(line.encode())
-            self.stdin.flush()
+    def assign(self, run: RunStatus, line: str) -> None:
+        """Give the worker a run."""
+        self.run = run
+        with suppress(BrokenPipeError):  # the worker has died; the end of its pipe tells so
+            self._stdin.write(line.encode())
+            self._stdin.flush()
 
     def stop(self) -> None:
-        """Save and go."""
+        """Tell the worker to save its run and exit."""
         self.process.send_signal(signal.SIGTERM)
-        self.dismiss()
+        self.close_input()
 
-    def dismiss(self) -> None:
-        """There will be no more orders."""
+    def close_input(self) -> None:
+        """Tell the worker that there are no more jobs."""
         with suppress(BrokenPipeError):
-            self.stdin.close()
+            self._stdin.close()
 
-    def reports(self) -> list[dict[str, Any]]:
-        """What it has said since; sets `gone` at its end."""
+    def read_reports(self) -> list[dict[str, Any]]:
+        """Return the reports that have arrived. Set `has_ended` if the pipe is closed."""
         with suppress(BlockingIOError):
             while part := os.read(self.pipe, 65536):
-                self._heard += part
-            self.gone = True
-        *lines, self._heard = self._heard.split(b"\n")
+                self._unread += part
+            self.has_ended = True
+        *lines, self._unread = self._unread.split(b"\n")
         return [json.loads(line) for line in lines]
 
     def close(self) -> int:
-        """Wait for its end; how it ended."""
-        self.dismiss()
+        """Wait for the process to end and return its exit code."""
+        self.close_input()
         os.close(self.pipe)
         return self.process.wait()
 
 
-def _environment(jobs: int) -> dict[str, str]:
-    """Jobs share the cores, unless someone has said how."""
+def _worker_environment(n_workers: int) -> dict[str, str]:
+    """Divide the cores among the workers, unless the user has set the number of threads."""
     environment = dict(os.environ)
-    if jobs > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // jobs)))
+    if n_workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, _n_cores() // n_workers)))
     return environment
 
 
-def _cores() -> int:
+def _n_cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         return os.cpu_count() or 1
 
 
-def _cause(code: int, log: Path) -> str:
-    """Of a death that nobody told of."""
-    if code < 0:
-        return f"the process was killed by {signal.Signals(-code).name}"
+def _describe_exit(exit_code: int, log: Path) -> str:
+    """Return the signal that killed a worker, or else the last line of the log."""
+    if exit_code < 0:
+        return f"the process was killed by {signal.Signals(-exit_code).name}"
     lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line), f"exit code {code}")
+    return next((line for line in reversed(lines) if line), f"exit code {exit_code}")

@@ -1,14 +1,15 @@
-"""Images to learn from, and images to be judged on."""
+"""Training sets of source models, with held-out images and augmentation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bitta.errors import InputError
-from bitta.seeding import generator
+from bitta.seeding import Key, generator
 from bitta.streams import (
     COLOUR_FLIPS,
     Domain,
@@ -27,27 +28,27 @@ IMAGENET_PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """What a source model is trained on."""
+    """Images to train on and images to measure on."""
 
     train: Domain
     held_out: tuple[Domain, ...]
-    """The first one is watched during training."""
+    """Images for measurement. The first domain is also measured during training."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     source: str
     terms: str
     preprocessing: Mapping[str, int]
-    """How pictures were brought to size; empty where they had it."""
+    """Resize and crop of the images; empty if they were not changed."""
 
 
-Loader = Callable[[Path, str, int], TrainingSet]
-"""From folder, source domain and side of the pictures."""
+TrainingSetLoader = Callable[[Path, str, int], TrainingSet]
+"""Reads a set. Arguments: folder, source domain, side of the images in pixels."""
 
 
 def _cifar10(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_cifar10(folder, train=True),
-        (_named("cifar10 test", read_cifar10(folder, train=False)),),
+        (_rename("cifar10 test", read_cifar10(folder, train=False)),),
         (0.4914, 0.4822, 0.4465),
         (0.2470, 0.2435, 0.2616),
         "CIFAR-10 training images (Krizhevsky, 2009)",
@@ -59,7 +60,7 @@ def _cifar10(folder: Path, _source: str, _side: int) -> TrainingSet:
 def _cifar100(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_cifar100(folder, train=True),
-        (_named("cifar100 test", read_cifar100(folder, train=False)),),
+        (_rename("cifar100 test", read_cifar100(folder, train=False)),),
         (0.5071, 0.4865, 0.4409),
         (0.2673, 0.2564, 0.2762),
         "CIFAR-100 training images (Krizhevsky, 2009)",
@@ -71,7 +72,7 @@ def _cifar100(folder: Path, _source: str, _side: int) -> TrainingSet:
 def _tiny_imagenet(folder: Path, _source: str, _side: int) -> TrainingSet:
     return TrainingSet(
         read_tiny_imagenet(folder, train=True),
-        (_named("tiny-imagenet val", read_tiny_imagenet(folder, train=False)),),
+        (_rename("tiny-imagenet val", read_tiny_imagenet(folder, train=False)),),
         *IMAGENET_PIXELS,
         "Tiny-ImageNet training images (Stanford CS231n)",
         "Weights: Apache-2.0. Tiny-ImageNet: ImageNet's terms of access, research only.",
@@ -80,16 +81,16 @@ def _tiny_imagenet(folder: Path, _source: str, _side: int) -> TrainingSet:
 
 
 def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
-    """The first 40,000 MNIST training digits; the colour tells the label in 80 and 90 %."""
+    """Colour the first 40,000 MNIST digits; the colour matches the label in 80 or 90 %."""
     digits, numerals = read_mnist(folder, train=True)
-    parts = []
-    for place, name in enumerate(("source_1", "source_2")):
-        rows = slice(20_000 * place, 20_000 * (place + 1))
+    domains = []
+    for index, name in enumerate(("source_1", "source_2")):
+        rows = slice(20_000 * index, 20_000 * (index + 1))
         images, _, noisy = coloured_digits(
             digits[rows], numerals[rows], colour_flip=COLOUR_FLIPS[name], seed=0
         )
-        parts.append((images, noisy))
-    images, labels = (torch.cat(halves) for halves in zip(*parts, strict=True))
+        domains.append((images, noisy))
+    images, labels = (torch.cat(tensors) for tensors in zip(*domains, strict=True))
     return TrainingSet(
         Domain("source", images, labels, ("0 to 4", "5 to 9")),
         _coloured_tests(*read_mnist(folder, train=False)),
@@ -126,21 +127,21 @@ def _folders(folder: Path, source: str, side: int) -> TrainingSet:
 
 
 def _one_domain(folder: Path, source: str, side: int, text: str, terms: str) -> TrainingSet:
-    """Nine tenths of a domain to learn from; the last tenth and the other domains to measure."""
+    """Train on nine tenths of a domain. Measure on the last tenth and the other domains."""
     size = {"resize": side, "crop": side}
     domains = {domain.name: domain for domain in read_folders(folder, geometry=Geometry(**size))}
     if source not in domains:
         raise InputError(
             f"there is no domain {source!r} in {str(folder)!r}; there are {', '.join(domains)}."
         )
-    whole = domains.pop(source)
-    if len(whole.labels) < 2:
-        raise InputError(f"domain {source!r} holds one picture; some are needed to measure on.")
-    order = torch.randperm(len(whole.labels), generator=generator(0, "held out", source))
+    domain = domains.pop(source)
+    if len(domain.labels) < 2:
+        raise InputError(f"domain {source!r} has one image; at least two are needed.")
+    order = torch.randperm(len(domain.labels), generator=generator(0, "held out", source))
     tenth = max(1, len(order) // 10)
     return TrainingSet(
-        _some(whole, order[tenth:], source),
-        (_some(whole, order[:tenth], f"{source}, held out"), *domains.values()),
+        _select_rows(domain, order[tenth:], source),
+        (_select_rows(domain, order[:tenth], f"{source}, held out"), *domains.values()),
         *IMAGENET_PIXELS,
         text,
         terms,
@@ -148,15 +149,15 @@ def _one_domain(folder: Path, source: str, side: int, text: str, terms: str) -> 
     )
 
 
-def _some(domain: Domain, rows: Tensor, name: str) -> Domain:
+def _select_rows(domain: Domain, rows: Tensor, name: str) -> Domain:
     return Domain(name, SelectedImages(domain.images, rows), domain.labels[rows], domain.classes)
 
 
-def _named(name: str, domain: Domain) -> Domain:
+def _rename(name: str, domain: Domain) -> Domain:
     return Domain(name, domain.images, domain.labels, domain.classes)
 
 
-LOADERS: Mapping[str, Loader] = {
+LOADERS: Mapping[str, TrainingSetLoader] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
     "coloured_digits": _coloured_digits,
@@ -165,4 +166,48 @@ LOADERS: Mapping[str, Loader] = {
     "folders": _folders,
 }
 FOLDER_NAMES = {"coloured_digits": "mnist"}
-"""Sets whose files lie under another name."""
+"""Sets whose folder has another name."""
+
+
+Augmentation = Callable[[Tensor, Key], Tensor]
+
+
+def shift_images(images: Tensor, key: Key) -> Tensor:
+    """Mirror half of the images, and shift each by up to an eighth of its side. Pad with black."""
+    n, _, height, width = images.shape
+    reach = max(1, height // 8)
+    random = generator(*key)
+    draws = torch.randint(0, 2 * reach + 1, (2, n), generator=random).to(images.device)
+    padded = F.pad(_mirror_half(images, random), [reach] * 4)
+    ys = draws[0, :, None] + torch.arange(height, device=images.device)
+    xs = draws[1, :, None] + torch.arange(width, device=images.device)
+    samples = torch.arange(n, device=images.device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+    return padded[samples, channels, ys[:, None, :, None], xs[:, None, None, :]]
+
+
+def zoom_images(images: Tensor, key: Key) -> Tensor:
+    """Mirror half of the images, and enlarge a random part of each, 60 to 100 % of its area."""
+    random = generator(*key)
+    n = len(images)
+    share = (0.6 + 0.4 * torch.rand(n, generator=random)).sqrt()
+    shift = (2 * torch.rand(2, n, generator=random) - 1) * (1 - share)
+    maps = torch.zeros(n, 2, 3)
+    maps[:, 0, 0] = maps[:, 1, 1] = share
+    maps[:, 0, 2], maps[:, 1, 2] = shift
+    pixels = _mirror_half(images, random).float()
+    grid = F.affine_grid(maps.to(images.device), list(images.shape), align_corners=False)
+    sampled = F.grid_sample(pixels, grid, padding_mode="reflection", align_corners=False)
+    return sampled.round_().to(torch.uint8)
+
+
+def _mirror_half(images: Tensor, random: torch.Generator) -> Tensor:
+    mirror = (torch.rand(len(images), generator=random) < 0.5).to(images.device)
+    return torch.where(mirror[:, None, None, None], images.flip(-1), images)
+
+
+AUGMENTATIONS: Mapping[str, Augmentation] = {
+    "none": lambda images, _key: images,
+    "shift": shift_images,
+    "zoom": zoom_images,
+}

@@ -15,8 +15,8 @@ from urllib.request import url2pathname
 
 import torch
 
-from bitta.bench.corrupted import SEVERITIES, contact_sheet, make_corrupted
-from bitta.bench.streams import listed
+from bitta.bench.make_corrupted import SEVERITIES, contact_sheet, make_corrupted
+from bitta.bench.streams import split_names
 from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import InputError, SettingError, unknown_name_error
@@ -400,7 +400,7 @@ def _parse_severities(text: str) -> tuple[int, ...]:
 
 
 def _parse_corruptions(text: str) -> tuple[str, ...]:
-    names = listed(text)
+    names = split_names(text)
     for name in names:
         if name not in CORRUPTIONS:
             raise unknown_name_error("corruption", name, CORRUPTIONS)

@@ -7,10 +7,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from bitta.bench.experiment import Experiment
-from bitta.bench.places import result_path
-from bitta.bench.runner import run
-from bitta.bench.toml import read_toml
+from bitta.bench.checkpoint import result_path
+from bitta.bench.experiment import Experiment, read_toml
+from bitta.bench.runner import RunCallbacks, RunOptions, run
 from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table, write_accuracy_plot
@@ -83,7 +82,7 @@ def _build_experiments(stream: str, seed: int) -> Mapping[str, Experiment]:
     }
     tables["BiTTA"] = table
     return {
-        label: Experiment.of(
+        label: Experiment.from_table(
             {**changes, "seed": seed, "name": changes["method"]["name"]}, name=stream
         )
         for label, changes in tables.items()
@@ -97,7 +96,8 @@ def _run(name: str, experiment: Experiment, out: Path, display: ProgressDisplay)
         steps.append(step)
         display.update(name, done, total, f"{percent_correct(steps[-8:]):.0f} % right")
 
-    return run(experiment, out=out, overwrite=True, on_step=on_step)
+    options = RunOptions(out=out, overwrite=True)
+    return run(experiment, options, RunCallbacks(on_step=on_step))
 
 
 def _save_plot(results: Mapping[str, RunResult], path: Path, title: str) -> None:

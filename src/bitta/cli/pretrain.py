@@ -5,8 +5,13 @@ import json
 import sys
 from pathlib import Path
 
-from bitta.bench.pretrain import Epoch, Paused, checkpoint_path, pretrain
-from bitta.bench.recipe import read_recipe
+from bitta.bench.pretrain import (
+    EpochRecord,
+    TrainingStopped,
+    pretrain,
+    read_recipe,
+    training_checkpoint_path,
+)
 from bitta.cli.arguments import add_device_argument
 from bitta.cli.progress import stop_on_signal
 from bitta.statefile import write_atomically
@@ -39,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Train the model and print a line per epoch."""
     recipe, out = read_recipe(arguments.recipe), Path(arguments.out)
-    if not arguments.resume and checkpoint_path(out).exists():
+    if not arguments.resume and training_checkpoint_path(out).exists():
         print("starting over; use --resume to continue from the existing checkpoint.")
     with stop_on_signal() as should_stop:
         try:
@@ -53,8 +58,8 @@ def main(arguments: argparse.Namespace) -> int:
                 on_epoch=_print_epoch,
                 should_stop=should_stop,
             )
-        except Paused as paused:
-            print(f"{paused}; run the same command with --resume to continue.", file=sys.stderr)
+        except TrainingStopped as stopped:
+            print(f"{stopped}; run the same command with --resume to continue.", file=sys.stderr)
             return 130
     if log:
         write_atomically(out.with_suffix(".json"), (json.dumps(log, indent=1) + "\n").encode())
@@ -64,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_epoch(epoch: Epoch, n_epochs: int) -> None:
+def _print_epoch(epoch: EpochRecord, n_epochs: int) -> None:
     accuracy = "" if epoch.accuracy is None else f"  accuracy {epoch.accuracy:.2f} %"
     print(
         f"epoch {epoch.number}/{n_epochs}  loss {epoch.loss:.3f}{accuracy}  {epoch.seconds:.1f} s",

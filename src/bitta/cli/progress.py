@@ -9,7 +9,7 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from bitta.bench.board import Board, Row
+from bitta.bench.sweep import RunStatus, SweepProgress
 
 if TYPE_CHECKING:  # rich is an optional dependency
     from rich.progress import TaskID
@@ -86,7 +86,7 @@ def show_progress(unit: str = "batch") -> Iterator[ProgressDisplay]:
 class SweepDisplay(Protocol):
     """Display for the progress of a sweep."""
 
-    def show(self, board: Board) -> None:
+    def show(self, progress: SweepProgress) -> None:
         """Show the state of a sweep. It is called several times per second."""
 
 
@@ -97,14 +97,14 @@ class PlainSweepDisplay:
         self._last_line_at = monotonic()
         self._n_failed = 0
 
-    def show(self, board: Board) -> None:
+    def show(self, progress: SweepProgress) -> None:
         """Print a line if the last one is old enough or a run has failed."""
-        n_failed = board.count("failed")
+        n_failed = progress.count("failed")
         is_recent = monotonic() - self._last_line_at < _SECONDS_BETWEEN_LINES
         if n_failed == self._n_failed and is_recent:
             return
         self._last_line_at, self._n_failed = monotonic(), n_failed
-        print(sweep_status(board), flush=True)
+        print(sweep_status(progress), flush=True)
 
 
 class RichSweepDisplay:
@@ -133,25 +133,25 @@ class RichSweepDisplay:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def show(self, board: Board) -> None:
+    def show(self, progress: SweepProgress) -> None:
         """Move the bars, add bars for new runs, and remove those of finished runs."""
-        n_failed = board.count("failed")
-        note = (f"{n_failed} failed" if n_failed else "") + _time_left(board)
-        done, total = board.count("done", "found", "failed"), len(board.rows)
+        n_failed = progress.count("failed")
+        note = (f"{n_failed} failed" if n_failed else "") + _time_left(progress)
+        done, total = progress.count("done", "found", "failed"), len(progress.runs)
         if self._sweep_id is None:
             self._sweep_id = self._bars.add_task("runs", total=total, note=note)
         self._bars.update(self._sweep_id, completed=done, note=note.removeprefix("; "))
-        running = {row.job.label: row for row in board.rows if row.state == "running"}
+        running = {run.job.label: run for run in progress.runs if run.state == "running"}
         for label in self._run_ids.keys() - running.keys():
             self._bars.remove_task(self._run_ids.pop(label))
-        for label, row in running.items():
+        for label, run in running.items():
             if label not in self._run_ids:
                 self._run_ids[label] = self._bars.add_task(label, total=None, note="")
-            note = {"": "starting", "waits": "waiting for another process", "batch": ""}.get(
-                row.doing, row.doing
+            note = {"": "starting", "waiting": "waiting for another process", "batch": ""}.get(
+                run.activity, run.activity
             )
             self._bars.update(
-                self._run_ids[label], completed=row.done, total=row.total or None, note=note
+                self._run_ids[label], completed=run.done, total=run.total or None, note=note
             )
 
 
@@ -165,19 +165,19 @@ def show_sweep() -> Iterator[SweepDisplay]:
         yield display
 
 
-def sweep_status(board: Board) -> str:
+def sweep_status(progress: SweepProgress) -> str:
     """Return the state of a sweep as one line."""
-    running = ", ".join(_run_status(row) for row in board.rows if row.state == "running")
-    parts = [f"{board.count('done', 'found')} done"]
-    parts.append(f"{board.count('running')} running" + (f" ({running})" if running else ""))
-    if n_failed := board.count("failed"):
+    running = ", ".join(_run_status(run) for run in progress.runs if run.state == "running")
+    parts = [f"{progress.count('done', 'found')} done"]
+    parts.append(f"{progress.count('running')} running" + (f" ({running})" if running else ""))
+    if n_failed := progress.count("failed"):
         parts.append(f"{n_failed} failed")
-    return f"{count_runs(board)}: {', '.join(parts)}{_time_left(board)}"
+    return f"{count_runs(progress)}: {', '.join(parts)}{_time_left(progress)}"
 
 
-def count_runs(board: Board) -> str:
+def count_runs(progress: SweepProgress) -> str:
     """Return the number of runs with its noun."""
-    return f"{len(board.rows)} run{'s' if len(board.rows) > 1 else ''}"
+    return f"{len(progress.runs)} run{'s' if len(progress.runs) > 1 else ''}"
 
 
 def format_duration(seconds: float) -> str:
@@ -213,17 +213,17 @@ def _has_live_bars() -> bool:
     return sys.stdout.isatty() and find_spec("rich") is not None
 
 
-def _time_left(board: Board) -> str:
+def _time_left(progress: SweepProgress) -> str:
     """Return the end of a status line, such as "; about 4 min left". It is empty if unknown."""
-    seconds = board.seconds_left
+    seconds = progress.seconds_left
     return "" if seconds is None else f"; about {format_duration(seconds)} left"
 
 
-def _run_status(row: Row) -> str:
-    match row.doing:
+def _run_status(run: RunStatus) -> str:
+    match run.activity:
         case "":
-            return f"{row.job.label} starting"
-        case "waits":
-            return f"{row.job.label} waiting for another process"
-        case doing:
-            return f"{row.job.label} {doing} {row.done}/{row.total}"
+            return f"{run.job.label} starting"
+        case "waiting":
+            return f"{run.job.label} waiting for another process"
+        case activity:
+            return f"{run.job.label} {activity} {run.done}/{run.total}"

@@ -6,12 +6,9 @@ from collections import deque
 from functools import cache, partial
 from pathlib import Path
 
-from bitta.bench.experiment import Experiment
-from bitta.bench.locks import alone
-from bitta.bench.places import checkpoint_path, result_path
-from bitta.bench.runner import Stopped, run
-from bitta.bench.seconds import Seconds
-from bitta.bench.toml import override, read_toml
+from bitta.bench.checkpoint import RunSeconds, checkpoint_path, file_lock, result_path
+from bitta.bench.experiment import Experiment, override, read_toml
+from bitta.bench.runner import RunCallbacks, RunOptions, RunStopped, run
 from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import show_progress, stop_on_signal
 from bitta.errors import InputError
@@ -47,10 +44,11 @@ def main(arguments: argparse.Namespace) -> int:
         override(table, assignment)
     if arguments.seed is not None:
         table["seed"] = arguments.seed
-    experiment = Experiment.of(table, name=Path(arguments.experiment).stem)
+    experiment = Experiment.from_table(table, name=Path(arguments.experiment).stem)
     out = Path(arguments.out)
     check_writable(out)
-    with alone(result_path(experiment, out), wait=partial(_refuse_parallel_run, experiment, out)):
+    refuse = partial(_refuse_parallel_run, experiment, out)
+    with file_lock(result_path(experiment, out), on_wait=refuse):
         return _run(arguments, experiment, out)
 
 
@@ -74,29 +72,31 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
             note = f"{step.domain}: {percent_correct(recent):.0f} % right"
             display.update(experiment.name, done, total, note)
 
-        def on_tuning(done: int, total: int, loss: float) -> None:
-            display.update("enhanced", done, total, f"loss {loss:.2f}")
+        def on_preparation(done: int, total: int, loss: float) -> None:
+            display.update("before the stream", done, total, f"loss {loss:.2f}")
 
         @cache
         def on_wait() -> None:
-            print("waiting for another run that fine-tunes the same model.", flush=True)
+            print("waiting for another run that prepares the same model.", flush=True)
 
         try:
-            result = run(
-                experiment,
+            options = RunOptions(
                 out=out,
                 resume=arguments.resume,
                 device=arguments.device,
                 checkpoint_seconds=arguments.checkpoint_seconds,
                 eager=arguments.eager,
                 precision=arguments.precision,
-                on_tuning=on_tuning,
+            )
+            callbacks = RunCallbacks(
+                on_preparation=on_preparation,
                 on_wait=on_wait,
                 on_start=lambda path: print(f"path: {path}", flush=True),
                 on_step=on_step,
                 should_stop=should_stop,
             )
-        except Stopped as stopped:
+            result = run(experiment, options, callbacks)
+        except RunStopped as stopped:
             print(f"{stopped}; run the same command with --resume to continue.", file=sys.stderr)
             return 130
     _print_summary(experiment, result)
@@ -107,19 +107,20 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
 def _print_summary(experiment: Experiment, result: RunResult) -> None:
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
-    lines = [agreement_line(result), _tuning_line(result), _clean_line(result)]
+    lines = [agreement_line(result), _preparation_line(result), _clean_line(result)]
     if "seconds" in result.extra:
-        lines.append(f"seconds: {Seconds(**result.extra['seconds'])}")
+        lines.append(f"seconds: {RunSeconds(**result.extra['seconds'])}")
     for line in filter(None, [*lines, collapse_line(result)]):
         print(line)
 
 
-def _tuning_line(result: RunResult) -> str:
-    if (tuned := result.extra.get("enhanced")) is None:
+def _preparation_line(result: RunResult) -> str:
+    if (values := result.extra.get("before_stream")) is None:
         return ""
+    described = ", ".join(f"{name} {value}" for name, value in values.items() if name != "seconds")
     return (
-        f"enhanced: fine-tuned on {tuned['n_answered']} samples, {tuned['n_correct']} of them with "
-        f"their label known, in {tuned['seconds']:.1f} s, once for all runs in this folder"
+        f"before the stream: {described}, in {values['seconds']:.1f} s, once for all runs in this "
+        "folder"
     )
 
 

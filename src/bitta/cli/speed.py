@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
-from bitta.bench.device import device_named
-from bitta.bench.grids import GRIDS, cases_of
-from bitta.bench.matmul import matmul_rate
-from bitta.bench.speed import Conditions, measure
-from bitta.bench.speed_result import SpeedResult
+from bitta.bench.models import device_named
+from bitta.bench.speed import (
+    SPEED_GRIDS,
+    SpeedConditions,
+    SpeedResult,
+    matmul_rate,
+    measure_speed,
+    speed_cases,
+)
 from bitta.cli.arguments import add_device_argument, add_precision_arguments
 from bitta.cli.progress import show_progress
 from bitta.config import require
@@ -50,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "grids:\n" + "\n".join(
         f"  {name:<14} {grid.summary}" + (f": {_join(grid.values)}" if grid.values else "")
-        for name, grid in GRIDS.items()
+        for name, grid in SPEED_GRIDS.items()
     )
     parser.add_argument(
         "--grid",
@@ -118,7 +122,7 @@ def main(arguments: argparse.Namespace) -> int:
 class _SpeedSession:
     """Measurements so far, and the conditions they share."""
 
-    conditions: Conditions
+    conditions: SpeedConditions
     path: Path
     settings: dict[str, Any]
     matmul: dict[str, float] = field(default_factory=dict)
@@ -141,15 +145,15 @@ class _SpeedSession:
         return self.matmul[execution.precision]
 
 
-def _read_cases(arguments: argparse.Namespace) -> tuple[list[SpeedCase], Conditions]:
+def _read_cases(arguments: argparse.Namespace) -> tuple[list[SpeedCase], SpeedConditions]:
     changes = {name: getattr(arguments, option) for option, (name, _) in _CASE_OPTIONS.items()}
     changes["model"] = arguments.model
-    cases = cases_of(
+    cases = speed_cases(
         arguments.grid or ["default"],
         methods=[name.strip() for name in arguments.methods.split(",") if name.strip()],
         changes={name: value for name, value in changes.items() if value is not None},
     )
-    conditions = Conditions(
+    conditions = SpeedConditions(
         device=device_named(arguments.device),
         eager=arguments.eager,
         precision=arguments.precision,
@@ -170,7 +174,7 @@ def _given_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _measure_cases(cases: Sequence[SpeedCase], session: _SpeedSession) -> None:
     with show_progress(unit="case") as display:
         for done, case in enumerate(cases, start=1):
-            measurement = measure(case, session.conditions, rate=session.matmul_rate)
+            measurement = measure_speed(case, session.conditions, rate=session.matmul_rate)
             session.measurements.append(measurement)
             session.result.save(session.path)
             note = measurement.failure or f"{measurement.ms:.1f} ms per batch"

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from bitta.bench.experiment import ModelConfig
-from bitta.bench.source_statistics import SETS, ImagesConfig, make_statistics
+from bitta.bench.source_statistics import SETS, SourceImagesConfig, make_statistics
 from bitta.cli.arguments import add_device_argument
 from bitta.cli.progress import show_progress
 from bitta.config import build_config
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
         ModelConfig, _collect(arguments, _MODEL_OPTIONS), preset=None, of="the model"
     )
     images = build_config(
-        ImagesConfig, _collect(arguments, _IMAGE_OPTIONS), preset=None, of="the images"
+        SourceImagesConfig, _collect(arguments, _IMAGE_OPTIONS), preset=None, of="the images"
     )
     out = Path(arguments.out)
     with show_progress() as display:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bitta.bench.sets import KINDS
+from bitta.bench.datasets import DATASET_KINDS
 from bitta.bench.streams import StreamConfig
 from bitta.config import describe_settings
 from bitta.streams import ORDERS, data_folder
@@ -22,7 +22,7 @@ def main(arguments: argparse.Namespace) -> int:
             default = "" if setting.default is None else str(setting.default)
             print(f"{setting.name:<12} {default:<10} {setting.meaning}".rstrip())
         return 0
-    for name, kind in KINDS.items():
+    for name, kind in DATASET_KINDS.items():
         print(f"{name:<16} {kind.summary}")
     print(f"\norders: {', '.join(ORDERS)}, or any sequence; labels: iid, dirichlet")
     print(f"data sets are read from {str(data_folder())!r}, or from stream.path.")

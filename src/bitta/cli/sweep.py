@@ -8,11 +8,11 @@ from pathlib import Path
 from time import monotonic
 
 from bitta.allocator import keep_freed_memory
-from bitta.bench.board import Board
-from bitta.bench.device import device_named
-from bitta.bench.expand import read_jobs
-from bitta.bench.sweep import sweep
-from bitta.bench.worker import Manner, work
+from bitta.bench.models import device_named
+from bitta.bench.runner import RunOptions
+from bitta.bench.sweep import SweepProgress, sweep
+from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_worker import SweepOptions, execute_jobs
 from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import count_runs, format_duration, show_sweep, stop_on_signal
 from bitta.config import require
@@ -40,16 +40,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_execution_arguments(
         parser, overrides_help="change a setting of every experiment (repeatable)"
     )
-    stale = parser.add_mutually_exclusive_group()
-    stale.add_argument(
+    outdated = parser.add_mutually_exclusive_group()
+    outdated.add_argument(
         "--rerun",
         action="store_true",
-        help="replace results that an older version of the code wrote",
+        help="replace results of another numerics version",
     )
-    stale.add_argument(
+    outdated.add_argument(
         "--keep",
         action="store_true",
-        help="keep results that an older version of the code wrote",
+        help="keep results of another numerics version",
     )
 
 
@@ -58,31 +58,33 @@ def main(arguments: argparse.Namespace) -> int:
     started = monotonic()
     require(arguments.jobs >= 1, "--jobs", arguments.jobs, "1 or more")
     device_named(arguments.device)
-    runs = read_jobs(
+    jobs = read_jobs(
         arguments.experiments,
         overrides=arguments.overrides,
         seeds=_parse_seeds(arguments.seeds),
         only=arguments.only,
     )
     check_writable(arguments.out)
-    manner = Manner(
-        out=arguments.out,
-        device=arguments.device,
-        eager=arguments.eager,
-        precision=arguments.precision,
-        checkpoint_seconds=arguments.checkpoint_seconds,
-        stale="rerun" if arguments.rerun else "keep" if arguments.keep else "refuse",
+    options = SweepOptions(
+        run=RunOptions(
+            out=Path(arguments.out),
+            device=arguments.device,
+            eager=arguments.eager,
+            precision=arguments.precision,
+            checkpoint_seconds=arguments.checkpoint_seconds,
+        ),
+        outdated="rerun" if arguments.rerun else "keep" if arguments.keep else "refuse",
     )
     with show_sweep() as display, stop_on_signal() as should_stop:
-        board = sweep(
-            runs,
-            manner,
-            jobs=arguments.jobs,
+        progress = sweep(
+            jobs,
+            options,
+            n_workers=arguments.jobs,
             command=_worker_command,
-            on_look=display.show,
+            on_progress=display.show,
             should_stop=should_stop,
         )
-    return _print_summary(board, Path(arguments.out), monotonic() - started)
+    return _print_summary(progress, Path(arguments.out), monotonic() - started)
 
 
 def _parse_seeds(text: str | None) -> list[int] | None:
@@ -112,20 +114,20 @@ def run_worker(reports: int, parent: int) -> None:
     """
     keep_freed_memory()
     with stop_on_signal() as should_stop:
-        work(reports, parent=parent, should_stop=should_stop)
+        execute_jobs(reports, parent=parent, should_stop=should_stop)
 
 
-def _print_summary(board: Board, out: Path, seconds: float) -> int:
-    n_found = board.count("found")
-    done = f"{board.count('done', 'found')} done" + (f" ({n_found} before)" if n_found else "")
-    parts = [done, f"{board.count('failed')} failed"]
-    if n_left := board.count("waiting"):
+def _print_summary(progress: SweepProgress, out: Path, seconds: float) -> int:
+    n_found = progress.count("found")
+    done = f"{progress.count('done', 'found')} done" + (f" ({n_found} before)" if n_found else "")
+    parts = [done, f"{progress.count('failed')} failed"]
+    if n_left := progress.count("waiting"):
         parts.append(f"{n_left} left")
-    print(f"{count_runs(board)}: {', '.join(parts)}; {format_duration(seconds)}; results: {out}")
-    for row in board.rows:
-        if row.state == "failed":
-            print(f"{row.job.label} failed: {row.error}  log: {row.log}")
+    print(f"{count_runs(progress)}: {', '.join(parts)}; {format_duration(seconds)}; results: {out}")
+    for run in progress.runs:
+        if run.state == "failed":
+            print(f"{run.job.label} failed: {run.error}  log: {run.log}")
     if n_left:
         print("stopped; run the same command again to continue.", file=sys.stderr)
         return 130
-    return 1 if board.count("failed") else 0
+    return 1 if progress.count("failed") else 0

@@ -5,6 +5,7 @@ from bitta.models.architectures import (
     Architecture,
     build_model,
     call_model_factory,
+    import_object,
     initialise,
 )
 from bitta.models.catalogue import (
@@ -30,6 +31,7 @@ __all__ = [
     "describe_weights",
     "embedded_names",
     "import_checkpoint",
+    "import_object",
     "initialise",
     "list_weights",
     "load_model",

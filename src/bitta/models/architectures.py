@@ -130,23 +130,29 @@ def build_model(architecture: str, **arguments: Any) -> nn.Module:
         return chosen.model_class(**settings)
 
 
-def call_model_factory(text: str, *, of: str) -> nn.Module:
-    """Return the model that "module:function" builds. `of` is the name of the setting."""
-    module, _, function = text.partition(":")
-    if not module or not function or module.startswith("."):
-        raise SettingError(f'{of} is {text!r}; allowed: "module:function".')
+def import_object(text: str, *, of: str) -> Any:
+    """Return the object that "module:name" names. `of` is the name of the setting."""
+    module, _, name = text.partition(":")
+    if not module or not name or module.startswith("."):
+        raise SettingError(f'{of} is {text!r}; allowed: "module:name".')
     try:
         # The console script does not import from the working directory, unlike `python -m`.
         sys.path.insert(0, os.getcwd())
-        factory = getattr(importlib.import_module(module), function)
-        with suppress(ValueError):  # builtins have no signature
-            inspect.signature(factory).bind()
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise SettingError(f"{of} {text!r} cannot be loaded ({error}).") from None
-    except TypeError as error:
-        raise SettingError(f"{of} {text!r} cannot be called ({error}).") from None
     finally:
         sys.path.remove(os.getcwd())
+
+
+def call_model_factory(text: str, *, of: str) -> nn.Module:
+    """Return the model that "module:function" builds. `of` is the name of the setting."""
+    factory = import_object(text, of=of)
+    try:
+        with suppress(ValueError):  # builtins have no signature
+            inspect.signature(factory).bind()
+    except TypeError as error:
+        raise SettingError(f"{of} {text!r} cannot be called ({error}).") from None
     model = factory()
     if not isinstance(model, nn.Module):
         raise SettingError(

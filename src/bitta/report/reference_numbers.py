@@ -246,7 +246,7 @@ def _domains(table: PaperTable) -> set[str]:
 def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
     if (row.method, row.answer_kind) != (paper_row.method, paper_row.feedback):
         return False
-    if (paper_row.label == "E") != ("enhanced" in row.qualifiers):
+    if (paper_row.label == "E") != ("prepared" in row.qualifiers):
         return False
     if row.answer_kind != "none" and any(_is_unusual(row, key) for key in DEFAULT_FEEDBACK):
         return False
@@ -254,7 +254,7 @@ def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
         return _is_variant(row, paper_row.variant)
     variants = {other.variant for other in table.rows if other.variant}
     variants |= {*_POLICY_OF_VARIANT, "mecta"}
-    settings = set(row.qualifiers) - {"reference", "enhanced", "tiny", "large", "paper"}
+    settings = set(row.qualifiers) - {"reference", "prepared", "tiny", "large", "paper"}
     return not settings and not any(_is_variant(row, variant) for variant in variants)
 
 

@@ -74,6 +74,8 @@ class Section:
 
     def environment_values(self, key: str) -> tuple[str, ...]:
         """Return the different values of "device", "torch", "code" ... of the runs."""
+        if key == "code":
+            return tuple(dict.fromkeys(run.code_version for run in self._runs()))
         return tuple(dict.fromkeys(str(run.environment.get(key, "")) for run in self._runs()))
 
     @property
@@ -116,9 +118,9 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
     for loaded in _read_runs(folders):
         run = loaded.run
         stream = [protocol_without_seed(run.protocol), {**run.experiment["stream"], "path": ""}]
-        model, code = (run.environment.get(key) for key in ("source_weights", "code"))
+        model = run.environment.get("source_weights")
         versions = protocols.setdefault(table_hash({"what": stream, "model": model}), {})
-        versions.setdefault(str(code), []).append(loaded)
+        versions.setdefault(run.code_version, []).append(loaded)
     return [
         section
         for versions in protocols.values()
@@ -194,11 +196,14 @@ def _load_run(path: Path) -> RunResult:
 
 
 def _with_new_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """Add settings that the method got after the run, at their defaults."""
+    """Add settings that the method got after the run, and drop those that had no effect."""
     settings = experiment["method"]
     method = METHODS.get(settings["name"])
     defaults = {} if method is None else {f.name: f.default for f in fields(method.Config)}
-    return {**experiment, "method": {**defaults, **settings}}
+    table = {**experiment, "method": {**defaults, **settings}}
+    if table.get("enhanced", {}).get("n_samples") == 0:  # an older result without fine-tuning
+        del table["enhanced"]
+    return table
 
 
 def _sections_of_protocol(versions: Sequence[Sequence[_LoadedRun]]) -> list[Section]:
@@ -288,9 +293,10 @@ def _similarity_key(row: Row) -> tuple[str, AnswerKind, tuple[str, ...]]:
 
 
 def _preset_qualifiers(row: Row) -> tuple[str, ...]:
-    is_finetuned = row.settings.get("enhanced", {}).get("n_samples", 0) != 0
+    # Older results have the table "enhanced" if the model was fine-tuned before the stream.
+    is_prepared = bool({"before_stream", "enhanced"} & row.settings.keys())
     preset = find_preset(row.settings["method"])
-    return tuple(word for word in (preset, "enhanced" if is_finetuned else "") if word)
+    return tuple(word for word in (preset, "prepared" if is_prepared else "") if word)
 
 
 def _group_by_method(rows: Sequence[Row]) -> list[list[Row]]:

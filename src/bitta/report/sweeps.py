@@ -29,7 +29,7 @@ SETTING_TITLES: Mapping[str, str] = {
     "method.policy": "estimate of the policy",
     "method.agreement": "test of agreement",
     "method.lr": "learning rate",
-    "enhanced.n_samples": "samples for fine-tuning before the stream",
+    "before_stream.n_samples": "samples for the preparation before the stream",
 }
 """Titles of settings on an axis. Sweeps are in this order."""
 _MIN_VALUES = 3

@@ -1,8 +1,7 @@
-"""A corrupted copy of a set in the layout that other people's code reads, and a picture of it.
+"""Write a corrupted copy of a set in the published layout of CIFAR-10-C, and a contact sheet.
 
 `<corruption>.npy` holds five severities one after another, (5 * n, side, side, 3), and `labels.npy`
-five times the labels. Rows of severities that were not asked for are holes: zeros that take no
-room on disk.
+holds the labels five times. Rows of severities that were not requested are zeros in a sparse file.
 """
 
 import json
@@ -36,14 +35,15 @@ def make_corrupted(
     seed: int = 0,
     on_made: Callable[[str, float], None] = lambda *_: None,
 ) -> float:
-    """Write what is not there yet; gives the seconds spent corrupting, file writing apart.
+    """Write the files that are missing. Return the seconds of corrupting, without file writing.
 
-    `on_made` gets each corruption's name and seconds. A folder made with other settings is refused.
+    `on_made` gets the name and seconds of each corruption. A folder that was made with other
+    settings is refused.
     """
     folder = Path(folder)
     check_writable(folder)
     images = domain.images[torch.arange(len(domain.labels))]
-    _claim(
+    _record_settings(
         folder,
         {
             "set": domain.name,
@@ -59,16 +59,16 @@ def make_corrupted(
         if path.exists():
             on_made(name, 0.0)
             continue
-        seconds = _write(path, images, name, severities, seed)
+        seconds = _write_corruption(path, images, name, severities, seed)
         total += seconds
         on_made(name, seconds)
     labels = np.tile(domain.labels.numpy().astype(np.uint8), len(SEVERITIES))
-    _save(folder / "labels.npy", labels)
+    _save_array(folder / "labels.npy", labels)
     return total
 
 
 def contact_sheet(images: Tensor, path: str | Path, *, seed: int = 0) -> None:
-    """A row per corruption, the clean images first and then each severity, as one PNG."""
+    """Draw a PNG with a row per corruption: the clean images first, then each severity."""
     n, side = len(images), images.shape[-1]
     scale = max(1, 96 // side)
     gap = torch.full((3, side, max(1, side // 16)), 255, dtype=torch.uint8)
@@ -82,35 +82,35 @@ def contact_sheet(images: Tensor, path: str | Path, *, seed: int = 0) -> None:
     sheet = Image.new("RGB", (mosaic.shape[1] + left, mosaic.shape[0] + top), "white")
     sheet.paste(Image.fromarray(mosaic), (left, top))
     draw = ImageDraw.Draw(sheet)
-    for place, name in enumerate(CORRUPTIONS):
-        draw.text((8, top + (place + 0.45) * side * scale), name, fill="black")
-    for place, title in enumerate(("clean", *(f"severity {s}" for s in SEVERITIES))):
-        across = place * (n * side + gap.shape[2]) * scale
+    for index, name in enumerate(CORRUPTIONS):
+        draw.text((8, top + (index + 0.45) * side * scale), name, fill="black")
+    for index, title in enumerate(("clean", *(f"severity {s}" for s in SEVERITIES))):
+        across = index * (n * side + gap.shape[2]) * scale
         draw.text((left + across + 6, 6), title, fill="black")
     sheet.save(path, "PNG")
 
 
-def made_from(folder: Path) -> str:
-    """The name of the set that a copy was made from; empty if it was made elsewhere."""
-    return str(_settings(folder).get("set", ""))
+def name_of_corrupted_set(folder: Path) -> str:
+    """Return the name of the set that was corrupted; empty if the folder was not made here."""
+    return str(_read_settings(folder).get("set", ""))
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / _SETTINGS).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
 
 
-def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """One folder, one set of settings: files of two must not mix."""
+def _record_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings, or check that the folder was made with the same ones."""
     path = folder / _SETTINGS
     if path.exists():
-        made = _settings(folder)
-        if made != settings:
+        found = _read_settings(folder)
+        if found != settings:
             raise InputError(
-                f"{str(folder)!r} holds a copy made with {_described(made) or 'nobody knows what'}"
-                f", not with {_described(settings)}; give another --out."
+                f"{str(folder)!r} holds a copy made with {_describe(found) or 'unknown settings'}, "
+                f"not with {_describe(settings)}; give another --out."
             )
     elif any(folder.glob("*.npy")):
         raise InputError(
@@ -119,11 +119,13 @@ def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(settings) + "\n").encode())
 
 
-def _described(settings: Mapping[str, Any]) -> str:
+def _describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _write(path: Path, images: Tensor, name: str, severities: Sequence[int], seed: int) -> float:
+def _write_corruption(
+    path: Path, images: Tensor, name: str, severities: Sequence[int], seed: int
+) -> float:
     n, _, side, _ = images.shape
     draft = path.with_name(f".{path.name}.draft")
     file = np.lib.format.open_memmap(
@@ -132,15 +134,15 @@ def _write(path: Path, images: Tensor, name: str, severities: Sequence[int], see
     seconds = 0.0
     for severity in severities:
         started = perf_counter()
-        made = corrupt(images, name, severity=severity, seed=seed).permute(0, 2, 3, 1)
+        corrupted = corrupt(images, name, severity=severity, seed=seed).permute(0, 2, 3, 1)
         seconds += perf_counter() - started
-        file[(severity - 1) * n : severity * n] = made.numpy()
+        file[(severity - 1) * n : severity * n] = corrupted.numpy()
     file.flush()
     os.replace(draft, path)
     return seconds
 
 
-def _save(path: Path, array: np.ndarray) -> None:
+def _save_array(path: Path, array: np.ndarray) -> None:
     draft = path.with_name(f".{path.name}.draft.npy")
     np.save(draft, array)
     os.replace(draft, path)

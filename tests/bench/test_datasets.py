@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bitta.bench import sets
-from bitta.bench.corrupted import contact_sheet, make_corrupted
-from bitta.bench.models import Restricted, restricted, wanted_size
-from bitta.bench.sets import KINDS
+from bitta.bench import datasets
+from bitta.bench.datasets import DATASET_KINDS
+from bitta.bench.make_corrupted import contact_sheet, make_corrupted
+from bitta.bench.models import ClassSubset, image_size_of, match_classes
 from bitta.bench.streams import StreamConfig, build_stream
 from bitta.cli.main import main
 from bitta.corruptions import CORRUPTIONS, corrupt
@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 def test_every_kind_is_tested():
-    assert set(MAKERS) | {"digits", "corruptions", "arrays", "folders"} == set(KINDS)
+    assert set(MAKERS) | {"digits", "corruptions", "arrays", "folders"} == set(DATASET_KINDS)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -72,7 +72,7 @@ def test_a_stream_is_told_from_others_before_all_is_corrupted(tmp_path, monkeypa
     cifar10(tmp_path, n=6)
     made = []
     monkeypatch.setattr(
-        sets,
+        datasets,
         "corrupt",
         lambda images, *a, **k: (made.append(len(images)), corrupt(images, *a, **k))[1],
     )
@@ -144,10 +144,10 @@ def test_the_stream_may_say_its_own_size(tmp_path):
         ({"kind": "arrays"}, "needs one"),
         (
             {"kind": "digits", "path": "x"},
-            "stream.path is 'x', but kind 'digits' has no use for it",
+            "stream.path is 'x', but kind 'digits' does not use it",
         ),
-        ({"kind": "corruptions", "domains": "fog"}, "it takes corruptions, severity"),
-        ({"kind": "pacs", "severity": 3}, "no use for it"),
+        ({"kind": "corruptions", "domains": "fog"}, "it uses corruptions, severity"),
+        ({"kind": "pacs", "severity": 3}, "does not use it"),
         ({"kind": "pacs", "order": "random"}, "unknown order"),
         ({"kind": "pacs", "labels": "sorted"}, "labels is 'sorted'"),
         ({"kind": "cifar10-c", "corruptions": "fogg"}, "did you mean 'fog'"),
@@ -172,18 +172,18 @@ def card(*classes):
 
 def test_a_model_is_held_to_the_classes_of_the_stream():
     model = nn.Linear(2, 4)
-    held = restricted(model, card("a", "b", "c", "d"), ("d", "b"))
-    assert isinstance(held, Restricted)
+    held = match_classes(model, card("a", "b", "c", "d"), ("d", "b"))
+    assert isinstance(held, ClassSubset)
     x = torch.ones(1, 2)
     assert torch.equal(held(x), model(x)[:, [3, 1]])
-    assert restricted(model, card("a", "b"), ("a", "b")) is model
-    assert restricted(model, card("a", "b"), ("cat", "dog")) is model
-    assert restricted(model, None, ("cat", "dog")) is model
+    assert match_classes(model, card("a", "b"), ("a", "b")) is model
+    assert match_classes(model, card("a", "b"), ("cat", "dog")) is model
+    assert match_classes(model, None, ("cat", "dog")) is model
     for known, classes in ((("a", "b", "c"), ("a", "cat")), (("a", "b"), ("b", "cat"))):
         with pytest.raises(InputError, match="'cat' among them, and the model's"):
-            restricted(model, card(*known), classes)
+            match_classes(model, card(*known), classes)
     twice = card("crane", "dog", "crane", "cat")
-    assert restricted(model, twice, ("w", "x", "y", "z")) is model
+    assert match_classes(model, twice, ("w", "x", "y", "z")) is model
 
 
 def test_arrays_of_another_set_are_not_taken_for_these(tmp_path):
@@ -259,10 +259,10 @@ def test_a_corrupted_copy_is_not_taken_for_plain_arrays(tmp_path):
 
 def test_a_card_says_how_large_pictures_must_be():
     small = ModelCard(architecture="x", arguments={}, classes=(), input_shape=(3, 32, 32))
-    assert wanted_size(small) == {"resize": 32, "crop": 32}
-    assert wanted_size(replace(small, preprocessing={"crop": 9})) == {"crop": 9}
-    assert wanted_size(card()) == {}
-    assert wanted_size(None) == {}
+    assert image_size_of(small) == {"resize": 32, "crop": 32}
+    assert image_size_of(replace(small, preprocessing={"crop": 9})) == {"crop": 9}
+    assert image_size_of(card()) == {}
+    assert image_size_of(None) == {}
 
 
 def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
@@ -283,7 +283,7 @@ def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
     with pytest.raises(InputError, match="images "):
         make_corrupted(others, tmp_path, severities=(5,), names=("snow",))
     (tmp_path / "bitta.json").write_text("")
-    with pytest.raises(InputError, match="nobody knows what"):
+    with pytest.raises(InputError, match="unknown settings"):
         make_corrupted(some(), tmp_path, severities=(5,), names=("snow",))
     np.save(tmp_path / "x.npy", np.zeros(1))
     (tmp_path / "bitta.json").unlink()
@@ -318,7 +318,7 @@ def test_the_command_makes_arrays_and_a_sheet(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        (["cifar10"], "nothing to make"),
+        (["cifar10"], "--out"),
         (["cifar1", "--out", "x"], "did you mean 'cifar10"),
         (["cifar10", "--out", "x", "--severity", "6"], "--severity is '6'"),
         (["cifar10", "--out", "x", "--corruptions", "fogg"], "did you mean 'fog'"),
@@ -333,7 +333,7 @@ def test_bad_requests_end_in_one_sentence(extra, said, capsys):
 def test_streams_lists_kinds_orders_and_settings(capsys):
     assert main(["streams"]) == 0
     listing = capsys.readouterr().out
-    assert all(kind in listing for kind in KINDS)
+    assert all(kind in listing for kind in DATASET_KINDS)
     assert "gradual" in listing
     assert main(["streams", "--settings"]) == 0
     assert "batch_size" in capsys.readouterr().out

@@ -1,19 +1,18 @@
-"""Forgetting, measured on clean images before and after."""
+"""Forgetting, measured on clean images before and after the stream."""
 
 import pytest
 import torch
 
-from bitta.bench.clean import ForgettingConfig, build_clean
 from bitta.bench.experiment import Experiment
-from bitta.bench.runner import Stopped, run
-from bitta.bench.streams import StreamConfig
+from bitta.bench.runner import RunStopped
+from bitta.bench.streams import ForgettingConfig, StreamConfig, build_clean_images
 from bitta.errors import BittaError, InputError
 from bitta.streams import embedded_pack
-from small_experiment import without_times
+from small_experiment import run_experiment, without_times
 
 
 def experiment(method="source", n_samples=100, **settings):
-    return Experiment.of(
+    return Experiment.from_table(
         {
             "stream": {
                 "kind": "corruptions", "corruptions": "fog,contrast", "n_samples": 24,
@@ -27,16 +26,16 @@ def experiment(method="source", n_samples=100, **settings):
     )  # fmt: skip
 
 
-def test_the_source_model_forgets_nothing(tmp_path):
-    clean = run(experiment(), out=tmp_path).extra["clean"]
+def test_source_model_forgets_nothing(tmp_path):
+    clean = run_experiment(experiment(), out=tmp_path).extra["clean"]
     assert clean["n_samples"] == 100
     assert clean["before"] == clean["after"] > 60
 
 
-def test_a_model_torn_apart_has_forgotten_and_measuring_leaves_no_trace(tmp_path):
+def test_diverged_model_has_forgotten_and_measuring_changes_nothing(tmp_path):
     torn = {"method": "bitta", "lr": 3.0}
-    measured = run(experiment(**torn), out=tmp_path / "measured")
-    plain = run(experiment(**torn, n_samples=0), out=tmp_path / "plain")
+    measured = run_experiment(experiment(**torn), out=tmp_path / "measured")
+    plain = run_experiment(experiment(**torn, n_samples=0), out=tmp_path / "plain")
     clean = measured.extra["clean"]
     assert clean["before"] > 60 > clean["after"] + 20
     assert "clean" not in plain.extra
@@ -44,21 +43,21 @@ def test_a_model_torn_apart_has_forgotten_and_measuring_leaves_no_trace(tmp_path
         assert getattr(measured, part) == getattr(plain, part)
 
 
-def test_what_was_measured_before_is_kept_over_a_stop(tmp_path):
-    with pytest.raises(Stopped):
-        run(experiment("tent"), out=tmp_path / "parts", should_stop=lambda: True)
-    run(experiment("tent"), out=tmp_path / "parts", resume=True)
-    run(experiment("tent"), out=tmp_path / "whole")
+def test_accuracy_before_the_stream_survives_a_stop(tmp_path):
+    with pytest.raises(RunStopped):
+        run_experiment(experiment("tent"), out=tmp_path / "parts", should_stop=lambda: True)
+    run_experiment(experiment("tent"), out=tmp_path / "parts", resume=True)
+    run_experiment(experiment("tent"), out=tmp_path / "whole")
     one, two = (without_times(tmp_path / p / "trial-seed0.json") for p in ("whole", "parts"))
     assert one == two
 
 
-def test_a_set_without_clean_images_says_so(tmp_path):
+def test_set_without_clean_images_is_refused(tmp_path):
     table = experiment().as_table()
     table["stream"] = {"kind": "digits"}
     table["model"] = {"weights": "embedded:digits-resnet8"}
-    with pytest.raises(BittaError, match="kind 'digits' has none; it works with corruptions, cif"):
-        run(Experiment.of(table, name="x"), out=tmp_path)
+    with pytest.raises(BittaError, match="kind 'digits' has none; allowed: corruptions, cif"):
+        run_experiment(Experiment.from_table(table, name="x"), out=tmp_path)
 
 
 def clean_of(tmp_path, classes):
@@ -66,7 +65,7 @@ def clean_of(tmp_path, classes):
     table = torch.cat([pack.labels[:40, None].to(torch.uint8), pack.images[:40].flatten(1)], 1)
     (tmp_path / "test_batch.bin").write_bytes(table.numpy().tobytes())
     stream = StreamConfig(kind="cifar10-c", path=str(tmp_path))
-    return build_clean(
+    return build_clean_images(
         ForgettingConfig(n_samples=30), stream, classes=classes, preprocessing={}, seed=0
     )
 
@@ -94,13 +93,13 @@ def test_labels_follow_the_classes_of_the_stream(tmp_path):
     assert torch.equal(reverse._domain.labels, 9 - straight._domain.labels)
     one = clean_of(tmp_path, classes[3:4])
     assert one.accuracy(lambda inputs: torch.zeros(len(inputs))) == 100
-    with pytest.raises(InputError, match="show none of the stream's classes"):
+    with pytest.raises(InputError, match="have none of the stream's classes"):
         clean_of(tmp_path, ["teapot"])
 
 
 def test_a_path_that_nobody_would_look_at_is_refused(tmp_path):
     with pytest.raises(BittaError, match=r"forgetting\.path is 'x'.*embedded; leave it out"):
-        build_clean(
+        build_clean_images(
             ForgettingConfig(n_samples=1, path="x"),
             StreamConfig(kind="corruptions"),
             classes=(),

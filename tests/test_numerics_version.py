@@ -1,0 +1,1 @@
+"""NUMERICS_VERSION is raised when the numbers of a run change."""
