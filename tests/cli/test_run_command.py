@@ -103,7 +103,7 @@ def test_two_processes_do_not_write_the_same_result(tmp_path, capsys):
         raise AssertionError("the lock was free")
 
     path = write_experiment(tmp_path)
-    with file_lock(tmp_path / f"{path.stem}-seed0.json", wait=give_up):
+    with file_lock(tmp_path / f"{path.stem}-seed0.json", on_wait=give_up):
         assert main(["run", str(path), "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "another process is writing" in told
