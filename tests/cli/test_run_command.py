@@ -76,7 +76,7 @@ def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path
         'method={name="source"}',
         "feedback.n_queries=0",
     )
-    assert re.search(r"\noutputs are not finite from batch 1 of \d+ on: .* smaller method", out)
+    assert re.search(r"\nall predictions are NaN from batch 1 of \d+ on: .* smaller method", out)
     assert "looks collapsed" not in out
 
 

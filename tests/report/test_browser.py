@@ -28,7 +28,7 @@ def report(tmp_path):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_needs_nothing_from_elsewhere_and_fits_the_screen(browser, report, width):
+def test_page_loads_no_other_file_and_fits_the_screen(browser, report, width):
     heard = []
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.on("pageerror", lambda error: heard.append(str(error)))

@@ -62,7 +62,7 @@ def runs():
     ]
 
 
-def test_it_has_every_row_the_protocol_and_the_circumstances(tmp_path, runs):
+def test_page_has_every_row_the_protocol_and_the_conditions(tmp_path, runs):
     text = page_of(made_section(tmp_path, runs))
     for words in ("Source", "TENT", "BiTTA", "40 samples", "embedded:cifar10-resnet8", "2.11.0",
                   "aaaaaaaaaaaa", "bbbbbbbbbbbb"):  # fmt: skip
@@ -70,7 +70,7 @@ def test_it_has_every_row_the_protocol_and_the_circumstances(tmp_path, runs):
     assert text.index("40 samples") < text.index("<table")
 
 
-def test_it_is_whole_and_asks_for_nothing_from_elsewhere(tmp_path, runs):
+def test_page_links_to_nothing_outside_and_ids_are_unique(tmp_path, runs):
     text = page_of(made_section(tmp_path, runs))
     reader = read(text)
     assert all(link.startswith(("#", "data:")) for link in reader.links)
@@ -79,7 +79,7 @@ def test_it_is_whole_and_asks_for_nothing_from_elsewhere(tmp_path, runs):
     assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
 
 
-def test_it_can_be_read_by_everyone(tmp_path, runs):
+def test_page_has_the_markup_that_screen_readers_need(tmp_path, runs):
     reader = read(page_of(made_section(tmp_path, runs)))
     by_tag = {}
     for tag, given in reader.tags:
@@ -91,7 +91,7 @@ def test_it_can_be_read_by_everyone(tmp_path, runs):
     assert all(given["role"] == "img" and given["aria-label"] for given in by_tag["svg"])
 
 
-def test_plots_have_short_coordinates_but_whole_numbers_in_words(tmp_path):
+def test_svg_has_short_coordinates_but_complete_labels(tmp_path):
     runs = [made_run(f"b{f}", "bitta", [5, 5], flip=f) for f in (0.008, 0.127, 0.4)]
     text = page_of(made_section(tmp_path, runs))
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.S))
@@ -100,7 +100,7 @@ def test_plots_have_short_coordinates_but_whole_numbers_in_words(tmp_path):
     assert not re.search(r"<[^>]*\d\.\d{3}", drawn)
 
 
-def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
+def test_collapsed_row_has_a_flag_and_a_note(tmp_path, runs):
     text = page_of(made_section(tmp_path, runs))
     [row] = re.findall(r'<tr class="collapsed">.*?</tr>', text)
     assert "TENT" in row
@@ -108,7 +108,7 @@ def test_a_collapsed_row_is_told_in_words(tmp_path, runs):
     assert "TENT: in snow" in text
 
 
-def test_the_best_is_bold_and_the_mean_comes_before_the_domains(tmp_path, runs):
+def test_best_values_are_bold_and_the_mean_precedes_the_domains(tmp_path, runs):
     text = page_of(made_section(tmp_path, runs))
     header = re.findall(r'<th scope="col">([^<]*)</th>', text.partition("</thead>")[0])
     assert header[:2] == ["method", "mean"]
@@ -119,13 +119,13 @@ def test_the_best_is_bold_and_the_mean_comes_before_the_domains(tmp_path, runs):
     assert cells[-2:] == ["60.0", "<strong>80.0</strong>"]
 
 
-def test_a_deviation_stands_beside_its_mean(tmp_path):
+def test_deviation_follows_its_mean(tmp_path):
     runs = [made_run("bitta", "bitta", [right] * 4, seed=s) for s, right in enumerate((4, 6))]
     text = page_of(made_section(tmp_path, runs))
     assert "<td>50.00 <small>± 14.14</small></td>" in text
 
 
-def test_names_and_settings_from_files_are_no_markup(tmp_path):
+def test_names_and_settings_from_files_are_escaped(tmp_path):
     bad = "<script>alert('$x$')</script>"
     runs = [
         made_run(bad, bad, [5, 5], domains=(bad, "fog"), settings={"note": bad, "lr": lr})
@@ -137,7 +137,7 @@ def test_names_and_settings_from_files_are_no_markup(tmp_path):
     read(text)
 
 
-def test_every_setting_is_there_and_what_is_shared_once(tmp_path):
+def test_shared_settings_appear_once_and_own_settings_per_row(tmp_path):
     runs = [
         made_run(f"bitta-{lr}", "bitta", [5, 5], settings={"lr": lr, "momentum": 0.9})
         for lr in (1e-4, 1e-3)
@@ -147,7 +147,7 @@ def test_every_setting_is_there_and_what_is_shared_once(tmp_path):
     assert settings.count("<dt>method.lr</dt>") == 2
 
 
-def test_several_sections_have_contents_and_headings_of_their_own(tmp_path, runs):
+def test_several_sections_have_a_table_of_contents(tmp_path, runs):
     longer = made_run("bitta", "bitta", [6] * 8)
     sections = made_sections(tmp_path, [*runs, longer])
     assert len(sections) == 2
@@ -158,7 +158,7 @@ def test_several_sections_have_contents_and_headings_of_their_own(tmp_path, runs
     assert len(reader.ids) == len(set(reader.ids))
 
 
-def test_sixty_rows_of_a_long_stream_stay_under_three_megabytes(tmp_path):
+def test_page_of_sixty_rows_is_smaller_than_three_megabytes(tmp_path):
     wave = [20 + (place * 7) % 40 for place in range(2340)]
     step = {"n_measured": 64, "n_agreeing": 40, "n_agreeing_correct": 18}
     methods = ["tent", "sar", "eata", "bitta", "cotta", "rotta"]
@@ -175,12 +175,12 @@ def test_sixty_rows_of_a_long_stream_stay_under_three_megabytes(tmp_path):
     assert text.count('<th scope="row">') == 2 * 60
 
 
-def test_the_same_results_give_the_same_page(tmp_path, runs):
+def test_same_results_give_the_same_page(tmp_path, runs):
     section = made_section(tmp_path, runs)
     assert page_of(section) == page_of(section)
 
 
-def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs):
+def test_plot_has_a_minimum_width_and_scrolls_in_its_own_box(tmp_path, runs):
     """6.2 inches of 6.5 rem, at 16 px: 645 px; letters of 9 pt, 72 to an inch, have 13."""
     text = page_of(made_section(tmp_path, runs))
     assert re.search(
@@ -195,7 +195,7 @@ def test_a_plot_keeps_legible_letters_and_scrolls_in_its_own_box(tmp_path, runs)
     assert len(boxes) == len(inches) == text.count("<figure>")
 
 
-def test_the_column_that_stays_leaves_room_for_those_that_scroll(tmp_path, runs):
+def test_sticky_column_is_narrow_on_a_phone(tmp_path, runs):
     text = page_of(made_section(tmp_path, runs))
     [rule] = re.findall(r"@media \(max-width: 40rem\) {\s*tbody th {([^}]*)}", text)
     assert "white-space: normal" in rule

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from bitta.methods import METHODS
-from bitta.report.plot_style import escape_dollars, line_styles, method_style
+from bitta.report.plot_style import (
+    escape_dollars,
+    join_names,
+    line_styles,
+    method_style,
+    select_rows,
+)
+from made_results import made_run, made_section
 from reproduction.claims.tables import paper_table
 
 EYES = {
@@ -25,6 +32,8 @@ EYES = {
     ],
 }  # fmt: skip
 """What becomes of linear RGB: Machado et al., 2009, at full severity."""
+
+
 TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
 
 
@@ -40,13 +49,13 @@ def seen(colour, eye):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_white_is_seen_as_white():
+def test_white_is_white_to_every_kind_of_colour_vision():
     for eye in EYES:
         np.testing.assert_allclose(seen("#FFFFFF", eye), [100, 0, 0], atol=0.1)
 
 
 @pytest.mark.parametrize("eye", EYES)
-def test_methods_of_the_main_table_have_colours_that_every_eye_tells_apart(eye):
+def test_methods_of_the_main_table_differ_in_colour_to_every_kind_of_colour_vision(eye):
     table = paper_table("tab:tinyimagenetc/cifar10-c")
     methods = sorted({row.method for row in table.rows})
     assert len(methods) == 10
@@ -55,25 +64,25 @@ def test_methods_of_the_main_table_have_colours_that_every_eye_tells_apart(eye):
         assert np.linalg.norm(apart) > 14, (one, two)
 
 
-def test_colours_stand_out_from_the_paper():
+def test_colours_contrast_with_white():
     """Contrast with white as in WCAG: 21 is black; Okabe and Ito's orange has 2.2."""
     for method in METHODS:
         luminance = TO_XYZ[1] @ linear(method_style(method).colour)
         assert 1.05 / (luminance + 0.05) > 2.1
 
 
-def test_no_two_methods_look_the_same_in_grey():
+def test_methods_differ_in_dash_or_marker():
     looks = [(look.dash, look.marker) for look in map(method_style, METHODS)]
     assert len(set(looks)) == len(METHODS)
 
 
-def test_bitta_is_the_strongest():
+def test_line_of_bitta_is_the_widest():
     widths = {method: method_style(method).width for method in METHODS}
     assert max(widths, key=widths.get) == "bitta"
     assert sorted(widths.values())[-2] < widths["bitta"]
 
 
-def test_an_unknown_method_always_gets_the_same_look():
+def test_unknown_method_always_gets_the_same_style():
     assert method_style("another") == method_style("another")
     assert method_style("another").colour not in (
         method_style("bitta").colour,
@@ -81,7 +90,7 @@ def test_an_unknown_method_always_gets_the_same_look():
     )
 
 
-def test_a_second_row_of_a_method_is_told_apart_by_dash_shade_and_width():
+def test_second_row_of_a_method_has_another_dash_shade_and_width():
     first, other, second = line_styles(["bitta", "tent", "bitta"])
     assert (first, other) == (method_style("bitta"), method_style("tent"))
     # Vermilion D5 5E 00, 40 % of the way to black: 213 -> 128 = 80, 94 -> 56 = 38.
@@ -89,5 +98,32 @@ def test_a_second_row_of_a_method_is_told_apart_by_dash_shade_and_width():
     assert second.width < first.width
 
 
-def test_a_dollar_in_a_name_is_no_mathematics():
+def test_dollar_sign_is_escaped():
     assert escape_dollars("a$b$") == r"a\$b\$"
+
+
+def test_source_bn_stats_and_bitta_are_selected_and_omitted_rows_are_named(tmp_path):
+    runs = [made_run("source", "source", [1, 1]), made_run("bn_stats", "bn_stats", [2, 2])]
+    runs += [
+        made_run(name, name, [right] * 2, n_queries=0)
+        for name, right in (("tent", 9), ("sar", 8), ("eata", 7))
+    ]
+    runs += [
+        made_run("bitta", "bitta", [3, 3]),
+        made_run("bitta-labels", "bitta", [9, 9], labels="full"),
+    ]
+    selection = select_rows(made_section(tmp_path, runs).rows, 4)
+    assert [row.title for row in selection.drawn] == ["TENT", "BiTTA", "BN-Stats", "Source"]
+    assert "BiTTA (full labels), SAR and EATA" in selection.note
+
+
+def test_selection_is_limited_per_method(tmp_path):
+    runs = [made_run("source", "source", [1, 1])]
+    runs += [made_run(f"bitta-{n}", "bitta", [n, n], n_queries=n) for n in range(1, 8)]
+    selection = select_rows(made_section(tmp_path, runs).rows, 14, max_per_method=2)
+    assert [row.accuracy.mean for row in selection.drawn] == [70, 60, 10]
+
+
+def test_long_list_of_names_is_shortened():
+    assert join_names(["a"], max_names=2) == "a"
+    assert join_names(["a", "b", "c", "d"], max_names=2) == "a, b and 2 more"

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from bitta.metrics import Reliability
+from bitta.report import write_accuracy_plot
 from bitta.report.comparison import compare
-from bitta.report.plot_style import join_names, select_rows
 from bitta.report.plots import section_plots
 from bitta.report.stream_plots import accuracy_curve, agreement_curves, confidence_curve
 from bitta.report.sweeps import find_sweeps
@@ -44,7 +45,7 @@ def compared(tmp_path):
     )
 
 
-def test_accuracy_over_time_is_a_mean_over_the_last_batches(compared):
+def test_accuracy_over_time_is_a_moving_average(compared):
     run = compared.rows[-1].first_run
     assert accuracy_curve(run, 2).tolist() == [60, 60, 70, 80]
     figure = figure_of(compared, "accuracy-over-time")
@@ -53,19 +54,19 @@ def test_accuracy_over_time_is_a_mean_over_the_last_batches(compared):
     assert lines["BiTTA (70.0)"].get_xdata().tolist() == [1, 2, 3, 4]
 
 
-def test_the_legend_is_in_order_of_accuracy_and_marks_what_collapsed(compared):
+def test_legend_is_sorted_by_accuracy_and_marks_collapsed_rows(compared):
     figure = figure_of(compared, "accuracy-over-time")
     assert legend_of(figure) == ["TENT (80.0)", "BiTTA (70.0)", "Source (50.0)", "SAR † (40.0)"]
     assert "† collapsed" in plots_by_name(compared)["accuracy-over-time"].caption
 
 
-def test_seeds_are_averaged(tmp_path):
+def test_accuracy_over_time_is_averaged_over_seeds(tmp_path):
     runs = [made_run("bitta", "bitta", [right] * 4, seed=s) for s, right in enumerate((4, 8))]
     figure = figure_of(made_section(tmp_path, runs), "accuracy-over-time")
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 60)
 
 
-def test_captions_tell_how_many_seeds_rows_have(tmp_path):
+def test_caption_has_the_number_of_seeds_per_row(tmp_path):
     runs = [made_run("bitta", "bitta", [5] * 4, seed=seed) for seed in (0, 1, 2)]
     runs += [made_run("tent", "tent", [5] * 4), made_run("sar", "sar", [5] * 4, seed=1)]
     section = made_section(tmp_path, runs)
@@ -80,7 +81,7 @@ def test_captions_tell_how_many_seeds_rows_have(tmp_path):
     assert "one seed per row" in caption("tent", "sar")
 
 
-def test_a_long_stream_is_thinned_to_400_points(tmp_path):
+def test_line_of_a_long_stream_has_400_points(tmp_path):
     section = made_section(tmp_path, [made_run("bitta", "bitta", [5] * 2340)])
     [line] = [
         line
@@ -91,7 +92,7 @@ def test_a_long_stream_is_thinned_to_400_points(tmp_path):
     assert (line.get_xdata()[0], line.get_xdata()[-1]) == (1, 2340)
 
 
-def test_agreement_over_time_by_hand(tmp_path):
+def test_agreement_over_time_has_three_curves(tmp_path):
     """Of 10 samples 8 agree, 6 of them right, and of the 2 others 1."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
     section = made_section(tmp_path, [made_run("bitta", "bitta", [7] * 4, step=step)])
@@ -101,7 +102,7 @@ def test_agreement_over_time_by_hand(tmp_path):
     assert [line.get_ydata()[0] for line in lines[:3]] == [80, 75, 50]
 
 
-def test_agreement_stands_where_it_was_measured(tmp_path):
+def test_agreement_is_drawn_at_the_batches_with_a_policy(tmp_path):
     """One sample of every fourth batch: means are over 64 of these samples."""
     run = made_run("bitta", "bitta", [1] * 400)
     asked = {"n_measured": 1, "n_agreeing": 1, "n_agreeing_correct": 1}
@@ -113,14 +114,14 @@ def test_agreement_stands_where_it_was_measured(tmp_path):
     assert axes.get_ylabel() == "%, last 64 measured"
 
 
-def test_agreement_is_not_drawn_where_nobody_measured_it(compared):
+def test_agreement_plot_is_missing_without_measurements(compared):
     assert "agreement-over-time" not in plots_by_name(compared)
 
 
 SURE = {"confidence": 6.0, "n_measured": 5, "n_agreeing": 5, "policy_confidence": 2.5}
 
 
-def test_confidence_over_time_by_hand(tmp_path):
+def test_confidence_over_time_has_served_labels_and_policy(tmp_path):
     """10 samples a batch, sure by 6 of them in all, then by 8; of 5 the policy by 2.5."""
     run = made_run("bitta", "bitta", [7] * 4, step=SURE)
     run = replace(run, steps=[*run.steps[:3], replace(run.steps[3], confidence=8.0)])
@@ -130,7 +131,7 @@ def test_confidence_over_time_by_hand(tmp_path):
     np.testing.assert_allclose(lines[1].get_ydata(), 50)
 
 
-def test_the_policy_has_a_line_only_where_there_is_one(tmp_path):
+def test_confidence_of_the_policy_is_drawn_only_for_rows_with_a_policy(tmp_path):
     runs = [
         made_run("source", "source", [4] * 4, step={"confidence": 5.0}),
         made_run("bitta", "bitta", [7] * 4, step=SURE),
@@ -142,13 +143,13 @@ def test_the_policy_has_a_line_only_where_there_is_one(tmp_path):
     assert len(legend_of(figure)) == 2
 
 
-def test_a_row_with_a_seed_from_before_confidence_was_recorded_has_no_curve(tmp_path):
+def test_confidence_plot_omits_rows_with_a_seed_without_confidence(tmp_path):
     before = [made_run("bitta", "bitta", [7] * 4, seed=1)]
     runs = [made_run("bitta", "bitta", [7] * 4, step=SURE), *before]
     assert "confidence-over-time" not in plots_by_name(made_section(tmp_path, runs))
 
 
-def test_bars_for_few_rows_have_the_accuracy_of_each_domain(compared):
+def test_few_rows_have_bars_by_domain(compared):
     axes = figure_of(compared, "accuracy-by-domain").axes[0]
     heights = {
         bars.get_label(): [bar.get_height() for bar in bars]
@@ -160,7 +161,7 @@ def test_bars_for_few_rows_have_the_accuracy_of_each_domain(compared):
     }  # fmt: skip
 
 
-def test_a_map_for_many_rows_has_the_difference_from_the_source(tmp_path):
+def test_many_rows_have_a_map_of_differences_to_the_source_model(tmp_path):
     runs = [made_run("source", "source", [4, 6])]
     runs += [
         made_run(f"tent-{place}", "tent", [place, 9], n_queries=0, settings={"lr": place / 10})
@@ -172,7 +173,7 @@ def test_a_map_for_many_rows_has_the_difference_from_the_source(tmp_path):
     assert axes.get_yticklabels()[0].get_text() == "TENT (lr 0.3)"
 
 
-def test_accuracy_against_the_number_of_questions_with_its_deviation(tmp_path):
+def test_sweep_plot_has_means_and_deviations_by_value(tmp_path):
     runs = [made_run("source", "source", [5] * 4, seed=seed) for seed in (0, 1)]
     runs += [
         made_run(f"bitta-{k}", "bitta", [right + seed] * 4, n_queries=k, seed=seed)
@@ -191,63 +192,6 @@ def test_accuracy_against_the_number_of_questions_with_its_deviation(tmp_path):
     np.testing.assert_allclose(heights, 2 * 10 / 2**0.5)
     assert axes.get_xlabel() == "questions per batch k"
     assert sorted(legend_of(figure)) == ["BiTTA", "Source"]
-
-
-def test_settings_that_change_together_make_one_plot(tmp_path):
-    runs = [
-        made_run(f"b{e}", "bitta", [5, 5 + e], settings={"epochs": e, "lr": 3e-4 / e})
-        for e in (1, 2, 3)
-    ]
-    [sweep] = find_sweeps(made_section(tmp_path, runs))
-    assert (sweep.key, sweep.coupled_keys) == ("method.epochs", ("method.lr",))
-    assert sweep.title == "epochs per batch (with learning rate)"
-    assert sweep.series[0].values == (1, 2, 3)
-
-
-def test_rows_that_differ_in_more_are_lines_of_their_own(tmp_path):
-    runs = [
-        made_run(f"b-{flip}-{lr}", "bitta", [5, 5], flip=flip, settings={"lr": lr})
-        for flip in (0.0, 0.1, 0.2)
-        for lr in (1e-4, 1e-3)
-    ]
-    [sweep] = find_sweeps(made_section(tmp_path, runs))
-    assert sweep.key == "feedback.flip"
-    assert [(series.label, series.values) for series in sweep.series] == [
-        ("BiTTA (learning rate 0.0001)", (0.0, 0.1, 0.2)),
-        ("BiTTA (learning rate 0.001)", (0.0, 0.1, 0.2)),
-    ]
-
-
-def test_a_line_is_of_the_seeds_that_all_its_points_have(tmp_path):
-    """Seed 1 has 10 of 10 where it ran: the mean of both would be a peak that no seed has."""
-    seeds = {0.0: (0,), 0.1: (0, 1), 0.2: (0,)}
-    runs = [
-        made_run(f"b{flip}", "bitta", [5 + 5 * seed] * 2, flip=flip, seed=seed)
-        for flip, those in seeds.items()
-        for seed in those
-    ]
-    [series] = find_sweeps(made_section(tmp_path, runs))[0].series
-    assert series.label == "BiTTA (seed 0)"
-    assert [row.accuracy.mean for row in series.rows] == [50.0, 50.0, 50.0]
-
-
-def test_a_line_through_points_without_a_common_seed_is_of_all_seeds(tmp_path):
-    runs = [
-        made_run(f"b{flip}", "bitta", [5 + seed] * 2, flip=flip, seed=seed)
-        for seed, flip in enumerate((0.0, 0.1, 0.2))
-    ]
-    [series] = find_sweeps(made_section(tmp_path, runs))[0].series
-    assert series.label == "BiTTA"
-    assert [row.accuracy.mean for row in series.rows] == [50.0, 60.0, 70.0]
-
-
-def test_a_setting_that_takes_fewer_values_does_not_follow(tmp_path):
-    """Two ways to count a budget, and three shares of wrong labels: no line through all three."""
-    runs = [
-        made_run(f"s{error}", "simatta", [5, 5], labels="full", error=error, equal=equal)
-        for error, equal in ((0.0, "bits"), (0.127, "seconds"), (0.4, "bits"))
-    ]
-    assert find_sweeps(made_section(tmp_path, runs)) == []
 
 
 @pytest.fixture
@@ -269,7 +213,7 @@ def priced(tmp_path):
     )  # fmt: skip
 
 
-def test_accuracy_against_cost_counts_a_label_as_each_panel_says(priced):
+def test_cost_panels_use_their_own_price_of_a_label(priced):
     panels = figure_of(priced, "accuracy-against-cost").axes
     assert [axes.get_title() for axes in panels] == [
         "in bits: 5.00 a label",
@@ -288,14 +232,14 @@ def test_accuracy_against_cost_counts_a_label_as_each_panel_says(priced):
     assert panels[0].lines[-1].get_ydata()[0] == 20  # the source model's level
 
 
-def test_what_learned_from_full_labels_is_hollow(priced):
+def test_rows_with_full_labels_have_hollow_markers(priced):
     [first, _] = figure_of(priced, "accuracy-against-cost").axes
     faces = {bars.get_label(): bars.lines[0].get_markerfacecolor() for bars in first.containers}
     assert faces.pop("BiTTA") != "white"
     assert list(faces.values()) == ["white", "white"]
 
 
-def test_rows_that_paid_come_first_where_there_are_more_than_a_plot_has_room_for(tmp_path, priced):
+def test_rows_with_a_priced_budget_come_first_if_rows_do_not_fit(tmp_path, priced):
     folder = tmp_path / "many"
     folder.mkdir()
     paid = [run for row in priced.rows for run in row.runs.values()]
@@ -312,11 +256,11 @@ def test_rows_that_paid_come_first_where_there_are_more_than_a_plot_has_room_for
     assert "Not drawn for lack of space: BiTTA (n_queries" in plot.caption
 
 
-def test_cost_is_not_drawn_where_nobody_paid_for_labels(compared):
+def test_cost_plot_is_missing_without_priced_labels(compared):
     assert "accuracy-against-cost" not in plots_by_name(compared)
 
 
-def test_a_point_that_collapsed_is_marked(tmp_path):
+def test_collapsed_point_of_a_sweep_has_a_mark(tmp_path):
     runs = [made_run("source", "source", [8, 8])]
     runs += [
         made_run(f"b{flip}", "bitta", [right] * 2, flip=flip)
@@ -326,7 +270,7 @@ def test_a_point_that_collapsed_is_marked(tmp_path):
     assert [(text.get_text(), text.xy) for text in axes.texts] == [("†", (0.3, 30.0))]
 
 
-def test_words_become_bars_and_a_collapsed_one_is_marked(tmp_path):
+def test_sweep_over_words_has_bars_and_marks_the_collapsed_one(tmp_path):
     runs = [made_run("source", "source", [8, 8])]
     runs += [
         made_run(name, "bitta", [right] * 2, settings={"selection": name})
@@ -339,14 +283,6 @@ def test_words_become_bars_and_a_collapsed_one_is_marked(tmp_path):
     assert [text.get_text() for text in axes.texts] == ["80.0", "90.0", "20.0 †"]
 
 
-def test_two_presets_are_no_sweep(tmp_path):
-    runs = [
-        made_run("a", "tent", [5, 5], n_queries=0, settings={"lr": 1e-3, "reset": True}),
-        made_run("b", "tent", [5, 5], n_queries=0, settings={"lr": 1e-4, "reset": False}),
-    ]
-    assert find_sweeps(made_section(tmp_path, runs)) == []
-
-
 def bins(**filled):
     """Bins of (samples, confidence, right), by their place: b13 = .87 to .93 of 15."""
     parts = [filled.get(f"b{place}", (0.0, 0.0, 0.0)) for place in range(15)]
@@ -357,7 +293,7 @@ def there(values):
     return [value for value in values if not np.isnan(value)]
 
 
-def test_a_run_that_serves_no_numbers_is_in_no_reliability_diagram(tmp_path):
+def test_run_with_nan_predictions_has_no_reliability_diagram(tmp_path):
     """Its confidences are stored as 0, the first bin, where nothing is right: no gap at all."""
     sound = made_run("bitta", "bitta", [6, 6], reliability=bins(b13=(10.0, 9.0, 6.0)))
     lost = made_run("tent", "tent", [6, 0], reliability=bins(b0=(10.0, 0.0, 0.0)))
@@ -369,7 +305,7 @@ def test_a_run_that_serves_no_numbers_is_in_no_reliability_diagram(tmp_path):
     assert [row[-1].text for row in table.rows] == ["–", "30.0"]
 
 
-def test_reliability_has_accuracy_gap_and_error_in_it(tmp_path):
+def test_reliability_diagram_has_accuracy_gap_and_calibration_error(tmp_path):
     """A hundred predictions of confidence .9, 60 of them right: a gap, and an error, of 30 %."""
     served, policy = bins(b13=(100.0, 90.0, 60.0)), bins(b13=(100.0, 90.0, 80.0))
     run = made_run("bitta", "bitta", [6, 6], reliability=served, policy_reliability=policy)
@@ -383,7 +319,7 @@ def test_reliability_has_accuracy_gap_and_error_in_it(tmp_path):
     assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [80])
 
 
-def test_bins_of_few_samples_are_not_drawn_but_count_in_the_error(tmp_path):
+def test_bins_of_few_samples_are_not_drawn_but_count_for_the_error(tmp_path):
     """24 of confidence .2, all right; 25 of .9, 15 of them: (24 x .8 + 25 x .3) / 49 is .545."""
     some = bins(b3=(24.0, 4.8, 24.0), b13=(25.0, 22.5, 15.0))
     run = made_run("bitta", "bitta", [6, 6], reliability=some, policy_reliability=some)
@@ -396,13 +332,13 @@ def test_bins_of_few_samples_are_not_drawn_but_count_in_the_error(tmp_path):
     assert "fewer than 25 samples" in plots_by_name(section)["reliability"].caption
 
 
-def test_a_run_too_short_for_any_bin_has_an_empty_panel(tmp_path):
+def test_short_run_has_an_empty_reliability_panel(tmp_path):
     run = made_run("bitta", "bitta", [6, 6], reliability=bins(b13=(10.0, 9.0, 6.0)))
     figure = figure_of(made_section(tmp_path, [run]), "reliability")
     assert [len(bars) for bars in figure.axes[0].containers] == [0, 0]
 
 
-def test_seeds_are_pooled_in_a_diagram(tmp_path):
+def test_reliability_diagram_pools_the_seeds(tmp_path):
     """20 samples of one seed and 30 of the other: 12 and 24 of 50 are correct."""
     runs = [
         made_run("bitta", "bitta", [6, 6], seed=seed, reliability=bins(b13=(n, 0.9 * n, correct)))
@@ -412,7 +348,7 @@ def test_seeds_are_pooled_in_a_diagram(tmp_path):
     assert [bar.get_height() for bar in axes.containers[0]] == [72]
 
 
-def test_time_is_drawn_for_methods_of_one_machine(compared):
+def test_time_plot_has_a_point_per_method_of_one_machine(compared):
     figure = figure_of(compared, "accuracy-against-time")
     lines = figure.axes[0].lines
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in lines] == [
@@ -421,7 +357,7 @@ def test_time_is_drawn_for_methods_of_one_machine(compared):
     assert legend_of(figure) == ["TENT", "BiTTA", "Source", "SAR †"]
 
 
-def test_rows_of_one_method_are_told_apart_in_time(tmp_path):
+def test_rows_of_one_method_have_different_styles_in_the_time_plot(tmp_path):
     runs = [made_run("source", "source", [4, 4], seconds=FAST), made_run("tent", "tent", [5, 5])]
     runs += [
         made_run(f"bitta-{part}", "bitta", [6, 6], settings={"micro_batch": part})
@@ -432,7 +368,7 @@ def test_rows_of_one_method_are_told_apart_in_time(tmp_path):
     assert len({line.get_color() for line in figure.axes[0].lines}) == 4
 
 
-def test_memory_is_drawn_where_a_gpu_has_measured_it(tmp_path, compared):
+def test_memory_plot_exists_only_for_a_gpu(tmp_path, compared):
     """1, 2 and 3 MB, and two seeds of 3 and 5 for BiTTA."""
     assert "memory" not in plots_by_name(compared)
     gpu = compared.rows[0].first_run.environment | {"device": "NVIDIA H200"}
@@ -451,7 +387,7 @@ def test_memory_is_drawn_where_a_gpu_has_measured_it(tmp_path, compared):
     assert [label.get_text() for label in axes.get_yticklabels()][-1] == "BiTTA"
 
 
-def test_calibration_of_the_policy_is_drawn_against_its_passes(tmp_path):
+def test_sweep_over_passes_has_a_plot_of_the_policys_calibration(tmp_path):
     """Confidence .9 and 60, 70 and 80 % right: errors of 30, 20 and 10 %."""
     runs = [
         made_run(
@@ -463,57 +399,6 @@ def test_calibration_of_the_policy_is_drawn_against_its_passes(tmp_path):
     figure = figure_of(made_section(tmp_path, runs), "calibration-against-method-passes")
     line = figure.axes[0].lines[0]
     np.testing.assert_allclose(line.get_xydata(), [[1, 30], [2, 20], [4, 10]])
-
-
-def test_source_bn_stats_and_bitta_are_always_chosen_and_the_rest_is_told(tmp_path):
-    runs = [made_run("source", "source", [1, 1]), made_run("bn_stats", "bn_stats", [2, 2])]
-    runs += [
-        made_run(name, name, [right] * 2, n_queries=0)
-        for name, right in (("tent", 9), ("sar", 8), ("eata", 7))
-    ]
-    runs += [
-        made_run("bitta", "bitta", [3, 3]),
-        made_run("bitta-labels", "bitta", [9, 9], labels="full"),
-    ]
-    selection = select_rows(made_section(tmp_path, runs).rows, 4)
-    assert [row.title for row in selection.drawn] == ["TENT", "BiTTA", "BN-Stats", "Source"]
-    assert "BiTTA (full labels), SAR and EATA" in selection.note
-
-
-def test_of_one_method_only_some_rows_are_chosen(tmp_path):
-    runs = [made_run("source", "source", [1, 1])]
-    runs += [made_run(f"bitta-{n}", "bitta", [n, n], n_queries=n) for n in range(1, 8)]
-    selection = select_rows(made_section(tmp_path, runs).rows, 14, max_per_method=2)
-    assert [row.accuracy.mean for row in selection.drawn] == [70, 60, 10]
-
-
-def test_a_long_list_is_cut_short():
-    assert join_names(["a"], max_names=2) == "a"
-    assert join_names(["a", "b", "c", "d"], max_names=2) == "a, b and 2 more"
-
-
-def test_two_words_are_drawn_for_two_methods_but_not_for_one(tmp_path):
-    runs = [
-        made_run(f"{method}-{equal}", method, [5, 5], equal=equal)
-        for method in ("simatta", "bitta")
-        for equal in ("bits", "seconds")
-    ]
-    both = made_section(tmp_path, runs)
-    assert [sweep.key for sweep in find_sweeps(both)] == ["feedback.equal"]
-    assert find_sweeps(both.with_rows(["bitta*"])) == []
-
-
-def test_a_row_that_differs_in_something_else_is_a_point(tmp_path):
-    runs = [
-        made_run(f"b{beta}", "bitta", [5, 5], settings={"beta": beta, "alpha": 1.0})
-        for beta in (0.5, 1.0, 2.0)
-    ]
-    runs.append(made_run("other", "bitta", [6, 6], settings={"beta": 1.0, "alpha": 2.0}))
-    [sweep] = find_sweeps(made_section(tmp_path, runs))
-    assert [(series.label, series.values) for series in sweep.series] == [
-        ("BiTTA (weight of answers α 1)", (0.5, 1.0, 2.0)),
-        ("BiTTA (weight of answers α 2)", (1.0,)),
-    ]
 
 
 def thresholds(folder):
@@ -531,7 +416,7 @@ def by_threshold(value):
     return {"agreement": "threshold", "threshold": value}
 
 
-def test_a_row_in_which_the_setting_has_no_effect_is_a_level_line(tmp_path):
+def test_row_in_which_the_setting_has_no_effect_is_a_horizontal_line(tmp_path):
     """60 and 70 % with two seeds: 65 everywhere, and no point at its threshold of 0.9."""
     section = thresholds(tmp_path)
     [sweep] = find_sweeps(section)
@@ -547,3 +432,10 @@ def test_a_row_in_which_the_setting_has_no_effect_is_a_level_line(tmp_path):
     assert list(drawn.get_xdata()) == [0, 1]  # of the axes: from edge to edge
     assert constant.label in legend_of(figure)
     assert constant.label in plots_by_name(section)["accuracy-against-method-threshold"].caption
+
+
+def test_accuracy_plot_is_written_as_an_image(tmp_path):
+    results = {name: made_run(name, name, [3, 9]) for name in ("source", "bitta")}
+    write_accuracy_plot(results, tmp_path / "p.png", title="t")
+    with Image.open(tmp_path / "p.png") as picture:
+        assert picture.size == pytest.approx((1040, 585), abs=2)

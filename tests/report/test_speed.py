@@ -24,7 +24,7 @@ MEASURED = measurement(
 TOO_LARGE = measurement(batch=256, ms=0.0, execution="", failure="does not fit")
 
 
-def test_a_row_by_hand():
+def test_speed_row_has_every_measurement():
     assert speed_rows([MEASURED]) == [
         ["method", "ms", "p25-p75", "images/s", "serve ms", "peak MB", "forwards", "backwards",
          "GFLOP", "of matmul"],
@@ -32,7 +32,7 @@ def test_a_row_by_hand():
     ]  # fmt: skip
 
 
-def test_what_differs_is_a_column_and_the_rest_a_line():
+def test_differing_fields_are_columns_and_equal_ones_a_line():
     rows = speed_rows([MEASURED, TOO_LARGE])
     assert [row[:3] for row in rows] == [
         ["method", "batch", "ms"],
@@ -46,13 +46,13 @@ def test_what_differs_is_a_column_and_the_rest_a_line():
     ]
 
 
-def test_a_reason_longer_than_a_cell_goes_below_the_table():
+def test_long_reason_of_a_failure_is_below_the_table():
     refused = measurement(failure="nothing to train.")
     assert speed_rows([refused])[1][1] == "not measured"
     assert failure_lines([MEASURED, TOO_LARGE, refused]) == ["bitta on resnet18: nothing to train."]
 
 
-def test_growth_is_told_in_a_sentence():
+def test_growth_line_has_the_exponents():
     grown = [measurement(batch=b, ms=float(b)) for b in (16, 64, 256)]
     assert growth_lines(grown) == [
         "bitta grows like batch^1.00 from 16 to 256, like batch^1.00 from 64 on"
@@ -60,7 +60,7 @@ def test_growth_is_told_in_a_sentence():
     assert growth_lines(grown[:2]) == []
 
 
-def test_the_page_holds_machine_table_and_growth():
+def test_speed_page_has_machine_table_and_growth():
     grown = [measurement(batch=b, ms=float(b)) for b in (16, 64, 256)]
     machine = {"device": "abacus", "threads": 2, "torch": "2", "bitta": "0"}
     page = speed_page(grown, environment=machine, matmul={"float32": 2e12})
@@ -69,7 +69,7 @@ def test_the_page_holds_machine_table_and_growth():
     assert "* bitta grows like batch^1.00" in page
 
 
-def test_curves_and_bars_share_a_picture(tmp_path):
+def test_speed_plot_is_written_for_curves_bars_and_failures(tmp_path):
     grown = [measurement(batch=b, ms=float(b), ms_p25=b, ms_p75=b) for b in (16, 64, 256)]
     write_speed_plot([*grown, measurement("tent"), TOO_LARGE], tmp_path / "both.png", title="t")
     write_speed_plot([MEASURED], tmp_path / "bar.png", title="t")

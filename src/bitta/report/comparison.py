@@ -102,7 +102,7 @@ class Comparison:
         """Domains and seeds in which rows collapsed; empty if none did."""
         n_domains = len(self.section.domain_sizes)
         lines = [
-            f"  {row.title}: {_describe_domains(row, n_domains)}{_describe_infinite_outputs(row)}"
+            f"  {row.title}: {_describe_domains(row, n_domains)}{_describe_nan_outputs(row)}"
             for row in self.section.rows
             if row.collapsed_domains
         ]
@@ -194,13 +194,13 @@ def _describe_domains(row: Row, n_domains: int) -> str:
     return f"in {count} domains{condition} ({listed}, ...){_describe_seeds(row, collapsed)}"
 
 
-def _describe_infinite_outputs(row: Row) -> str:
-    """Return the batch from which on outputs are not finite; empty if all are finite."""
+def _describe_nan_outputs(row: Row) -> str:
+    """Return the batch from which on all predictions are NaN; empty if there is none."""
     batches = {seed: batch for seed, run in row.runs.items() if (batch := run.first_lost_batch)}
     if not batches:
         return ""
     first = format_range(list(batches.values()))
-    return f"; outputs not finite from batch {first} on{_describe_seeds(row, batches)}"
+    return f"; all predictions NaN from batch {first} on{_describe_seeds(row, batches)}"
 
 
 def _describe_seeds(row: Row, seeds: Collection[int]) -> str:

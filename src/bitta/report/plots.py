@@ -391,7 +391,7 @@ def _bin_percentages(
 
 
 def _finite_runs(row: Row) -> list[RunResult]:
-    """Return the runs whose model always served finite outputs."""
+    """Return the runs without a batch of NaN predictions."""
     return [run for run in row.runs.values() if run.first_lost_batch is None]
 
 

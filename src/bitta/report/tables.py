@@ -453,7 +453,7 @@ def collapse_line(result: RunResult) -> str:
     """Return a warning about a collapsed run; empty if it has not collapsed."""
     if batch := result.first_lost_batch:
         return (
-            f"outputs are not finite from batch {batch} of {len(result.steps)} on: the weights "
+            f"all predictions are NaN from batch {batch} of {len(result.steps)} on: the weights "
             "have diverged; try a smaller method.lr."
         )
     domains = result.looks_collapsed
