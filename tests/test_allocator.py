@@ -1,4 +1,4 @@
-"""Freed memory is kept until it is given back: seen from outside, in a process of its own."""
+"""Tests of freed memory, measured in a separate process."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""The random view of an image, by hand where its draws are fixed."""
+"""Tests of augmentation, with fixed random numbers."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ STILL = {"angle": 0.0, "scale": 1.0, "shift": 0.0, "sigma": 0.001}
 
 @pytest.fixture
 def draws(monkeypatch):
-    """Parameters that everybody draws, instead of chance; known by their ranges."""
+    """Replace random parameters by fixed ones, which are known by their ranges."""
     chosen = dict(STILL)
 
     def drawn(x, low, high, _generator):
@@ -30,7 +30,7 @@ def images(n=6, channels=3, height=8, width=8):
 
 
 def inner(x):
-    """Without what is there for the blur only."""
+    """Remove the border for the blur."""
     return x[..., 2:-2, 2:-2]
 
 

@@ -1,4 +1,4 @@
-"""The same on a GPU."""
+"""Contract suite and passes on a GPU."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ PATHS = {"fast": {"precision": "float32"}, "eager": {"eager": True}}
 
 @pytest.fixture(autouse=True)
 def repeatable():
-    """Bit-equality on a GPU needs its deterministic kernels."""
+    """Use deterministic kernels, which bit-equality on a GPU needs."""
     torch.backends.cudnn.deterministic = True
     yield
     torch.backends.cudnn.deterministic = False

@@ -1,4 +1,4 @@
-"""The fast path against the plain one, on a GPU."""
+"""Tests of the fast path against the plain one, on a GPU."""
 
 import warnings
 from dataclasses import replace
@@ -32,7 +32,7 @@ SMALL = {"correct_memory": 6, "incorrect_memory": 6, "n_queries": 3, "lr": 1e-2}
 
 @pytest.fixture(autouse=True)
 def repeatable():
-    """Bit-equality on a GPU needs its deterministic kernels."""
+    """Use deterministic kernels, which bit-equality on a GPU needs."""
     torch.backends.cudnn.deterministic = True
     yield
     torch.backends.cudnn.deterministic = False
@@ -43,7 +43,7 @@ def images(number, n=12):
 
 
 def steps(session, numbers):
-    """What was served and asked; even rows are found right."""
+    """Make steps. The answers say that predictions of even rows are correct."""
     seen = []
     for number in numbers:
         prediction = session.predict(images(number))
@@ -61,7 +61,7 @@ def largest_gap(one, two):
 
 
 def both_paths(make, n=14, **settings):
-    """Sessions that went the plain and the fast path, and what they served."""
+    """Return sessions on the plain and on the fast path, with their predictions."""
     sessions, seen = [], []
     for path in ({"eager": True}, {"precision": "float32"}):
         sessions.append(Session(make().cuda(), **(SMALL | settings), **path))
@@ -137,7 +137,7 @@ def test_after_a_reset_captured_steps_start_afresh():
 
 @pytest.fixture
 def most_reserved():
-    """The most memory that a session takes whose memory grows with every so many batches."""
+    """Return the peak reserved memory of a session whose sample memory grows."""
 
     def of(*, every):
         torch.cuda.empty_cache()
@@ -173,7 +173,7 @@ def test_another_batch_size_now_and_then_leaves_what_is_captured():
 
 
 class Asks(nn.Module):
-    """Looks at a value in its forward, which no graph can."""
+    """Model that reads a tensor value, which a graph cannot capture."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class Asks(nn.Module):
 
 
 class Views(nn.Module):
-    """Takes a view that only contiguous images allow."""
+    """Model that takes a view of contiguous images."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The public contract, on every method and norm family."""
+"""Contract suite on every method, preset and norm family."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Imports only look up: a layer knows those above it and no sibling."""
+"""Tests of the layers: imports go up, and parts of one layer do not import one another."""
 
 import ast
 import os

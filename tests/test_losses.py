@@ -1,4 +1,4 @@
-"""Objectives against hand-worked numbers."""
+"""Tests of the loss functions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind, as a file."""
+"""Tests of result files."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Statistics of the source, worked out by hand."""
+"""Tests of source statistics."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from bitta.testing import toy_classifier
 
 
 class Plain(nn.Module):
-    """Features are the input itself; the larger of the two is the class."""
+    """Model whose features are its input. The larger one is the class."""
 
     def __init__(self):
         super().__init__()
@@ -25,7 +25,7 @@ class Plain(nn.Module):
 
 
 class Scaled(nn.Module):
-    """One BatchNorm of two features, then the identity."""
+    """Model of one BatchNorm layer and the identity."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of another library, built from their configuration, adapt as they are."""
+"""Tests with models of the transformers library."""
 
 import pytest
 import torch

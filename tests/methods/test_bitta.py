@@ -1,4 +1,4 @@
-"""BiTTA's own parts, by hand."""
+"""Tests of BiTTA."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_answer_moves_the_probability_of_the_served_label(correct, direction):
     mixed = torch.cat([query.input.unsqueeze(0), rest])
 
     def judged():
-        """What the model, normalised as it learns, thinks of the label that was judged."""
+        """Return the probability of the judged label, with the statistics of an update."""
         return session.adapter.policy(mixed)[0, query.label].item()
 
     before = judged()

@@ -1,4 +1,4 @@
-"""CoTTA's own parts, by hand."""
+"""Tests of CoTTA."""
 
 import math
 
@@ -16,7 +16,7 @@ from bitta.testing import toy_classifier
 
 
 class Brightness(nn.Module):
-    """Two logits: a weight times the mean pixel, and 0."""
+    """Model with two logits: a weight times the mean pixel, and 0."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def black(x, *place, views):
 
 
 def answered_session(correct, **settings):
-    """A session after one step with two answers, late enough for teacher and student to differ."""
+    """Return a session after one step with two answers. Teacher and student differ by then."""
     session = Session(toy_classifier(), "cotta", n_queries=2, n_augmentations=2, **settings)
     for number in range(2):
         for query in session.predict(images(number)).queries:

@@ -1,4 +1,4 @@
-"""DeYO's destroyed images, filters and weights, by hand."""
+"""Tests of DeYO: destroyed images, filters and weights."""
 
 from math import exp, log
 
@@ -14,14 +14,14 @@ from bitta.testing import check_method
 
 
 class Affine(nn.LayerNorm):
-    """Scale and shift alone."""
+    """Model of scale and shift only."""
 
     def forward(self, x):
         return x * self.weight + self.bias
 
 
 class Centre(nn.Module):
-    """Two classes by the sum s of the middle 2 x 2 of 4 x 4 pixels: logits (s, 0)."""
+    """Model with logits (s, 0), where s is the sum of the middle 2 x 2 of 4 x 4 pixels."""
 
     def __init__(self):
         super().__init__()

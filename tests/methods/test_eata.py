@@ -1,4 +1,4 @@
-"""ETA's filter and EATA's penalty, by hand on a model whose logits are its inputs."""
+"""Tests of ETA's filter and EATA's penalty, on a model whose logits are its inputs."""
 
 from math import exp, log
 
@@ -19,7 +19,7 @@ SURE, OTHER, UNSURE = (0.99, 0.01), (0.02, 0.98), (0.6, 0.4)
 
 
 class Affine(nn.LayerNorm):
-    """Scale and shift alone: of logarithms of probabilities the softmax is the probabilities."""
+    """Model of scale and shift only. The softmax of log-probabilities are the probabilities."""
 
     def forward(self, x):
         return x * self.weight + self.bias

@@ -1,4 +1,4 @@
-"""MECTA by hand."""
+"""Tests of MECTA's normaliser."""
 
 import math
 
@@ -91,7 +91,7 @@ def test_forward_without_gradient_uses_moved_statistics_and_moves_none():
 
 
 def reference(layer, x, kept):
-    """The stated formula, for autograd: r x̂ + d, x̂ without its variance where not kept."""
+    """Compute r x̂ + d for autograd. Dropped channels lack the gradient through the variance."""
     over = (0, 2, 3)
     mean, var = x.mean(over, keepdim=True), x.var(over, correction=0, keepdim=True)
     old = [tensor.view(1, -1, 1, 1) for tensor in (layer.running_mean, layer.running_var)]

@@ -1,4 +1,4 @@
-"""OWTTT, worked out by hand."""
+"""Tests of OWTTT."""
 
 import math
 

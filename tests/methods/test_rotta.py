@@ -1,4 +1,4 @@
-"""RoTTA's own parts, by hand."""
+"""Tests of RoTTA."""
 
 import math
 
@@ -33,7 +33,7 @@ def statistics(wrapped):
 
 
 def offer(memory, name, label, *, margin=SURE, n_classes=2):
-    """One sample, whose only pixel is its name."""
+    """Offer one sample whose only pixel is its name."""
     logits = torch.zeros(1, n_classes)
     logits[0, label] = margin
     memory.offer(torch.tensor([[float(name)]]), logits)

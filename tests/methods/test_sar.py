@@ -1,4 +1,4 @@
-"""SAR's two passes, its top and its recovery."""
+"""Tests of SAR: two passes, top layers, recovery."""
 
 from contextlib import suppress
 from math import log
@@ -19,14 +19,14 @@ SURE, UNSURE = (0.9999, 0.0001), (0.5, 0.5)
 
 
 class Affine(nn.LayerNorm):
-    """Scale and shift alone: of logarithms of probabilities the softmax is the probabilities."""
+    """Model of scale and shift only. The softmax of log-probabilities are the probabilities."""
 
     def forward(self, x):
         return x * self.weight + self.bias
 
 
 class Block(nn.Module):
-    """As in a transformer."""
+    """Block of a transformer."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""SimATTA, worked out by hand."""
+"""Tests of SimATTA."""
 
 import sys
 
@@ -26,7 +26,7 @@ POINTS = torch.tensor(
 
 
 class Plain(nn.Module):
-    """Features are the input itself, its first value against its second."""
+    """Model whose two logits are the input."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""SoTTA's memory, and what it does to running statistics."""
+"""Tests of SoTTA: its memory and its running statistics."""
 
 from collections import Counter
 
@@ -76,7 +76,7 @@ def test_loaded_memory_continues_alike():
 
 
 def stem_mean(model, x):
-    """What the first BatchNorm sees, whose input no training changes."""
+    """Return the input mean of the first BatchNorm layer, which training does not change."""
     with torch.no_grad():
         return model.stem(x).mean((0, 2, 3))
 

@@ -1,4 +1,4 @@
-"""TAST-BN, worked out by hand."""
+"""Tests of TAST-BN."""
 
 import math
 
@@ -15,7 +15,7 @@ from bitta.testing import toy_classifier
 
 
 class Plain(nn.Module):
-    """Two features, scaled one by one; the larger is the class."""
+    """Model with two scaled features. The larger one is the class."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Source, BN-Stats and TENT."""
+"""Tests of Source, BN-Stats and TENT."""
 
 import torch
 

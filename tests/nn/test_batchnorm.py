@@ -1,4 +1,4 @@
-"""BatchNorm by hand."""
+"""Tests of the choice of BatchNorm statistics."""
 
 import pytest
 import torch
@@ -29,14 +29,14 @@ def test_batch_statistics_normalise_without_touching_buffers():
 
 
 class WithActivation(nn.BatchNorm2d):
-    """As timm has them: the activation is part of the layer."""
+    """BatchNorm layer with an activation, as in timm."""
 
     def forward(self, x):
         return super().forward(x).relu()
 
 
 class Functional(nn.BatchNorm2d):
-    """A layer that calls the function itself, with positional arguments."""
+    """BatchNorm layer that calls the function with positional arguments."""
 
     def forward(self, x):
         batch = self.training or self.running_mean is None

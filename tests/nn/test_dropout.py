@@ -1,4 +1,4 @@
-"""Fan-out MC-dropout against N separate passes, and against hand-worked cases."""
+"""Tests of MC-dropout: fan-out against separate passes, masks, rates."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Saving memory: the same gradient with fewer activations kept."""
+"""Tests of low memory and micro batches: the same gradient with fewer stored activations."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def images(n=7):
 
 
 def gradients(statistics, *, norm="batch", can_fan_out=True, **saving):
-    """Of a loss that mixes the passes, as the mean of softmaxes does."""
+    """Return the gradients of a loss that mixes the passes."""
     model = toy_classifier(norm)
     wrapped = WrappedModel(model)
     wrapped.can_fan_out = can_fan_out

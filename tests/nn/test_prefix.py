@@ -1,4 +1,4 @@
-"""What comes before the first site is run once, and given again."""
+"""Tests of the prefix that two forward passes share."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_gradients_are_tracked_again_after_an_exception():
 
 
 class SharedActivation(nn.Module):
-    """One module, used by every block."""
+    """Model whose blocks share one activation module."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class SharedActivation(nn.Module):
 
 
 class ChangesInPlace(nn.Module):
-    """Writes into what a module returned, before the site or after it."""
+    """Model that changes the output of a module in place, before or after the site."""
 
     def __init__(self, *, before):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Dropout sites in models of every naming."""
+"""Tests of dropout sites, found by structure."""
 
 import pytest
 from torch import nn
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stage with a loop of its own, as libraries write them."""
+    """Stage that loops over its blocks."""
 
     def __init__(self, n_blocks):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Noise on weights, by hand."""
+"""Tests of noise on weights."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ RANDOM_KEY = RandomKey((3,))
 
 
 def weight_seen(model, **how):
-    """What the first linear layer computed with."""
+    """Return the weight that the first linear layer used."""
     seen = []
     handle = model[0].register_forward_hook(lambda module, *_: seen.append(module.weight))
     with perturbed_weights(model, random_key=RANDOM_KEY, **how):

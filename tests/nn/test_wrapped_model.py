@@ -1,4 +1,4 @@
-"""A borrowed model: probe, fallback, logits."""
+"""Tests of the wrapped model: probes, fallbacks, logits, layouts."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from bitta.testing import toy_classifier
 
 
 class SkipAcrossStages(nn.Module):
-    """Odd names, and a connection from before the first stage into the head."""
+    """Model with odd names and a connection from before the first stage into the head."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class SkipAcrossStages(nn.Module):
 
 
 class RemembersBatchSize(nn.Module):
-    """Averages over neighbouring rows, so that repeated rows would mix."""
+    """Model that averages over neighbouring rows, so that repeated rows would mix."""
 
     def __init__(self):
         super().__init__()
