@@ -1,4 +1,4 @@
-"""What a server serves, and what it refuses to."""
+"""Loading of the served model, and its refusal."""
 
 import sys
 
@@ -25,7 +25,7 @@ def factory(tmp_path, monkeypatch):
     sys.modules.pop("servedmodels", None)
 
 
-def test_weights_tell_classes_shape_and_name():
+def test_weights_with_card_give_classes_shape_and_name():
     model = load_served_model("embedded:cifar10-resnet8")
     assert model.input_shape == (3, 32, 32)
     assert model.classes[3] == "cat"
@@ -33,7 +33,7 @@ def test_weights_tell_classes_shape_and_name():
     assert isinstance(model.module, nn.Module)
 
 
-def test_any_module_with_what_it_cannot_tell(factory, tmp_path):
+def test_factory_uses_given_classes_and_shape(factory, tmp_path):
     classes = tmp_path / "classes.txt"
     classes.write_text("ham\nspam\n\n")
     model = load_served_model(factory, classes=classes, input_shape=(3, 16, 16))
@@ -41,7 +41,7 @@ def test_any_module_with_what_it_cannot_tell(factory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "shape", "said"),
+    ("names", "shape", "message"),
     [
         ("ham\nspam", None, "give --input-shape"),
         (None, (3, 16, 16), "give --classes FILE"),
@@ -50,10 +50,10 @@ def test_any_module_with_what_it_cannot_tell(factory, tmp_path):
         ("ham\nspam", (1, 16, 16), "cannot read images of"),
     ],
 )
-def test_what_does_not_fit_is_told_in_a_sentence(factory, tmp_path, names, shape, said):
+def test_missing_or_wrong_information_is_refused(factory, tmp_path, names, shape, message):
     path = None
     if names is not None:
         path = tmp_path / "classes.txt"
         path.write_text(names)
-    with pytest.raises((SettingError, InputError), match=said):
+    with pytest.raises((SettingError, InputError), match=message):
         load_served_model(factory, classes=path, input_shape=shape)

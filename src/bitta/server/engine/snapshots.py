@@ -169,7 +169,7 @@ class SnapshotStore:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        """What a replay needs to compute the same numbers."""
+        """Environment that a replay needs in order to compute the same numbers."""
         return {
             "bitta": __version__,
             "torch": torch.__version__,
@@ -201,7 +201,7 @@ class SnapshotStore:
 
     @contextmanager
     def _cleaned_up_on_error(self, path: Path) -> Iterator[None]:
-        """If this block fails, delete the incomplete file and its row."""
+        """Delete the incomplete file and its row if this block fails."""
         try:
             yield
         except (OSError, StoreError) as error:
