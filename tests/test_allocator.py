@@ -38,7 +38,7 @@ print(taken, kept, resident())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library can be told")
-def test_holes_between_blocks_in_use_stay_until_they_are_given_back():
+def test_free_pages_between_used_blocks_are_returned_on_request():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
@@ -48,6 +48,6 @@ def test_holes_between_blocks_in_use_stay_until_they_are_given_back():
 
 
 @pytest.mark.parametrize("name", ["keep_freed_memory", "give_back_freed_memory"])
-def test_a_c_library_without_such_calls_is_left_alone(monkeypatch, name):
+def test_other_c_libraries_are_not_changed(monkeypatch, name):
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
     getattr(allocator, name)()

@@ -34,20 +34,20 @@ def inner(x):
     return x[..., 2:-2, 2:-2]
 
 
-def test_the_same_chance_gives_the_same_view_and_another_another():
+def test_equal_keys_give_equal_views_and_other_keys_other_views():
     one, two, other = (augmented(images(), RandomKey((0, key))) for key in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
-def test_each_image_draws_its_own_parameters():
+def test_each_image_has_its_own_parameters():
     same = images(n=1).repeat(4, 1, 1, 1)
     views = augmented(same, RandomKey((0,)))
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_shape_type_and_range_stay(channels):
+def test_shape_type_and_range_are_kept(channels):
     given = 3 * images(channels=channels, height=7, width=10).double() - 1
     view = augmented(given, RandomKey((0,)))
     assert (view.shape, view.dtype) == (given.shape, given.dtype)
@@ -55,7 +55,7 @@ def test_shape_type_and_range_stay(channels):
     assert given.min() < 0, "augmented changed its inputs"
 
 
-def test_each_view_has_its_own_order_and_draws():
+def test_each_view_has_its_own_order_and_parameters():
     same = images(n=1).repeat(3, 1, 1, 1)
     views = augmented(same, RandomKey((0,)), "there", views=4)
     assert views.shape == (12, 3, 8, 8)
@@ -81,7 +81,7 @@ def test_half_of_the_images_are_mirrored():
     assert 0.4 < mirrored < 0.6
 
 
-def test_a_view_is_near_its_image():
+def test_view_is_similar_to_its_image():
     """Smooth images, so that a pixel more or less is little: brightness 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
     views = augmented(smooth, RandomKey((0,)))
@@ -101,7 +101,7 @@ def test_images_stay_without_rotation_shift_and_scaling(draws):
     assert torch.allclose(inner(augment._transform(x, generator(0))), x, atol=1e-6)
 
 
-def test_a_shift_of_one_pixel_repeats_the_edge(draws):
+def test_shift_of_one_pixel_repeats_the_edge(draws):
     draws["shift"] = 1.0
     x = torch.arange(64.0).view(1, 1, 8, 8)
     moved = inner(augment._transform(x, generator(0)))
@@ -109,7 +109,7 @@ def test_a_shift_of_one_pixel_repeats_the_edge(draws):
     assert torch.allclose(moved, expected, atol=1e-4)
 
 
-def test_a_quarter_turn_turns_by_a_quarter(draws):
+def test_rotation_of_90_degrees_equals_rot90(draws):
     draws["angle"] = torch.pi / 2
     x = images(n=2)
     assert torch.allclose(
@@ -117,7 +117,7 @@ def test_a_quarter_turn_turns_by_a_quarter(draws):
     )
 
 
-def test_a_turn_keeps_distances_in_images_that_are_not_square(draws):
+def test_rotation_keeps_distances_in_images_that_are_not_square(draws):
     """The long side of 4 x 10 pixels comes to lie upright: its middle four rows are kept."""
     draws["angle"] = torch.pi / 2
     x = images(n=1, height=4, width=10)
@@ -136,7 +136,7 @@ def test_repeating_edges_equals_padding_and_cropping(draws):
     assert torch.allclose(inner(augment._transform(x, generator(0))), cropped, atol=1e-5)
 
 
-def test_blur_by_hand(draws):
+def test_blur_has_the_expected_values(draws):
     """σ .5: weights exp(-2 k²) at distance k are 1, .13534, .00034, which add up to 1.27135."""
     draws["sigma"] = 0.5
     x = torch.zeros(1, 1, 9, 9)
@@ -164,7 +164,7 @@ def test_blur_by_hand(draws):
         ("_change_hue", -1 / 6, [[1.0], [0.2], [0.2]], [[1.0], [0.2], [1.0]]),
     ],
 )  # fmt: skip
-def test_changes_of_colour_by_hand(change, factor, given, expected):
+def test_changes_of_colour_have_the_expected_values(change, factor, given, expected):
     x = torch.tensor(given)[None, :, None]  # (1, 3, 1, pixels)
     changed = getattr(augment, change)(x, torch.full((1, 1, 1, 1), factor))
     assert torch.allclose(changed[0, :, 0], torch.tensor(expected), atol=1e-5)

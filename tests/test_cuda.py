@@ -49,14 +49,14 @@ def test_fan_out_equals_separate_passes(statistics):
     assert torch.allclose(drawn[True], drawn[False], atol=1e-5)
 
 
-def test_a_session_moves_from_gpu_to_cpu(tmp_path):
+def test_session_can_move_from_gpu_to_cpu(tmp_path):
     session = Session(toy_classifier().cuda(), n_queries=2)
     session.step(torch.rand(6, 3, 8, 8))
     session.save(tmp_path / "s")
     Session.load(tmp_path / "s", toy_classifier()).step(torch.rand(6, 3, 8, 8))
 
 
-def test_prefetched_batches_are_those_of_the_stream_bit_by_bit():
+def test_prefetched_batches_equal_those_of_the_stream():
     pack = embedded_pack("cifar10")
     domains = [
         Domain("pixels", pack.images[:300], pack.labels[:300]),
@@ -71,7 +71,7 @@ def test_prefetched_batches_are_those_of_the_stream_bit_by_bit():
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_corruptions_made_on_the_gpu_do_the_same_kind_of_damage(name):
+def test_corruptions_on_a_gpu_are_similar_to_those_on_a_cpu(name):
     images = embedded_pack("cifar10").images[:256]
     here = corrupt(images, name).float()
     there = corrupt(images.cuda(), name)

@@ -76,7 +76,7 @@ def both_paths(make, n=14, **settings):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("norm", NORMS)
-def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
+def test_both_paths_serve_ask_and_learn_alike(norm, settings):
     plain, fast, *seen = both_paths(lambda: toy_classifier(norm), **settings)
     assert seen[0] == seen[1]
     assert largest_gap(plain.model, fast.model) < 1e-5
@@ -88,7 +88,7 @@ def test_both_paths_serve_ask_and_learn_the_same(norm, settings):
 @pytest.mark.parametrize(
     "method", [name for name in METHODS if get_method(name).trains != "nothing"]
 )
-def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
+def test_every_method_learns_alike_on_both_paths(method, tmp_path):
     settings = needed_settings(method, "batch", tmp_path) | OWN.get(method, {})
     plain, fast, *seen = both_paths(toy_classifier, method=method, **settings)
     assert seen[0] == seen[1]
@@ -96,7 +96,7 @@ def test_every_method_learns_the_same_on_both_paths(method, tmp_path):
     assert fast.adapter.wrapped.graphs.seconds > 0, "nothing was captured"
 
 
-def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():
+def test_ten_batches_of_a_real_stream_agree_on_both_paths():
     pack, ends = embedded_pack("cifar10"), []
     for path in ({"eager": True}, {"precision": "float32"}):
         with weights_path("embedded:cifar10-resnet8") as file:
@@ -116,7 +116,7 @@ def test_ten_batches_of_a_real_stream_are_the_same_on_both_paths():
 
 
 @pytest.mark.parametrize("order", [(True, False), (False, True)], ids=["eager-fast", "fast-eager"])
-def test_a_run_may_switch_path_when_it_is_resumed(tmp_path, order):
+def test_resumed_run_may_use_another_path(tmp_path, order):
     whole = Session(toy_classifier().cuda(), **SMALL, eager=True)
     expected = steps(whole, range(16))
     first, second = ({"eager": True} if eager else {"precision": "float32"} for eager in order)
@@ -128,7 +128,7 @@ def test_a_run_may_switch_path_when_it_is_resumed(tmp_path, order):
     assert largest_gap(whole.model, after.model) < 1e-5
 
 
-def test_after_a_reset_captured_steps_start_afresh():
+def test_captured_updates_restart_after_a_reset():
     session = Session(toy_classifier().cuda(), **SMALL, precision="float32")
     first = steps(session, range(8))
     session.reset()
@@ -157,12 +157,12 @@ def most_reserved():
     return of
 
 
-def test_a_memory_that_fills_slowly_takes_little_more_than_one_that_is_soon_full(most_reserved):
+def test_slowly_filling_memory_reserves_little_more_gpu_memory(most_reserved):
     """Each answer gives a step another shape, which is steady until the next one comes."""
     assert most_reserved(every=6) < 1.5 * most_reserved(every=1)
 
 
-def test_another_batch_size_now_and_then_leaves_what_is_captured():
+def test_occasional_other_batch_size_keeps_the_captured_graph():
     session = Session(toy_classifier().cuda(), method="tent", precision="float32")
     for number in range(60):
         if number == 10:
@@ -199,7 +199,7 @@ class Views(nn.Module):
         return self.head(x.view(len(x), -1))
 
 
-def test_a_model_that_cannot_be_captured_runs_eagerly_and_others_go_on():
+def test_model_that_cannot_be_captured_runs_eagerly():
     plain = Session(toy_classifier().cuda(), **SMALL, eager=True)
     expected = steps(plain, range(8))
     session = Session(Asks().cuda(), **SMALL, precision="float32")
@@ -219,7 +219,7 @@ def test_model_that_takes_views_keeps_the_contiguous_layout():
         assert session.model.stage1.weight.is_contiguous()
 
 
-def test_layout_is_given_back():
+def test_layout_is_restored():
     model = toy_classifier().cuda()
     with Session(model, **SMALL) as session:
         session.predict(images(0))
@@ -238,7 +238,7 @@ def test_hooks_of_the_user_are_called_every_time():
     steps(session, range(7, 9))
 
 
-def test_half_precision_stays_near():
+def test_half_precision_gives_similar_results():
     model = toy_classifier().cuda()
     exact = Session(model, "bn_stats", copy=True, precision="float32").predict(images(0)).probs
     half = Session(model, "bn_stats", copy=True, precision="bfloat16").predict(images(0)).probs
@@ -252,7 +252,7 @@ def test_half_precision_stays_near():
     ("passes", "n", "channels", "side"),
     [(4, 5, 16, 4), (1, 7, 64, 8), (3, 2, 70, 5), (4, 61, 128, 16)],
 )
-def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, side, dtype):
+def test_fused_normalisation_equals_normalisation_of_each_pass(passes, n, channels, side, dtype):
     random_key = generator(1, device="cuda")
     shape = (passes * n, channels, side, side)
     x = torch.randn(shape, generator=random_key, device="cuda") * 2 + 5
@@ -276,7 +276,7 @@ def test_our_normalisation_is_that_of_each_pass_by_itself(passes, n, channels, s
 @pytest.mark.parametrize("part", [{}, {"n_rows": 9, "first_row": 2}], ids=str)
 @pytest.mark.parametrize("fanned", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
+def test_fused_dropout_drops_the_same_elements(layout, fanned, part):
     words = _RandomWords(RandomKey((1,)), (0, 0), range(3), **part)
     rows = 15 if fanned else 5
     x = torch.randn(rows, 6, 4, 4, generator=generator(2)).cuda()
@@ -293,7 +293,7 @@ def test_our_dropout_drops_what_the_plain_one_drops(layout, fanned, part):
 
 @pytest.mark.parametrize("settings", [{}, {"memory": "low"}, {"method": "tent"}], ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-def test_replayed_steps_are_those_that_are_launched_one_by_one(precision, settings):
+def test_replayed_updates_equal_eager_updates(precision, settings):
     """With our kernels, masks drawn again in backward, and generators seeded per replay."""
     ends = []
     for replays in (True, False):
@@ -308,7 +308,7 @@ def test_replayed_steps_are_those_that_are_launched_one_by_one(precision, settin
     assert largest_gap(ends[0][1], ends[1][1]) < 1e-6
 
 
-def test_a_model_in_half_precision_stays_so():
+def test_model_in_half_precision_keeps_its_precision():
     session = Session(toy_classifier().half().cuda(), **SMALL)
     steps(session, range(6))
     assert "own precision" in str(session.execution)

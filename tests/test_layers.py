@@ -56,7 +56,7 @@ def level(part):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_look_up(path):
+def test_module_imports_only_its_layer_and_those_above(path):
     part = part_of(path)
     if part == "__init__":
         return
@@ -79,7 +79,7 @@ def test_every_part_has_a_layer():
     assert {part_of(path) for path in MODULES} - {"__init__"} <= set().union(*LAYERS)
 
 
-def test_importing_has_no_effect_and_needs_the_core_alone():
+def test_import_has_no_effect_and_needs_core_dependencies_only():
     code = (
         "import sys, torch; before = torch.get_rng_state(); import bitta, bitta.cli.main;"
         "assert torch.equal(before, torch.get_rng_state());"

@@ -47,7 +47,7 @@ def test_complementary_loss_is_minus_log_of_the_rest():
     assert loss.item() == pytest.approx(-math.log(2 / 3))
 
 
-def test_complementary_loss_is_finite_when_the_model_is_sure():
+def test_complementary_loss_is_finite_at_full_confidence():
     logits = torch.tensor([[100.0, 0.0]], requires_grad=True)
     loss = complementary_loss(logits, torch.tensor([0]))
     loss.backward()
@@ -55,7 +55,7 @@ def test_complementary_loss_is_finite_when_the_model_is_sure():
     assert logits.grad.isfinite().all()
 
 
-def test_complementary_loss_with_eps_is_bounded_and_leaves_alone_what_is_surest():
+def test_complementary_loss_with_eps_is_bounded_without_gradient_at_full_confidence():
     """-log(1/2 + 1/2) of two equal classes; -log(1e-6) where nothing of the rest remains."""
     equal = complementary_loss(torch.zeros(1, 2), torch.tensor([0]), eps=0.5)
     assert equal.item() == pytest.approx(0, abs=1e-6)

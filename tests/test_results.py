@@ -31,7 +31,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-def test_what_is_saved_is_what_is_read(tmp_path):
+def test_saved_result_is_read_back_unchanged(tmp_path):
     policy = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
     spreads = {"fog": {"served": 0.5, "true": 1.0}}
     saved = result(STEPS, spreads=spreads, extra={"price": 1.0}, policy_reliability=policy)
@@ -44,7 +44,7 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     assert RunResult.load(tmp_path / "s.json") == nothing_learned
 
 
-def test_a_model_that_serves_no_numbers_has_no_calibration(tmp_path):
+def test_nan_predictions_have_no_calibration_error(tmp_path):
     """Confidences that are no numbers are stored as 0, where nothing is right: an error of 0."""
     sure = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
     kept = result([step(confidence=7.5), step(confidence=4.0)], policy_reliability=sure)
@@ -57,7 +57,7 @@ def test_a_model_that_serves_no_numbers_has_no_calibration(tmp_path):
     assert (summary["ece"], summary["policy_ece"]) == (None, None)
 
 
-def test_steps_are_columns_a_line_each(tmp_path):
+def test_steps_are_stored_as_columns_of_one_line_each(tmp_path):
     result(STEPS).save(tmp_path / "r.json")
     lines = [line.strip().rstrip(",") for line in (tmp_path / "r.json").read_text().splitlines()]
     assert '"domain": [["fog",2],["snow",1],["fog",1]]' in lines
@@ -69,7 +69,7 @@ def test_steps_are_columns_a_line_each(tmp_path):
     assert '"policy_confidence": [null,null,6.25,null]' in lines
 
 
-def test_a_file_from_before_confidence_was_recorded_is_read(tmp_path):
+def test_file_without_confidence_is_read(tmp_path):
     result(STEPS).save(tmp_path / "r.json")
     table = json.loads((tmp_path / "r.json").read_text())
     del table["steps"]["confidence"], table["steps"]["policy_confidence"]
@@ -87,7 +87,7 @@ def test_file_of_another_format_is_refused(tmp_path):
         RunResult.load(tmp_path / "r.json")
 
 
-def test_brier_and_agreement_over_what_was_measured():
+def test_brier_and_agreement_use_measured_steps_only():
     """Brier (4 + 6 + 2) / 30; agreeing 11 of 20, 5 of them right; 1 of the other 9 is right."""
     assert result(STEPS).brier == pytest.approx(0.4)
     assert result(STEPS).agreement == Agreement(20, 11, 5, 6)
@@ -95,14 +95,14 @@ def test_brier_and_agreement_over_what_was_measured():
     assert result([step()]).agreement.rate is None
 
 
-def test_collapse_alone_and_against_the_source():
+def test_collapse_is_found_alone_and_against_the_source():
     run = result(STEPS, spreads={"fog": {"served": 0.29, "true": 1.0}})
     assert run.looks_collapsed == ["fog"]
     source = result([step("fog", n_correct=10), step("snow", n_correct=3)])
     assert run.collapsed(source) == ["snow"]  # 10 % against 30 %; fog has 50 % against 100 %
 
 
-def test_what_was_not_measured_is_not_called_sound(tmp_path):
+def test_unmeasured_run_is_not_reported_as_sound(tmp_path):
     result(STEPS).save(tmp_path / "r.json")
     summary = json.loads((tmp_path / "r.json").read_text())["summary"]
     assert summary["looks_collapsed"] is None

@@ -41,7 +41,7 @@ def images(number=0, n=8):
     return torch.rand(n, 3, 8, 8, generator=generator(1, number))
 
 
-def test_moments_and_prototypes_are_those_of_all_batches_together():
+def test_moments_and_prototypes_are_those_of_all_batches():
     """Rows (2,0), (4,0) are class 0, (0,3) is class 1: prototypes (3,0) and (0,3).
 
     Mean (2,1); covariance/3 of deviations (0,-1), (2,-1), (-2,2): [[8,-6],[-6,6]]/3.
@@ -55,12 +55,12 @@ def test_moments_and_prototypes_are_those_of_all_batches_together():
     assert found.fisher == {}
 
 
-def test_a_class_that_is_never_predicted_has_the_prototype_zero():
+def test_class_that_is_never_predicted_has_a_zero_prototype():
     found = SourceStatistics.compute(WrappedModel(Plain()), [torch.tensor([[2.0, 0.0]])])
     assert found.prototypes.tolist() == [[2.0, 0.0], [0.0, 0.0]]
 
 
-def test_the_fisher_information_is_the_mean_over_batches_of_the_squared_batch_gradient():
+def test_fisher_information_is_the_mean_squared_batch_gradient():
     """Rows (5,-7), (1,1), normalised by the batch, are (1,-1), (-1,1): their own labels 0, 1.
 
     With p = sigmoid(2) of the label, d CE / d logits = (p-1, 1-p) and (1-p, p-1); the gradient of
@@ -74,7 +74,7 @@ def test_the_fisher_information_is_the_mean_over_batches_of_the_squared_batch_gr
     assert torch.allclose(found.fisher["norm.bias"], torch.zeros(2), atol=1e-7)
 
 
-def test_the_fisher_information_sees_no_more_samples_than_asked_for():
+def test_fisher_information_uses_at_most_the_given_samples():
     few = SourceStatistics.compute(
         WrappedModel(toy_classifier()), [images(0), images(1)], fisher_samples=8
     )
@@ -86,7 +86,7 @@ def test_the_fisher_information_sees_no_more_samples_than_asked_for():
         assert all(torch.equal(one.fisher[name], other.fisher[name]) for name in one.fisher)
 
 
-def test_taking_statistics_leaves_the_model_as_it_was():
+def test_computing_statistics_does_not_change_the_model():
     model = toy_classifier().requires_grad_(False)
     before = SavedWeights.copy_of(model).tensors
     SourceStatistics.compute(WrappedModel(model), [images()])

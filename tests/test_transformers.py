@@ -36,7 +36,7 @@ def convnext():
 
 
 @pytest.mark.parametrize("make", [resnet, vit, convnext], ids=lambda make: make.__name__)
-def test_it_adapts_with_fan_out(make):
+def test_transformers_model_adapts_with_fan_out(make):
     model, ends = make()
     size = 16 if make is vit else 32
     before = [parameter.clone() for parameter in model.parameters()]
