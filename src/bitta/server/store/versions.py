@@ -78,34 +78,34 @@ def claim_answers(connection: Connection, *, limit: int | None, at: int) -> list
 
     Answers that repeat what the memory of the model holds are marked as applied, not claimed.
     """
-    corrections = _find_corrections(connection)
+    replacing = _compare_with_learned_answers(connection)
     found = select_learnable_answers().where(_IS_AVAILABLE).limit(limit)
     claimed = [to_learnable_answer(row) for row in connection.execute(found).mappings()]
     for chunk in in_chunks([answer.feedback_id for answer in claimed]):
         connection.execute(update(feedback).where(feedback.c.id.in_(chunk)).values(claimed_at=at))
-    return [replace(one, replaces_answer=one.feedback_id in corrections) for one in claimed]
+    return [replace(answer, replaces_answer=answer.feedback_id in replacing) for answer in claimed]
 
 
-def _find_corrections(connection: Connection) -> set[str]:
-    """Return pending answers that contradict a learned answer of the same annotator.
+def _compare_with_learned_answers(connection: Connection) -> set[str]:
+    """Return the pending answers that contradict a learned answer of the same annotator.
 
-    If the verdicts are equal, the new answer takes the place of the learned one.
+    Where the verdicts are equal, mark the pending answer as applied in place of the learned one.
     """
-    corrections = set()
+    replacing = set()
     for new_id, learned in _find_learned_answers(connection).items():
         if learned["verdict"] != learned["new_verdict"]:
-            corrections.add(new_id)
+            replacing.add(new_id)
             continue
         applied = {"status": "applied"} | {name: learned[name] for name in _APPLIED_COLUMNS}
         for id_, values in ((learned["id"], _SUPERSEDED), (new_id, applied)):
             connection.execute(update(feedback).where(feedback.c.id == id_).values(**values))
-    return corrections
+    return replacing
 
 
 def _find_learned_answers(connection: Connection) -> dict[str, RowMapping]:
     """Return, by pending answer, the learned answer of the same annotator that it replaces.
 
-    It is the last one that was learned on the way to the current weights.
+    It is the last one in the lineages that led to the current weights.
     """
     columns = [_EARLIER.c[name] for name in ("id", "verdict", *_APPLIED_COLUMNS)]
     found = (
@@ -247,7 +247,7 @@ def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[
     """
     last_steps = trace_lineages(connection)
     if last_steps.get(target.lineage, -1) < target.step:
-        # The snapshot is not on the way to the current weights.
+        # The current weights did not come from this snapshot.
         last_steps = {target.lineage: sys.maxsize}
     was_learned_after = or_(
         *(
