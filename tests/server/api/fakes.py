@@ -83,13 +83,13 @@ class FakeEngine:
         self.error = None
         self.forgotten_hashes = []
         self.kept_answered_ids = []
-        self.now = FakeStatus()
+        self.current_status = FakeStatus()
         self.position = 0
         self.requests = []
 
     @property
     def model_version(self):
-        return self.now.model_version
+        return self.current_status.model_version
 
     def ping(self):
         return Future() if self.is_stuck else completed(None)
@@ -137,7 +137,7 @@ class FakeEngine:
             )
         )
         self.position += len(inputs)
-        self.now = replace(self.now, n_served=self.position)
+        self.current_status = replace(self.current_status, n_served=self.position)
 
     def ask(self, n=1, *, step=0, expires_in=60.0, keep=True, reason="uncertain"):
         """Serve n samples, ask about each, and return their prediction ids."""
@@ -162,12 +162,14 @@ class FakeEngine:
         return served.prediction_ids
 
     def learn(self, *feedback_ids):
-        version = f"1.{self.now.n_steps + 1}"
+        version = f"1.{self.current_status.n_steps + 1}"
         self.store.log_learned_step(LearnedStep(version, feedback_ids, {"loss": 0.5}, 0.1)).result()
-        self.now = replace(self.now, n_steps=self.now.n_steps + 1, model_version=version)
+        self.current_status = replace(
+            self.current_status, n_steps=self.current_status.n_steps + 1, model_version=version
+        )
 
     def status(self):
-        return self.now
+        return self.current_status
 
     def snapshot(self, reason):
         name = new_id(now())
@@ -178,17 +180,20 @@ class FakeEngine:
     def rollback(self, snapshot_id, *, by, reason):
         name = new_id(now())
         new = NewSnapshot(name, "2.0", f"snapshots/{name}", "0" * 64, "1" * 64, "rollback")
-        before, self.now = self.model_version, replace(self.now, model_version="2.0", n_steps=0)
+        before, self.current_status = (
+            self.model_version,
+            replace(self.current_status, model_version="2.0", n_steps=0),
+        )
         self.store.log_rollback(Rollback(snapshot_id, new, before, reason, by)).result()
         return completed("2.0")
 
     def pause(self, by, reason):
-        self.now = replace(self.now, learning="paused", reason=reason)
+        self.current_status = replace(self.current_status, learning="paused", reason=reason)
         self.store.log_event("paused", {"by": by, "reason": reason}).result()
         return completed(None)
 
     def resume(self, by):
-        self.now = replace(self.now, learning="on", reason=None)
+        self.current_status = replace(self.current_status, learning="on", reason=None)
         self.store.log_event("resumed", {"by": by}).result()
         return completed(None)
 

@@ -24,8 +24,8 @@ def client(tmp_path):
             log=silent_log(),
         )
         token = store.keys.create("operator", "Ada").token
-        with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as made:
-            yield made
+        with TestClient(app, headers={"Authorization": f"Bearer {token}"}) as opened:
+            yield opened
 
 
 def infer(client, number):

@@ -64,13 +64,13 @@ def test_role_table_lists_every_route(http):
         ("POST", "/v1/session"),
         ("GET", "/v1/events"),
     }
-    told = {
+    documented = {
         (method.upper(), path)
         for path, item in paths.items()
         for method in item
         if "/versions/" not in path
     }
-    assert told == known | other
+    assert documented == known | other
 
 
 def _pattern(path):

@@ -43,8 +43,8 @@ EXCLUDED_CHECKS = CHECKS.get_by_names(["ignored_auth"])  # tested in test_authen
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
+def app_and_token(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("app_and_token")
     chosen = {"data_dir": folder, "wait_seconds": 0, "limits": {"burst": 100_000}}
     with Store.open(None, folder) as store:
         engine = FakeEngine(store)
@@ -61,8 +61,8 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def document(world):
-    return schemathesis.openapi.from_asgi("/openapi.json", world[0])
+def document(app_and_token):
+    return schemathesis.openapi.from_asgi("/openapi.json", app_and_token[0])
 
 
 def operations(document):
@@ -78,9 +78,9 @@ def finite_operations():
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", finite_operations(), ids=" ".join)
-def test_route_conforms_to_the_document(document, world, operation, mode):
+def test_route_conforms_to_the_document(document, app_and_token, operation, mode):
     method, path = operation
-    headers = {"Authorization": f"Bearer {world[1]}", "X-Bitta": "1"}
+    headers = {"Authorization": f"Bearer {app_and_token[1]}", "X-Bitta": "1"}
 
     @EXAMPLES
     @given(case=document[path][method].as_strategy(generation_mode=mode))
@@ -93,8 +93,8 @@ def test_route_conforms_to_the_document(document, world, operation, mode):
         assert mode is GenerationMode.NEGATIVE  # every request to this route is valid
 
 
-def test_all_routes_but_the_event_stream_are_generated(world):
-    assert set(operations(world[0].openapi())) == {*finite_operations(), ("GET", STREAM)}
+def test_all_routes_but_the_event_stream_are_generated(app_and_token):
+    assert set(operations(app_and_token[0].openapi())) == {*finite_operations(), ("GET", STREAM)}
 
 
 def test_event_stream_accepts_any_query_and_only_get(app, settings, tokens):
@@ -111,10 +111,10 @@ def test_event_stream_accepts_any_query_and_only_get(app, settings, tokens):
                     assert next(response.iter_lines()) == "event: status", query
 
 
-def test_every_operation_and_response_is_described(world):
-    made = world[0].openapi()
+def test_every_operation_and_response_is_described(app_and_token):
+    openapi = app_and_token[0].openapi()
     names = []
-    for path, item in made["paths"].items():
+    for path, item in openapi["paths"].items():
         for method, operation in item.items():
             where = f"{method} {path}"
             assert operation["summary"], where
@@ -125,19 +125,19 @@ def test_every_operation_and_response_is_described(world):
                 assert "X-Request-Id" in response["headers"], (where, status)
                 assert "HTTPValidationError" not in str(response), (where, status)
     assert len(set(names)) == len(names)
-    assert "HTTPValidationError" not in made["components"]["schemas"]
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]
 
 
-def test_errors_under_v2_have_the_body_of_the_protocol(world):
-    paths = world[0].openapi()["paths"]
+def test_errors_under_v2_have_the_body_of_the_protocol(app_and_token):
+    paths = app_and_token[0].openapi()["paths"]
     for path in paths:
         for operation in paths[path].values():
             refusal = str(operation["responses"]["500"]["content"])
             assert ("ErrorBody" in refusal) == (not path.startswith("/v2")), path
 
 
-def test_only_health_and_sign_in_need_no_key(world):
-    paths = world[0].openapi()["paths"]
+def test_only_health_and_sign_in_need_no_key(app_and_token):
+    paths = app_and_token[0].openapi()["paths"]
     free = {
         f"{method} {path}"
         for path, item in paths.items()
@@ -147,7 +147,7 @@ def test_only_health_and_sign_in_need_no_key(world):
     assert free == {"get /v2/health/live", "get /v2/health/ready", "post /v1/session"}
 
 
-def test_examples_of_schemas_are_valid(world):
+def test_examples_of_schemas_are_valid(app_and_token):
     checked = 0
     for kind in vars(schemas).values():
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not BaseModel:

@@ -85,13 +85,13 @@ def test_request_is_logged_as_one_json_line(call, stream, tokens, store):
     call(None, "GET", "/nothing%0a{}")
     call("operator", "GET", "/v1/feedback/abc/undo?key=secret")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    told = [line for line in lines if line["event"] == "request"]
+    requests = [line for line in lines if line["event"] == "request"]
     key = next(key.id for key in store.keys.list() if key.role == "client")
-    assert told[0]["request_id"] == "r"
-    assert told[0]["key_id"] == key
-    assert (told[0]["route"], told[0]["status"]) == ("/v2/models/{model}", 200)
-    assert told[0]["ms"] > 0
-    assert (told[1]["route"], told[1]["status"]) == ("none", 404)
+    assert requests[0]["request_id"] == "r"
+    assert requests[0]["key_id"] == key
+    assert (requests[0]["route"], requests[0]["status"]) == ("/v2/models/{model}", 200)
+    assert requests[0]["ms"] > 0
+    assert (requests[1]["route"], requests[1]["status"]) == ("none", 404)
     assert "secret" not in stream.getvalue()
     assert not any(token in stream.getvalue() for token in tokens.values())
 
@@ -106,9 +106,9 @@ def test_failure_is_logged_with_its_request_id(app, settings, stream, store, tok
         failed = httpx.get(f"http://127.0.0.1:{port}/v1/snapshots", headers=headers, timeout=60)
     assert failed.status_code == 500
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    (told,) = [line for line in lines if line["event"] == "request"]
-    assert (told["request_id"], told["status"], told["level"]) == ("r-2", 500, "error")
-    assert "the inside" in json.dumps(told["exception"])
+    (entry,) = [line for line in lines if line["event"] == "request"]
+    assert (entry["request_id"], entry["status"], entry["level"]) == ("r-2", 500, "error")
+    assert "the inside" in json.dumps(entry["exception"])
 
 
 def test_keys_command_works_while_the_server_runs(http, store, data_dir, capsys):

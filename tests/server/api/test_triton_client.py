@@ -21,9 +21,9 @@ def port(app, settings):
 
 @pytest.fixture
 def client(port, tokens):
-    with http.InferenceServerClient(f"127.0.0.1:{port}", concurrency=4) as made:
-        made.register_plugin(auth.BasicAuth("me", tokens["client"]))
-        yield made
+    with http.InferenceServerClient(f"127.0.0.1:{port}", concurrency=4) as opened:
+        opened.register_plugin(auth.BasicAuth("me", tokens["client"]))
+        yield opened
 
 
 def image(n=2, value=0.75, *, binary=True):

@@ -27,11 +27,16 @@ def test_unknown_key_and_client_key_are_refused(visit):
 def test_thirty_answers_by_keyboard_are_each_stored_once(visit, site):
     page = visit()
     keys = ["c", "x", "ArrowRight", "ArrowLeft", "C"]
-    meant = {"c": "correct", "x": "incorrect", "ArrowRight": "correct", "ArrowLeft": "incorrect"}
+    verdict_of_key = {
+        "c": "correct",
+        "x": "incorrect",
+        "ArrowRight": "correct",
+        "ArrowLeft": "incorrect",
+    }
     expected, held = {}, []
     for n in range(30):
         key = keys[n % len(keys)]
-        expected[press_key(page, key)] = meant.get(key, "correct")
+        expected[press_key(page, key)] = verdict_of_key.get(key, "correct")
         held.append(len(site.state.leases))
     wait_until_saved(page)
     assert len(expected) == 30

@@ -4,7 +4,7 @@ import { announce, byId, element, setText, setVisible } from "./dom.js";
 import { article } from "./format.js";
 import { keyName } from "./shortcuts.js";
 
-const MIN_VIEW_TIME = 200;  // milliseconds; a faster press was meant for the question before
+const MIN_VIEW_TIME = 200;  // milliseconds; a faster press belongs to the previous question
 const SMALL_PICTURE = 200;  // pixels; smaller pictures are scaled by whole numbers, so that they stay sharp
 
 export class QuestionView {
