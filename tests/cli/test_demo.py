@@ -1,4 +1,4 @@
-"""The demonstration does what it promises, on a machine with nothing extra installed."""
+"""Tests of the command bitta demo."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ sys.exit(main(["demo", "--out", sys.argv[1]]))
 """
 
 
-def test_binary_feedback_sees_the_shift_that_nothing_else_sees(tmp_path):
+def test_demo_shows_bitta_ahead_of_the_baselines(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", BARE, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -35,14 +35,14 @@ def test_binary_feedback_sees_the_shift_that_nothing_else_sees(tmp_path):
     assert accuracy["bitta"] >= best_other + 20
 
 
-def test_all_methods_of_a_demo_see_the_same_stream():
+def test_all_methods_of_a_demo_use_the_same_stream():
     for name in ("digits", "corruptions"):
         experiments = list(_build_experiments(name, seed=4).values())
         assert len({(e.stream, e.model, e.seed) for e in experiments}) == 1
         assert [e.feedback.n_queries for e in experiments] == [0, 0, 0, 3]
 
 
-def test_the_demo_of_corruptions_runs_on_a_part_of_its_images(tmp_path):
+def test_corruptions_demo_runs_on_some_of_its_images(tmp_path):
     with as_file(files("bitta") / "assets" / "demo-corruptions.toml") as path:
         command = ["run", str(path), "--out", str(tmp_path), "--set", "stream.n_samples=100"]
         assert main(command) == 0

@@ -1,4 +1,4 @@
-"""bitta feedback export and import: what was exported comes back as it was."""
+"""Tests of the commands bitta feedback export and import."""
 
 import json
 import shutil
@@ -145,7 +145,7 @@ def changed(folder, answered):
     return answered
 
 
-def test_what_the_store_has_is_there_already(answered, export, take_in):
+def test_import_of_stored_answers_changes_nothing(answered, export, take_in):
     before = export(answered)
     assert "0 answers imported, 3 were already stored" in take_in(answered)
     assert export(answered) == before
@@ -163,7 +163,7 @@ def test_what_the_store_has_is_there_already(answered, export, take_in):
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
 )
-def test_a_key_with_something_else_said_is_refused_with_its_line(
+def test_reused_key_with_another_answer_is_refused_with_its_line(
     answered, export, run, other, sentence
 ):
     before = export(answered)
@@ -178,7 +178,7 @@ def test_a_key_with_something_else_said_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_an_empty_store_comes_to_hold_the_same_records(asked, changed, export, take_in, asks):
+def test_import_into_an_empty_store_gives_the_same_records(asked, changed, export, take_in, asks):
     before = export(changed)
     said = take_in(asked("other", asks=asks))
     assert "12 answers imported, 0 were already stored" in said
@@ -190,9 +190,7 @@ def test_an_empty_store_comes_to_hold_the_same_records(asked, changed, export, t
     assert export("other") == after
 
 
-def test_nothing_is_learned_from_what_was_undone_or_replaced(
-    folder, asked, changed, export, take_in
-):
+def test_undone_or_replaced_answers_are_not_pending(folder, asked, changed, export, take_in):
     export(changed)
     take_in(asked("other"))
     with opened(folder, "other") as store:
@@ -204,7 +202,7 @@ def test_nothing_is_learned_from_what_was_undone_or_replaced(
     assert (counts.undone, counts.skipped) == (3, 1)
 
 
-def test_an_undo_that_comes_in_is_an_event(folder, asked, changed, export, take_in):
+def test_imported_undo_is_an_event(folder, asked, changed, export, take_in):
     (undone,) = (one for one in export(changed) if one["idempotency_key"] == "undone")
     take_in(asked("other"))
     with opened(folder, "other") as store:
@@ -213,7 +211,7 @@ def test_an_undo_that_comes_in_is_an_event(folder, asked, changed, export, take_
     assert undone["id"] in [body["feedback_id"] for body in bodies]
 
 
-def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export, take_in):
+def test_backup_equals_the_source_after_a_later_import(folder, asked, answered, export, take_in):
     with opened(folder) as store:
         first = store.add_answer(new_answer(0, by="cleo", key="mistaken")).result()
         store.add_answer(new_answer(1, by="cleo", key="first thought")).result()
@@ -231,7 +229,7 @@ def test_a_backup_catches_up_with_a_later_export(folder, asked, answered, export
     assert pending(folder, "backup") == pending(folder, "data") == ["a", "b", "third thought"]
 
 
-def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
+def test_import_of_an_earlier_export_changes_nothing(folder, changed, export, take_in):
     export(changed, "early.jsonl")
     with opened(folder, seconds=20) as store:
         store.add_answer(new_answer(0, "incorrect", by="cleo", key="at last")).result()
@@ -242,9 +240,7 @@ def test_an_earlier_export_changes_nothing(folder, changed, export, take_in):
     assert export(changed) == before
 
 
-def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
-    folder, asked, export, take_in
-):
+def test_latest_answer_stands_after_import_of_an_earlier_one(folder, asked, export, take_in):
     asked("data")
     shutil.copytree("data", "backup")
     for data, seconds, verdict in (("data", 5, "correct"), ("backup", 10, "incorrect")):
@@ -261,7 +257,7 @@ def test_the_last_word_stands_though_an_earlier_one_comes_in_after_it(
     assert pending(folder, "data") == ["backup"]
 
 
-def test_a_client_may_repeat_what_was_imported(folder, asked, answered, export, take_in):
+def test_client_may_repeat_an_imported_answer(folder, asked, answered, export, take_in):
     """It sent a lease, and no moment; the file has it the other way round."""
     export(answered)
     take_in(asked("other"))
@@ -273,7 +269,7 @@ def test_a_client_may_repeat_what_was_imported(folder, asked, answered, export, 
         )
 
 
-def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export, take_in):
+def test_hand_written_answers_need_only_four_fields(folder, asked, export, take_in):
     write("own.jsonl", *(
         {"prediction_id": prediction_id(number), "verdict": "skip", "annotator_id": "me",
          "idempotency_key": f"own-{number}"}
@@ -285,7 +281,7 @@ def test_what_somebody_wrote_needs_no_more_than_an_answer(folder, asked, export,
     assert pending(folder, "data") == []
 
 
-def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in):
+def test_comment_with_unicode_line_ends_is_kept(folder, asked, export, take_in):
     odd = "a\u2028b\x85c\nd\re"
     asked("data")
     with opened(folder) as store:
@@ -296,13 +292,13 @@ def test_a_comment_may_hold_any_kind_of_line_end(folder, asked, export, take_in)
 
 
 @pytest.mark.parametrize("content", ["", "\n", " \n\n"])
-def test_an_empty_file_brings_nothing(asked, take_in, folder, content):
+def test_empty_file_imports_nothing(asked, take_in, folder, content):
     (folder / "empty.jsonl").write_text(content)
     said = take_in(asked("data"), "empty.jsonl")
     assert said == "0 answers imported, 0 were already stored\n"
 
 
-def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked, export, run):
+def test_unknown_prediction_is_refused_with_its_line(answered, asked, export, run):
     first, *others = export(answered)
     write("odd.jsonl", first, first | {"prediction_id": "nobody", "idempotency_key": "x"}, *others)
     code, output = run("import", "odd.jsonl", "--data-dir", asked("other"))
@@ -328,7 +324,7 @@ def test_a_prediction_that_is_not_known_is_refused_with_its_line(answered, asked
         (lambda line: line.replace('n": null', 'n": "bored"'), "selection_reason is 'bored'"),
     ],
 )
-def test_a_broken_line_is_refused_with_its_number(
+def test_invalid_line_is_refused_with_its_number(
     folder, asked, answered, export, run, change, sentence
 ):
     export(answered)
@@ -344,7 +340,7 @@ def test_a_broken_line_is_refused_with_its_number(
     assert len(export("other")) == 1
 
 
-def test_an_id_that_another_answer_has_is_refused(answered, export, run):
+def test_id_of_another_answer_is_refused(answered, export, run):
     first, *_ = export(answered)
     write("odd.jsonl", first | {"idempotency_key": "another"})
     code, output = run("import", "odd.jsonl", "--data-dir", answered)
@@ -353,7 +349,7 @@ def test_an_id_that_another_answer_has_is_refused(answered, export, run):
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_refused(folder, asked, run, content):
+def test_unreadable_file_is_refused(folder, asked, run, content):
     if content is not None:
         (folder / "answers.jsonl").write_bytes(content)
     code, output = run("import", "answers.jsonl", "--data-dir", asked("data"))
@@ -361,7 +357,7 @@ def test_a_file_that_cannot_be_read_is_refused(folder, asked, run, content):
     assert "'answers.jsonl' cannot be read" in output.err
 
 
-def test_label_studio_gets_the_name_of_the_key_that_answered(folder, asked, run):
+def test_label_studio_export_names_the_owner_of_the_key(folder, asked, run):
     asked("data")
     with opened(folder) as store:
         key = store.keys.create("annotator", "anna@example.org").record

@@ -1,4 +1,4 @@
-"""bitta models, as its users meet it."""
+"""Tests of the command bitta models."""
 
 import argparse
 import json
@@ -37,7 +37,7 @@ def write(path, **options):
     return save_model(path, build_model("resnet8", **arguments), card, **options)
 
 
-def test_the_embedded_weights_are_listed_where_there_is_no_folder(tmp_path, capsys, monkeypatch):
+def test_embedded_weights_are_listed_without_a_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call() == 0
     header, one, two, *_ = capsys.readouterr().out.splitlines()
@@ -47,7 +47,7 @@ def test_the_embedded_weights_are_listed_where_there_is_no_folder(tmp_path, caps
     assert two.startswith("embedded:digits-resnet8 ")
 
 
-def test_a_model_whose_weights_are_elsewhere_is_listed_by_its_log(tmp_path, capsys, monkeypatch):
+def test_model_with_only_a_training_log_is_listed(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [path] = write("weights/one.safetensors")
     log = {"card": asdict(read_card(path)), "sha256": {path.name: "0" * 64}}
@@ -63,9 +63,7 @@ def test_a_model_whose_weights_are_elsewhere_is_listed_by_its_log(tmp_path, caps
     assert "log only" in lines[0]
 
 
-def test_weights_in_the_folder_are_listed_and_broken_ones_are_explained(
-    tmp_path, capsys, monkeypatch
-):
+def test_weights_of_a_folder_are_listed_with_problems(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("weights/one.safetensors", half=True)
     write("weights/deep/parts.safetensors", part_bytes=150_000)
@@ -93,7 +91,7 @@ def test_weights_in_the_folder_are_listed_and_broken_ones_are_explained(
         call("--folder", "nowhere")
 
 
-def test_a_card_is_shown_by_path_by_part_and_for_embedded_weights(tmp_path, capsys):
+def test_card_is_shown_for_path_part_and_embedded_weights(tmp_path, capsys):
     part, *_ = write(tmp_path / "m.safetensors", part_bytes=150_000)
     for path in (part, tmp_path / "m.safetensors"):
         assert call("show", str(path)) == 0
@@ -126,7 +124,7 @@ def bring_in(checkpoint, out, *, classes="3", extra=()):
     )  # fmt: skip
 
 
-def test_import_writes_weights_with_a_card_and_says_what_it_did(checkpoint, tmp_path, capsys):
+def test_import_writes_weights_with_a_card_and_prints_notes(checkpoint, tmp_path, capsys):
     out = tmp_path / "new" / "m.safetensors"
     extra = ("--resize", "36", "--crop", "32", "--source", "a set", "--half")
     assert bring_in(checkpoint, out, extra=extra) == 0
@@ -151,7 +149,7 @@ def test_class_names_come_from_a_file(checkpoint, tmp_path, name, content):
     assert load_model(tmp_path / "m.safetensors")[1].classes == ("cat", "dog", "big hen")
 
 
-def test_import_refuses_what_it_cannot_use(checkpoint, tmp_path):
+def test_import_refuses_invalid_classes_and_file_names(checkpoint, tmp_path):
     out = tmp_path / "m.safetensors"
     with pytest.raises(InputError, match=r"--classes is 'none\.txt', which is neither"):
         bring_in(checkpoint, out, classes="none.txt")

@@ -1,4 +1,4 @@
-"""What `bitta run` says of a run when it is over."""
+"""Tests of the output of bitta run."""
 
 import re
 
@@ -15,14 +15,14 @@ def result(**changes):
     return RunResult({"name": "x"}, "protocol", {}, steps, Reliability(), 0, 0, 0, "hash")
 
 
-def test_brier_has_a_column_where_it_was_measured():
+def test_brier_column_exists_if_it_was_measured():
     rows = summary_rows({"new": result(brier=4.0), "old": result()})
     place = rows[0].index("Brier")
     assert [row[place] for row in rows[1:]] == ["0.400", "-"]
     assert "Brier" not in summary_rows({"old": result()})[0]
 
 
-def test_agreement_in_a_line():
+def test_agreement_is_described_in_one_line():
     """8 of 10 agree, 6 of these and none of the others are right."""
     measured = result(n_measured=10, n_agreeing=8, n_agreeing_correct=6)
     assert agreement_line(measured) == (
@@ -35,7 +35,7 @@ def test_agreement_in_a_line():
     assert "differ" not in agreement_line(everywhere)
 
 
-def test_a_sound_run_is_not_warned_of():
+def test_healthy_run_gives_no_warning():
     assert collapse_line(result()) == ""
 
 
@@ -47,14 +47,14 @@ def ran(path, tmp_path, capsys, *changes):
     return capsys.readouterr().out
 
 
-def test_a_run_tells_brier_and_agreement(tmp_path, capsys):
+def test_run_prints_brier_and_agreement(tmp_path, capsys):
     out = ran(write_experiment(tmp_path), tmp_path, capsys)
     assert re.search(r"ECE +Brier +questions", out)
     line = r"\npolicy and served label agree on [\d.]+ %; accuracy [\d.]+ % if they agree, "
     assert re.search(line, out)
 
 
-def test_a_model_that_serves_one_class_is_said_to_look_collapsed(tmp_path, capsys):
+def test_model_that_serves_one_class_gives_a_collapse_warning(tmp_path, capsys):
     out = ran(
         write_experiment(tmp_path),
         tmp_path,
@@ -67,7 +67,7 @@ def test_a_model_that_serves_one_class_is_said_to_look_collapsed(tmp_path, capsy
     assert "policy:" not in out
 
 
-def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path, capsys):
+def test_model_with_nan_outputs_gives_a_warning_with_the_batch(tmp_path, capsys):
     out = ran(
         write_experiment(tmp_path),
         tmp_path,
@@ -80,14 +80,14 @@ def test_a_model_that_serves_no_numbers_is_told_from_its_first_batch_on(tmp_path
     assert "looks collapsed" not in out
 
 
-def test_preparation_before_the_stream_is_shown(tmp_path, capsys):
+def test_run_prints_preparation_before_the_stream(tmp_path, capsys):
     preparation = 'before_stream={factory="small_experiment:AddNoise", n_batches=2}'
     out = ran(write_experiment(tmp_path), tmp_path, capsys, preparation)
     assert re.search(r"before the stream\s+batch 2/2  loss [\d.]+\n", out)
     assert re.search(r"\nbefore the stream: n_batches 2, in [\d.]+ s, once for all runs", out)
 
 
-def test_forgetting_is_shown(tmp_path, capsys):
+def test_run_prints_clean_accuracy(tmp_path, capsys):
     path = tmp_path / "trial.toml"
     path.write_text(
         '[stream]\nkind = "corruptions"\ncorruptions = "fog"\nn_samples = 8\n'
@@ -98,7 +98,7 @@ def test_forgetting_is_shown(tmp_path, capsys):
     assert re.search(r"\nclean: ([\d.]+) % right before, \1 % after, of 20 images\n", out)
 
 
-def test_two_processes_do_not_write_the_same_result(tmp_path, capsys):
+def test_second_process_for_the_same_result_is_refused(tmp_path, capsys):
     def give_up():
         raise AssertionError("the lock was free")
 

@@ -1,4 +1,4 @@
-"""bitta serve and bitta feedback, from the outside."""
+"""Tests of the commands bitta serve and bitta feedback."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ def said(capsys, *arguments):
         ),
     ],
 )
-def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
+def test_user_error_prints_one_sentence(folder, capsys, arguments, sentence):
     code, output = said(capsys, "serve", *arguments, "--check")
     assert code == 2
     assert sentence in output.err
@@ -66,14 +66,14 @@ def test_mistakes_end_with_one_sentence(folder, capsys, arguments, sentence):
     assert "Traceback" not in output.err
 
 
-def test_a_start_with_a_wrong_certificate_begins_nothing(folder, capsys):
+def test_start_with_missing_certificate_creates_no_files(folder, capsys):
     code, output = said(capsys, "serve", "--demo", "--tls-cert", "/nope", "--tls-key", "/nope")
     assert code == 2
     assert "tls_cert '/nope' cannot be used: No such file or directory." in output.err
     assert list(folder.iterdir()) == []
 
 
-def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys):
+def test_unknown_demo_is_refused_with_the_allowed_names(folder, capsys):
     with pytest.raises(SystemExit) as end:
         main(["serve", "--demo", "wheather"])
     assert end.value.code == 2
@@ -91,7 +91,7 @@ def test_a_demo_that_is_not_there_is_refused_with_those_that_are(folder, capsys)
         (["--demo", "--model", "embedded:cifar10-resnet8"], "cifar10-resnet8, 10 classes"),
     ],
 )
-def test_a_check_says_what_would_run(folder, capsys, demo, model):
+def test_check_prints_the_model_and_creates_no_files(folder, capsys, demo, model):
     code, output = said(capsys, "serve", *demo, "--port", "0", "--check")
     assert code == 0
     assert model in output.out
@@ -99,7 +99,7 @@ def test_a_check_says_what_would_run(folder, capsys, demo, model):
     assert list(folder.iterdir()) == []
 
 
-def test_a_check_keeps_nothing_but_looks_at_what_is_there(folder, capsys):
+def test_check_reads_existing_data_and_creates_no_files(folder, capsys):
     checked = ["serve", "--demo", "--port", "0", "--check"]
     other = ["--data-dir", "deep/data", "--database", "sqlite:///other.db"]
     assert said(capsys, *checked, *other)[0] == 0
@@ -120,7 +120,7 @@ def demo_of(*arguments):
     return _load_settings(parser.parse_args(["--demo", *arguments]))
 
 
-def test_what_a_demo_has_of_its_own_comes_last(folder, monkeypatch):
+def test_settings_of_a_demo_have_the_lowest_priority(folder, monkeypatch):
     own = demo_of()
     assert (own.data_dir, own.log_level) == (Path("bitta-serve-demo"), "warning")
     assert (own.settings["lr"], own.guard.audit_window) == (6e-3, 30)
@@ -155,7 +155,7 @@ def until(true, seconds=90.0):
         time.sleep(0.1)
 
 
-def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder, capsys):
+def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
     command = [sys.executable, "-m", "bitta.cli.main", "serve", "--demo", "--port", "0"]
     process = subprocess.Popen(
         [*command, "--rate", "60", "--keep-images", "all"],
@@ -200,7 +200,7 @@ def test_the_demo_serves_asks_learns_stops_and_its_log_can_be_lived_again(folder
     assert len(answers) == 3
 
 
-def test_a_log_of_a_model_that_tells_nothing_is_replayed(folder, capsys):
+def test_log_of_a_model_without_card_is_replayed(folder, capsys):
     with running(folder / "data") as (engine, _):
         serve(engine, 0)
         until(lambda: engine.status().n_steps == 1)
@@ -218,7 +218,7 @@ def test_a_log_of_a_model_that_tells_nothing_is_replayed(folder, capsys):
     assert "--input-shape is '3x8'; allowed: channels x height x width" in output.err
 
 
-def test_a_log_with_a_deleted_image_is_refused_for_what_it_is(folder, capsys):
+def test_replay_of_a_log_with_a_deleted_image_is_refused(folder, capsys):
     with running(folder / "data") as (engine, store):
         served = serve(engine, 0)
         until(lambda: engine.status().n_steps == 1)
@@ -233,7 +233,7 @@ def test_a_log_with_a_deleted_image_is_refused_for_what_it_is(folder, capsys):
 
 
 @pytest.mark.parametrize("out", ["nowhere/answers.jsonl", "/dev/full"])
-def test_an_export_that_cannot_be_written_ends_with_a_sentence(folder, capsys, out):
+def test_export_to_an_invalid_path_prints_one_sentence(folder, capsys, out):
     with running(folder / "data") as (engine, store):
         answer(store, serve(engine, 0).prediction_ids[0])
     code, output = said(capsys, "feedback", "export", "--data-dir", "data", "--out", out)
@@ -244,7 +244,7 @@ def test_an_export_that_cannot_be_written_ends_with_a_sentence(folder, capsys, o
 @pytest.mark.parametrize(
     "command", [["feedback", "export"], ["keys", "list"], ["keys", "revoke", "k1"]], ids=" ".join
 )
-def test_a_folder_where_no_server_has_run_is_refused_and_not_made(folder, capsys, command):
+def test_folder_without_a_database_is_refused_and_not_created(folder, capsys, command):
     code, output = said(capsys, *command, "--data-dir", "nowhere")
     assert code == 2
     assert "there is no database in 'nowhere'" in output.err

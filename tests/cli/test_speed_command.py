@@ -1,4 +1,4 @@
-"""bitta speed as its users meet it."""
+"""Tests of the command bitta speed."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def measured(case, ms, *, failure=""):
     return SpeedMeasurement(case=case, ms=ms, ms_p25=ms, ms_p75=ms, failure=failure)
 
 
-def test_it_shows_a_table_and_writes_everything(tmp_path, capsys):
+def test_command_prints_a_table_and_writes_all_files(tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["speed", *SMALL, "--methods", "source,bitta", "--out", out]) == 0
     shown = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_it_shows_a_table_and_writes_everything(tmp_path, capsys):
     }  # fmt: skip
 
 
-def test_a_case_that_does_not_fit_leaves_the_others(tmp_path, capsys, monkeypatch):
+def test_other_cases_are_measured_after_one_that_does_not_fit(tmp_path, capsys, monkeypatch):
     def measure_speed(case, *_, **__):
         full = case.memory > 128
         return measured(case, 1.0 + case.memory, failure="does not fit" if full else "")
@@ -48,7 +48,7 @@ def test_a_case_that_does_not_fit_leaves_the_others(tmp_path, capsys, monkeypatc
     assert "bitta grows like memory^0.99 from 64 to 128" in shown
 
 
-def test_what_was_measured_before_ctrl_c_is_kept(tmp_path, capsys, monkeypatch):
+def test_measurements_before_ctrl_c_are_kept(tmp_path, capsys, monkeypatch):
     def measure_speed(case, *_, **__):
         if case.method == "tent":
             raise KeyboardInterrupt
@@ -73,14 +73,14 @@ def test_what_was_measured_before_ctrl_c_is_kept(tmp_path, capsys, monkeypatch):
         (["--grid", "all", "--passes", "2"], "--passes is given, but grid 'passes' varies it"),
     ],
 )
-def test_wrong_input_gets_one_sentence(tmp_path, capsys, given, message):
+def test_invalid_input_prints_one_sentence(tmp_path, capsys, given, message):
     assert main(["speed", *given, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_the_help_lists_the_grids(capsys):
+def test_help_lists_the_grids(capsys):
     with pytest.raises(SystemExit):
         main(["speed", "--help"])
     shown = capsys.readouterr().out
@@ -96,7 +96,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_without_matplotlib_it_says_how_to_get_the_plot(tmp_path):
+def test_missing_matplotlib_prints_how_to_install_it(tmp_path):
     command = ["speed", *SMALL, "--methods", "source", "--threads", "1", "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-c", BARE, *command], capture_output=True, text=True, check=False
@@ -112,7 +112,7 @@ def test_without_matplotlib_it_says_how_to_get_the_plot(tmp_path):
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
 )
-def test_a_gpu_is_timed_on_its_fast_path(tmp_path):
+def test_gpu_is_measured_on_its_fast_path(tmp_path):
     assert main(["speed", *SMALL, "--device", "cuda", "--out", str(tmp_path)]) == 0
     measured = SpeedResult.load(tmp_path / "speed.json").measurements
     assert all("channels_last" in m.execution and m.peak_memory for m in measured)

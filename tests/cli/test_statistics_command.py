@@ -1,4 +1,4 @@
-"""bitta statistics as its users meet it."""
+"""Tests of the command bitta statistics."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from bitta.streams import as_floats, embedded_pack
 OFFLINE = ["statistics", "--weights", "embedded:cifar10-resnet8", "--set", "embedded:cifar10"]
 
 
-def test_the_offline_example_writes_what_a_method_can_use(tmp_path, capsys):
+def test_offline_example_writes_statistics_for_a_method(tmp_path, capsys):
     out = tmp_path / "statistics.safetensors"
     few = ["--n", "200", "--fisher-samples", "100"]
     assert main([*OFFLINE, *few, "--out", str(out)]) == 0
@@ -34,14 +34,14 @@ def test_the_offline_example_writes_what_a_method_can_use(tmp_path, capsys):
         session.step(as_floats(embedded_pack("cifar10").images[:8]))
 
 
-def test_the_images_are_those_of_the_card_unless_told_otherwise(tmp_path, capsys, monkeypatch):
+def test_default_data_set_comes_from_the_card(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("BITTA_DATA", str(tmp_path / "none"))
     out = str(tmp_path / "s")
     assert main(["statistics", "--weights", "embedded:cifar10-resnet8", "--out", out]) == 2
     assert "bitta data get cifar10" in capsys.readouterr().err
 
 
-def test_another_factory_needs_a_set(tmp_path, capsys):
+def test_factory_needs_a_data_set(tmp_path, capsys):
     factory = ["--factory", "bitta.testing:toy_classifier"]
     assert main(["statistics", *factory, "--out", str(tmp_path / "s")]) == 2
     assert "name a set: cifar10, " in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_another_factory_needs_a_set(tmp_path, capsys):
         (["--set", "cifar10", "--domain", "photo"], "no other set has one"),
     ],
 )
-def test_wrong_input_gets_one_sentence(tmp_path, capsys, given, message):
+def test_invalid_input_prints_one_sentence(tmp_path, capsys, given, message):
     assert main([*OFFLINE, *given, "--out", str(tmp_path / "s")]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -73,14 +73,14 @@ def test_wrong_input_gets_one_sentence(tmp_path, capsys, given, message):
     assert not (tmp_path / "s").exists()
 
 
-def test_a_folder_is_no_place_for_the_file(tmp_path, capsys):
+def test_folder_as_output_file_is_refused(tmp_path, capsys):
     assert main([*OFFLINE, "--n", "64", "--out", str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert "is a folder; name the file to write" in shown.err
     assert "batch" not in shown.out  # said before the work
 
 
-def test_statistics_of_all_classes_do_not_fit_a_stream_of_some(tmp_path, capsys, monkeypatch):
+def test_statistics_of_all_classes_are_refused_for_a_subset(tmp_path, capsys, monkeypatch):
     """Two of the ten classes: rows and names in the file are those of the whole model."""
     held = ClassSubset(
         load_source_model(ModelConfig(weights="embedded:cifar10-resnet8"))[0], [1, 0]

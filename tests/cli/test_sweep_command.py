@@ -1,4 +1,4 @@
-"""`bitta sweep` as its users meet it: refusals, the line that tells how far it is, the end."""
+"""Tests of the command bitta sweep."""
 
 import re
 
@@ -32,9 +32,7 @@ def path(tmp_path):
         (["--device", "gpu"], "device is 'gpu'; allowed: cpu, cuda"),
     ],
 )
-def test_what_cannot_be_meant_gets_one_sentence_before_anything_runs(
-    path, capsys, options, message
-):
+def test_invalid_option_prints_one_sentence_before_any_run(path, capsys, options, message):
     out = path.parent / "out"
     assert main(["sweep", str(path), "--out", str(out), *options]) == 2
     error = capsys.readouterr().err
@@ -43,7 +41,7 @@ def test_what_cannot_be_meant_gets_one_sentence_before_anything_runs(
     assert not out.exists()
 
 
-def test_one_run_of_a_file_with_a_sweep_is_refused(path, capsys):
+def test_run_refuses_a_file_with_a_sweep(path, capsys):
     assert main(["run", str(path)]) == 2
     assert capsys.readouterr().err == (
         'bitta run: [sweep] makes many runs of one file; use "bitta sweep" for it.\n'
@@ -117,7 +115,7 @@ def test_bars_appear_and_disappear_with_the_runs(progress):
     assert (bar.completed, bar.total, bar.fields["note"]) == (2, 3, "1 failed")
 
 
-def test_the_help_names_every_option(capsys):
+def test_help_names_every_option(capsys):
     with pytest.raises(SystemExit):
         main(["sweep", "--help"])
     told = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))

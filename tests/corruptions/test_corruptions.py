@@ -1,4 +1,4 @@
-"""Corruptions by hand, by property, and (with the shared checkpoint) by the accuracy they cause."""
+"""Tests of the corruptions."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def images():
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_seeded_bytes_of_the_same_form(images, name):
+def test_corruption_is_seeded_and_keeps_the_shape(images, name):
     before = images.clone()
     one = corrupt(images, name, severity=5, seed=3)
     assert one.dtype == torch.uint8
@@ -35,7 +35,7 @@ TRADES = {"glass_blur", "frost", "elastic_transform"}
 
 
 @pytest.mark.parametrize("name", sorted(CORRUPTIONS.keys() - TRADES))
-def test_damage_grows_with_severity(images, name):
+def test_difference_grows_with_severity(images, name):
     damage = [
         (corrupt(images, name, severity=s).float() - images.float()).abs().mean().item()
         for s in (1, 3, 5)
@@ -43,7 +43,7 @@ def test_damage_grows_with_severity(images, name):
     assert damage == sorted(damage)
 
 
-def test_contrast_shrinks_towards_the_channel_mean():
+def test_contrast_moves_values_towards_the_channel_mean():
     """0 and 200 around 100, factor .15: 85 and 115."""
     image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     image[..., ::2] = 200
@@ -51,14 +51,14 @@ def test_contrast_shrinks_towards_the_channel_mean():
     assert values in ([84, 115], [85, 115], [84, 114], [85, 114])
 
 
-def test_contrast_has_a_mean_of_its_own_for_each_channel():
+def test_contrast_uses_the_mean_of_each_channel():
     """A channel without contrast stays as it is, whatever the others do."""
     image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     image[:, 0], image[:, 1] = 200, 40
     assert corrupt(image, "contrast")[0, :, 0, 0].tolist() in ([200, 40, 0], [199, 39, 0])
 
 
-def test_noise_has_the_stated_deviation():
+def test_noise_has_the_documented_standard_deviation():
     grey = torch.full((16, 3, 32, 32), 128, dtype=torch.uint8)
     noisy = corrupt(grey, "gaussian_noise").float() / 255
     assert noisy.std().item() == pytest.approx(0.10, abs=0.002)
@@ -78,7 +78,7 @@ def test_plasma_fills_the_unit_interval():
     assert maps.amax((1, 2)).tolist() == [1, 1, 1]
 
 
-def test_impulses_hit_channel_values_half_black_half_white():
+def test_impulse_noise_is_half_black_and_half_white():
     grey = torch.full((16, 3, 32, 32), 128, dtype=torch.uint8)
     hit = corrupt(grey, "impulse_noise")
     for level in (0, 255):
@@ -115,14 +115,14 @@ def test_zoom_matrix_interpolates_its_centre():
     assert torch.equal(zoom_matrix(32, 1.0), torch.eye(32))
 
 
-def test_smoothing_mirrors_at_the_rim():
+def test_smoothing_mirrors_at_the_border():
     matrix = smoothing_matrix(8, 2.0, cut=3, mirror=True)
     assert torch.allclose(matrix.sum(1), torch.ones(8))
     assert torch.allclose(matrix, matrix.flip(0, 1))
     assert torch.equal(smoothing_matrix(8, 0.0, cut=3, mirror=True), torch.eye(8))
 
 
-def test_glass_only_moves_pixels_about():
+def test_glass_blur_only_moves_pixels():
     """Without blur to speak of, every value was there before, at most two places away."""
     image = (torch.arange(32 * 32) % 256).to(torch.uint8).view(1, 1, 32, 32).expand(1, 3, 32, 32)
     shuffled = corrupt(image.contiguous(), "glass_blur", severity=1)
@@ -131,7 +131,7 @@ def test_glass_only_moves_pixels_about():
 
 
 @pytest.mark.parametrize("delta", [1, 2, 4])
-def test_glass_overwrites_pixel_by_pixel_from_the_lower_right(delta):
+def test_glass_blur_equals_the_pixel_loop(delta):
     """The indices found at once are those of visiting one pixel after another."""
     side, n = 12, 3
     places = _replacement_positions(n, side, delta, generator(5))
@@ -145,7 +145,7 @@ def test_glass_overwrites_pixel_by_pixel_from_the_lower_right(delta):
         assert places[sample].tolist() == [pixel for line in pixels for pixel in line]
 
 
-def test_frost_mixes_in_a_part_of_a_texture():
+def test_frost_mixes_with_a_crop_of_a_texture():
     """On black, only the texture is left: .45 of one of its crops at severity 5."""
     ice = corrupt(torch.zeros(16, 3, 32, 32, dtype=torch.uint8), "frost")
     weighed = [(0.45 * texture / 255 * 255).to(torch.uint8) for texture in frost_textures(32)]
@@ -159,7 +159,7 @@ def holds(texture, crop):
     return any(torch.equal(texture[:, y : y + 32, x : x + 32], crop) for y, x in found)
 
 
-def test_chunks_do_not_repeat_themselves():
+def test_chunks_get_different_random_numbers():
     """The first image of the second chunk has noise of its own."""
     grey = torch.full((300, 3, 32, 32), 128, dtype=torch.uint8)
     noisy = corrupt(grey, "gaussian_noise")
@@ -168,7 +168,7 @@ def test_chunks_do_not_repeat_themselves():
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_threads_do_not_change_a_byte(name):
+def test_result_does_not_depend_on_the_number_of_threads(name):
     images = embedded_pack("cifar10").images[:300]  # more than one chunk
     threads = torch.get_num_threads()
     try:
@@ -182,13 +182,13 @@ def test_threads_do_not_change_a_byte(name):
 
 @pytest.mark.parametrize("side", [64, 224])
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_other_sizes_have_constants_of_their_own(name, side):
+def test_other_sizes_have_their_own_constants(name, side):
     images = torch.randint(0, 256, (2, 3, side, side), generator=generator(0), dtype=torch.uint8)
     for severity in (1, 5):
         assert corrupt(images, name, severity=severity).shape == images.shape
 
 
-def test_bad_requests_are_refused(images):
+def test_invalid_arguments_are_refused(images):
     with pytest.raises(SettingError, match="did you mean 'fog'"):
         corrupt(images, "fogg")
     with pytest.raises(SettingError, match="severity is 6"):
@@ -222,7 +222,7 @@ def known_model(shared_data):
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_accuracy_of_a_known_model_is_the_upstream_generators(known_model, name):
+def test_accuracy_of_a_known_model_equals_the_published_data(known_model, name):
     """The shared checkpoint on 320 of the 2,000 images; 2 points and sampling error."""
     pack = embedded_pack("cifar10")
     images = corrupt(pack.images[:320], name).float() / 255

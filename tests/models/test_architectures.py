@@ -1,4 +1,4 @@
-"""Architectures: the names of their weights, their shapes, and what they compute."""
+"""Tests of the architectures."""
 
 import pytest
 import torch
@@ -45,13 +45,13 @@ def n_parameters(found):
         ("vit_b_16", 3 + 1 + 12 * 12 + 2 + 2, 86_567_656),
     ],
 )
-def test_weights_are_as_many_and_as_large_as_those_of_torchvision(name, n_tensors, parameters):
+def test_parameter_counts_equal_torchvision(name, n_tensors, parameters):
     found = shapes(name, 1000)
     assert len(found) == n_tensors
     assert n_parameters(found) == parameters
 
 
-def test_an_imagenet_resnet50_has_the_names_of_torchvision():
+def test_imagenet_resnet50_has_the_names_of_torchvision():
     found = shapes("imagenet_resnet50", 1000)
     assert list(found)[:7] == [
         "conv1.weight", "bn1.weight", "bn1.bias", "bn1.running_mean", "bn1.running_var",
@@ -68,7 +68,7 @@ def test_an_imagenet_resnet50_has_the_names_of_torchvision():
     assert "layer1.1.downsample.0.weight" not in found
 
 
-def test_a_vit_has_the_names_of_torchvision():
+def test_vit_has_the_names_of_torchvision():
     found = shapes("vit_b_16", 1000)
     assert found["class_token"] == (1, 1, 768)
     assert found["conv_proj.weight"] == (768, 3, 16, 16)
@@ -88,7 +88,7 @@ def test_a_vit_has_the_names_of_torchvision():
     assert found["heads.head.weight"] == (1000, 768)
 
 
-def test_a_small_resnet50_has_the_names_of_the_other_small_ones():
+def test_small_resnet50_has_the_names_of_small_resnets():
     found = shapes("resnet50", 10)
     assert found["conv1.weight"] == (64, 3, 3, 3)
     assert found["layer2.0.shortcut.0.weight"] == (512, 256, 1, 1)
@@ -97,7 +97,7 @@ def test_a_small_resnet50_has_the_names_of_the_other_small_ones():
     assert not any("downsample" in key for key in found)
 
 
-def test_images_shrink_where_the_architecture_says():
+def test_resolution_is_halved_at_the_right_convolution():
     def sides(name, **arguments):
         model = build_model(name, n_classes=2, **PIXELS, **THIN, **arguments).eval()
         seen = {}
@@ -121,7 +121,7 @@ def test_eps_reaches_every_normalisation_layer():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_pixels_are_normalised_inside_and_the_numbers_are_no_weights(name):
+def test_pixels_are_normalised_inside_the_model(name):
     model = build_model(name, n_classes=3, **PIXELS, **SMALL[name]).eval()
     initialise(model, seed=0)
     plain = build_model(name, n_classes=3, mean=(0,) * 3, std=(1,) * 3, **SMALL[name]).eval()
@@ -134,7 +134,7 @@ def test_pixels_are_normalised_inside_and_the_numbers_are_no_weights(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_initial_weights_depend_on_the_seed_alone(name):
+def test_initial_weights_depend_only_on_the_seed(name):
     def weights(seed):
         model = build_model(name, n_classes=3, **PIXELS, **SMALL[name])
         initialise(model, seed=seed)
@@ -149,7 +149,7 @@ def test_initial_weights_depend_on_the_seed_alone(name):
             assert not torch.equal(value, other[key]), key
 
 
-def test_tokens_of_an_initial_vit_are_of_the_size_of_the_pixels():
+def test_initial_vit_tokens_have_the_scale_of_the_pixels():
     model = build_model("vit_small", n_classes=10, **PIXELS)
     initialise(model, seed=0)
     images = torch.randn(8, 3, 32, 32, generator=generator(0))
@@ -196,12 +196,12 @@ def test_every_architecture_adapts_with_fan_out(name):
         ("vit_b16", {}, "did you mean 'vit_b_16'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(name, change, message):
+def test_invalid_arguments_are_named(name, change, message):
     with pytest.raises(SettingError, match=message):
         build_model(name, **{"n_classes": 3, **PIXELS, **change})
 
 
-def test_a_vit_says_which_images_it_reads():
+def test_vit_refuses_images_of_another_size():
     model = build_model("vit_small", n_classes=3, **PIXELS, **SMALL["vit_small"])
     with pytest.raises(InputError, match="images are 28 x 32 pixels; allowed: 32"):
         model(torch.rand(1, 3, 28, 32))

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs become weights with a card, or are refused with a reason."""
+"""Tests of the import of checkpoints."""
 
 import collections
 import pickle
@@ -33,7 +33,7 @@ def agree(one, other):
         return torch.equal(one(images), other(images))
 
 
-def test_a_plain_state_dict_needs_no_notes_and_gets_a_card(tmp_path, model):
+def test_plain_state_dict_gets_a_card_without_notes(tmp_path, model):
     torch.save(model.state_dict(), tmp_path / "old.pth")
     imported = brought_in(tmp_path / "old.pth", preprocessing={"resize": 40, "crop": 36})
     assert agree(imported.model, model)
@@ -48,7 +48,7 @@ def test_a_plain_state_dict_needs_no_notes_and_gets_a_card(tmp_path, model):
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model", "net", "model_state_dict"])
 @pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "1."])
-def test_wrappers_and_prefixes_come_off_and_are_told(tmp_path, model, wrapper, prefix):
+def test_wrappers_and_prefixes_are_removed_and_noted(tmp_path, model, wrapper, prefix):
     state = {prefix + key: value for key, value in model.state_dict().items()}
     torch.save({wrapper: state, "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "old.pth")
     imported = brought_in(tmp_path / "old.pth")
@@ -58,7 +58,7 @@ def test_wrappers_and_prefixes_come_off_and_are_told(tmp_path, model, wrapper, p
     assert f"removed {first!r} in {len(state)} keys" in imported.notes
 
 
-def test_its_own_pixel_statistics_are_left_out_and_told(tmp_path, model):
+def test_pixel_statistics_of_the_file_are_left_out_and_noted(tmp_path, model):
     state = collections.OrderedDict({"0.mean": torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1)})
     state |= {f"1.{key}": value for key, value in model.state_dict().items()}
     torch.save(state, tmp_path / "old.pth")
@@ -67,7 +67,7 @@ def test_its_own_pixel_statistics_are_left_out_and_told(tmp_path, model):
     assert "left out 0.mean = [0.1, 0.2, 0.3]: the card gives mean and std" in imported.notes[0]
 
 
-def test_other_spellings_and_missing_counters_are_mended_and_told(tmp_path, model):
+def test_other_names_and_missing_counters_are_fixed_and_noted(tmp_path, model):
     state = {
         key.replace("shortcut.", "downsample.").replace("fc.", "linear."): value
         for key, value in model.state_dict().items()
@@ -82,7 +82,7 @@ def test_other_spellings_and_missing_counters_are_mended_and_told(tmp_path, mode
     assert "set 9 batch counters to 0, because they are not in the file" in imported.notes
 
 
-def test_safetensors_without_a_card_are_read_too(tmp_path, model):
+def test_safetensors_without_a_card_are_imported(tmp_path, model):
     half = {key: value.half() for key, value in model.state_dict().items()}
     save_file(half, tmp_path / "old.safetensors")
     imported = brought_in(tmp_path / "old.safetensors")
@@ -90,7 +90,7 @@ def test_safetensors_without_a_card_are_read_too(tmp_path, model):
     assert torch.equal(imported.model.conv1.weight, half["conv1.weight"].float())
 
 
-def test_a_transformer_takes_the_size_of_the_crop(tmp_path):
+def test_transformer_uses_the_size_of_the_crop(tmp_path):
     small = build_model("vit_small", n_classes=4, image_size=16, **PIXELS)
     torch.save(small.state_dict(), tmp_path / "old.pth")
     imported = brought_in(tmp_path / "old.pth", "vit_small", size=16)
@@ -98,7 +98,7 @@ def test_a_transformer_takes_the_size_of_the_crop(tmp_path):
     assert imported.model(torch.rand(1, 3, 16, 16)).shape == (1, 4)
 
 
-def test_tensors_that_belong_nowhere_are_an_error_not_a_loss(tmp_path, model):
+def test_unknown_tensors_raise_an_error(tmp_path, model):
     torch.save({**model.state_dict(), "fc2.weight": torch.ones(2)}, tmp_path / "old.pth")
     with pytest.raises(ModelError, match=r"1 key is unknown \(fc2\.weight\)"):
         brought_in(tmp_path / "old.pth")
@@ -118,7 +118,7 @@ class Bomb:
         return exec, ("raise SystemExit('ran')",)
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_without_running_it(tmp_path, model):
+def test_checkpoint_that_would_run_code_is_refused(tmp_path, model):
     torch.save({"state_dict": model.state_dict(), "extra": Bomb()}, tmp_path / "old.pth")
     with pytest.raises(InputError, match=r"could run code; .*torch\.save\(model\.state_dict"):
         brought_in(tmp_path / "old.pth")
@@ -137,14 +137,14 @@ def test_a_checkpoint_that_would_run_code_is_refused_without_running_it(tmp_path
         (pickle.dumps({"a": 1}, protocol=4), "is not a readable checkpoint"),
     ],
 )
-def test_files_that_are_no_checkpoints_get_one_sentence(tmp_path, content, message):
+def test_invalid_checkpoint_is_refused(tmp_path, content, message):
     (tmp_path / "old.pth").write_bytes(content)
     with pytest.raises(InputError, match=message) as refusal:
         brought_in(tmp_path / "old.pth")
     assert "\n" not in str(refusal.value)
 
 
-def test_checkpoints_without_a_state_dict_say_what_they_hold(tmp_path):
+def test_checkpoint_without_state_dict_names_its_content(tmp_path):
     with pytest.raises(InputError, match="there is no checkpoint at"):
         brought_in(tmp_path / "none.pth")
     torch.save({"weights": {"a": torch.ones(1)}, "epoch": 3}, tmp_path / "old.pth")
@@ -155,7 +155,7 @@ def test_checkpoints_without_a_state_dict_say_what_they_hold(tmp_path):
         brought_in(tmp_path / "old.pth")
 
 
-def test_the_shared_checkpoint_classifies_once_it_is_brought_in(shared_data):
+def test_shared_checkpoint_classifies_after_import(shared_data):
     pack = embedded_pack("cifar10")
     imported = import_checkpoint(
         shared_data / "checkpoints" / "cifar10_resnet18.safetensors",

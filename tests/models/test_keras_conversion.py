@@ -1,4 +1,4 @@
-"""What the conversion of Keras' ResNet-50 does to each tensor, at sizes that fit on a hand."""
+"""Tests of the conversion of a ResNet-50 from Keras."""
 
 import importlib.util
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_every_weight_of_the_architecture_is_filled(script):
     assert script.converted(tiny_package(script)).keys() == model.state_dict().keys() - counters
 
 
-def test_kernels_turn_to_our_order_of_axes_and_the_first_to_rgb(script):
+def test_kernels_are_transposed_and_the_first_becomes_rgb(script):
     keras = tiny_package(script)
     state = script.converted(keras)
     assert state["layer1.0.conv1.weight"][1, 2] == keras["res2a_branch2a/kernel"][0, 0, 2, 1]
@@ -48,13 +48,13 @@ def test_kernels_turn_to_our_order_of_axes_and_the_first_to_rgb(script):
     assert torch.equal(state["fc.weight"], keras["fc1000/kernel"].T)
 
 
-def test_biases_move_into_the_means_behind_them(script):
+def test_biases_are_folded_into_batchnorm_means(script):
     keras = tiny_package(script)
     means = script.converted(keras)["layer2.0.downsample.1.running_mean"]
     assert torch.equal(means, keras["bn3a_branch1/moving_mean"] - torch.tensor([1.0, 2.0]))
 
 
-def test_normalised_pixels_are_what_keras_reads(script):
+def test_normalised_pixels_equal_those_of_keras(script):
     card = script.card_of(("a", "b"), eps=0.001)
     red = (200 / 255 - card.arguments["mean"][0]) / card.arguments["std"][0]
     assert red == pytest.approx(200 - 123.68)
@@ -62,7 +62,7 @@ def test_normalised_pixels_are_what_keras_reads(script):
     assert card.arguments["stride_first"] is True
 
 
-def test_shards_are_cut_where_the_manifest_says(script, tmp_path):
+def test_shards_are_split_by_the_manifest(script, tmp_path):
     floats = np.arange(7, dtype="<f4").tobytes()
     (tmp_path / "1.bin").write_bytes(floats[:10])  # a shard may end within a number
     (tmp_path / "2.bin").write_bytes(floats[10:])

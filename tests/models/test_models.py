@@ -1,4 +1,4 @@
-"""Models and weights that know what they are."""
+"""Tests of models and weights files."""
 
 from importlib.resources import files
 
@@ -13,7 +13,7 @@ from bitta.streams import embedded_pack
 PIXELS = {"n_classes": 4, "mean": (0.5,) * 3, "std": (0.2,) * 3}
 
 
-def test_keys_are_those_of_the_shared_checkpoint(shared_data):
+def test_keys_equal_those_of_the_shared_checkpoint(shared_data):
     saved = load_file(shared_data / "checkpoints" / "cifar10_resnet18.safetensors")
     model = build_model("resnet18", n_classes=10, mean=(0.5,) * 3, std=(0.2,) * 3)
     assert model.state_dict().keys() == saved.keys()
@@ -37,7 +37,7 @@ def test_weights_and_card_round_trip(tmp_path):
     assert torch.equal(loaded(x), model.eval()(x))
 
 
-def test_building_and_initialising_leave_global_chance_alone():
+def test_building_and_initialising_keep_the_global_generator():
     before = torch.get_rng_state()
     one, two = build_model("resnet8", **PIXELS), build_model("resnet8", **PIXELS)
     initialise(one, seed=0)
@@ -46,7 +46,7 @@ def test_building_and_initialising_leave_global_chance_alone():
     assert torch.equal(one.layer2[0].conv1.weight, two.layer2[0].conv1.weight)
 
 
-def test_strangers_are_refused(tmp_path):
+def test_unknown_names_are_refused(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "plain")
     with pytest.raises(InputError, match="which architecture"):
         load_model(tmp_path / "plain")
@@ -56,7 +56,7 @@ def test_strangers_are_refused(tmp_path):
         build_model("resnet81", **PIXELS)
 
 
-def test_the_embedded_cifar_model_is_as_good_as_its_card_says():
+def test_embedded_cifar_model_has_the_accuracy_of_its_card():
     model, card = load_model(str(files("bitta") / "assets" / "cifar10-resnet8.safetensors"))
     assert card.accuracy["cifar10 test"] >= 84
     pack = embedded_pack("cifar10")

@@ -1,4 +1,4 @@
-"""Architectures compute what another library computes with the same weights."""
+"""Tests that architectures compute the same as those of another library."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def shake(model):
                 tensor.sub_(0.55)
 
 
-def test_a_vit():
+def test_vit_equals_another_library():
     theirs = transformers.ViTForImageClassification(
         transformers.ViTConfig(
             hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -41,7 +41,7 @@ def test_a_vit():
 
 @pytest.mark.parametrize("stride_first", [False, True])
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])
-def test_an_imagenet_resnet(block, stride_first):
+def test_imagenet_resnet_equals_another_library(block, stride_first):
     wider = 4 if block == "bottleneck" else 1
     theirs = transformers.ResNetForImageClassification(
         transformers.ResNetConfig(

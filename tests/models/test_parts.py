@@ -1,4 +1,4 @@
-"""Weights in halves and in parts."""
+"""Tests of weights in half precision and in parts."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_parts_stay_under_the_limit_and_give_the_whole_back(tmp_path):
+def test_parts_stay_under_the_limit_and_load_completely(tmp_path):
     model, card = model_and_card()
     paths = save_model(tmp_path / "m.safetensors", model, card, part_bytes=150_000)
     assert names(tmp_path) == [path.name for path in paths]
@@ -60,20 +60,20 @@ def test_parts_stay_under_the_limit_and_give_the_whole_back(tmp_path):
         assert known.preprocessing == {"resize": 10, "crop": 8}
 
 
-def test_weights_that_fit_into_one_part_stay_one_plain_file(tmp_path):
+def test_small_weights_stay_one_file(tmp_path):
     model, card = model_and_card()
     paths = save_model(tmp_path / "m.safetensors", model, card, part_bytes=400_000)
     assert paths == [tmp_path / "m.safetensors"]
 
 
-def test_a_tensor_larger_than_a_part_is_named(tmp_path):
+def test_tensor_larger_than_a_part_is_named(tmp_path):
     model, card = model_and_card()
     with pytest.raises(SettingError, match=r"part_bytes is 100000; 'layer3\.0\.conv2\.weight'"):
         save_model(tmp_path / "m.safetensors", model, card, part_bytes=100_000)
     assert names(tmp_path) == []
 
 
-def test_a_missing_part_is_named(tmp_path):
+def test_missing_part_is_named(tmp_path):
     model, card = model_and_card()
     paths = save_model(tmp_path / "m.safetensors", model, card, part_bytes=150_000)
     paths[1].unlink()
@@ -84,7 +84,7 @@ def test_a_missing_part_is_named(tmp_path):
             load_model(path)
 
 
-def test_parts_of_different_weights_or_cards_are_not_put_together(tmp_path):
+def test_parts_of_different_weights_or_cards_are_refused(tmp_path):
     one, card = model_and_card(seed=0)
     two, _ = model_and_card(seed=1)
     first = save_model(tmp_path / "a" / "m.safetensors", one, card, part_bytes=150_000)
@@ -109,7 +109,7 @@ def test_two_sets_of_parts_under_one_name_are_refused(tmp_path):
         load_model(path)
 
 
-def test_a_disk_that_fails_midway_leaves_the_old_weights(tmp_path, monkeypatch):
+def test_disk_failure_keeps_the_old_weights(tmp_path, monkeypatch):
     old, card = model_and_card(seed=0)
     new, _ = model_and_card(seed=1)
     path = tmp_path / "m.safetensors"
@@ -127,7 +127,7 @@ def test_a_disk_that_fails_midway_leaves_the_old_weights(tmp_path, monkeypatch):
     assert same(load_model(path)[0], old)
 
 
-def test_a_changed_value_in_a_part_is_noticed(tmp_path):
+def test_changed_value_in_a_part_is_refused(tmp_path):
     model, card = model_and_card()
     paths = save_model(tmp_path / "m.safetensors", model, card, part_bytes=150_000)
     tensors = load_file(paths[2])
@@ -139,7 +139,7 @@ def test_a_changed_value_in_a_part_is_noticed(tmp_path):
         load_model(paths[0])
 
 
-def test_saving_again_leaves_no_older_files_of_that_name(tmp_path):
+def test_saving_again_deletes_older_files(tmp_path):
     old, card = model_and_card(seed=0)
     new, _ = model_and_card(seed=1)
     path = tmp_path / "m.safetensors"
@@ -153,13 +153,13 @@ def test_saving_again_leaves_no_older_files_of_that_name(tmp_path):
     assert same(load_model(path)[0], old)
 
 
-def test_weights_are_not_saved_under_the_name_of_a_part(tmp_path):
+def test_name_of_a_part_is_refused_for_saving(tmp_path):
     model, card = model_and_card()
     with pytest.raises(InputError, match=r"the name of a part; use 'm\.safetensors'"):
         save_model(tmp_path / "m-00001-of-00002.safetensors", model, card)
 
 
-def test_halves_are_half_as_large_and_come_back_in_full_precision(tmp_path):
+def test_half_precision_weights_load_in_single_precision(tmp_path):
     model, card = model_and_card()
     (path,) = save_model(tmp_path / "m.safetensors", model, card, half=True)
     stored = load_file(path)
@@ -171,7 +171,7 @@ def test_halves_are_half_as_large_and_come_back_in_full_precision(tmp_path):
     assert torch.equal(loaded.conv1.weight, model.conv1.weight.half().float())
 
 
-def test_what_half_precision_cannot_hold_is_stored_in_full(tmp_path):
+def test_values_beyond_half_precision_are_stored_in_full(tmp_path):
     model, card = model_and_card()
     model.bn1.running_var[3] = 70_000  # half precision ends at 65,504
     (path,) = save_model(tmp_path / "m.safetensors", model, card, half=True)
@@ -179,14 +179,14 @@ def test_what_half_precision_cannot_hold_is_stored_in_full(tmp_path):
     assert load_model(path)[0].bn1.running_var[3] == 70_000
 
 
-def test_a_card_is_read_without_the_weights(tmp_path):
+def test_card_is_read_without_the_weights(tmp_path):
     model, card = model_and_card()
     wrong = ModelCard(**{**card.__dict__, "architecture": "resnet18"})
     (path,) = save_model(tmp_path / "m.safetensors", model, wrong)
     assert read_card(path).architecture == "resnet18"
 
 
-def test_weights_that_do_not_fit_their_architecture_are_told_in_one_sentence(tmp_path):
+def test_weights_of_another_architecture_are_refused(tmp_path):
     model, card = model_and_card()
     wrong = ModelCard(**{**card.__dict__, "architecture": "resnet20"})
     (path,) = save_model(tmp_path / "m.safetensors", model, wrong)
@@ -201,7 +201,7 @@ def test_weights_that_do_not_fit_their_architecture_are_told_in_one_sentence(tmp
         load_model(path)
 
 
-def test_cards_that_cannot_be_read(tmp_path):
+def test_invalid_card_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     for text in ("{", "[]", "{}", json.dumps({"classes": [], "input_shape": [], "colour": 1})):
         save_file({"x": torch.zeros(1)}, path, metadata={"bitta.model": text})

@@ -1,4 +1,4 @@
-"""A folder of arrays; an .npz is in test_streams.py."""
+"""Tests of folders of arrays. test_streams.py tests .npz files."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from bitta.errors import InputError
 from bitta.streams.arrays import read_arrays
 
 
-def test_a_folder_has_a_domain_per_array(tmp_path):
+def test_folder_has_a_domain_per_array(tmp_path):
     pixels = np.arange(6 * 5 * 6 * 3, dtype=np.uint8).reshape(6, 5, 6, 3)
     np.save(tmp_path / "rain.npy", pixels)
     np.save(tmp_path / "fog.npy", pixels.transpose(0, 3, 1, 2)[:4])
@@ -23,7 +23,7 @@ def test_a_folder_has_a_domain_per_array(tmp_path):
     assert np.array_equal(rain.images[rows].numpy(), pixels[[3, 1]].transpose(0, 3, 1, 2))
 
 
-def test_features_in_a_folder_are_floats(tmp_path):
+def test_folder_of_float_features_is_read(tmp_path):
     np.save(tmp_path / "day.npy", np.arange(8.0).reshape(4, 2))
     np.save(tmp_path / "labels.npy", np.zeros(4, int))
     (day,) = read_arrays(str(tmp_path))
@@ -35,7 +35,7 @@ def test_features_in_a_folder_are_floats(tmp_path):
         day.images[torch.tensor([2])]
 
 
-def test_bad_folders_are_refused(tmp_path):
+def test_invalid_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"holds no <domain>\.npy"):
         read_arrays(tmp_path)
     np.save(tmp_path / "day.npy", np.zeros((4, 2)))

@@ -1,4 +1,4 @@
-"""CIFAR in every form it comes in; pickles that are up to something are refused."""
+"""Tests of CIFAR in every format, and of malicious pickles."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def same(domain, labels):
 
 
 @pytest.mark.parametrize("below", ["", "cifar-10-batches-bin22", "a/cifar-10-batches-bin"])
-def test_binary_batches_are_found_two_levels_down(tmp_path, below):
+def test_binary_batches_are_found_two_levels_deep(tmp_path, below):
     (tmp_path / below).mkdir(parents=True, exist_ok=True)
     (tmp_path / below / "test_batch.bin").write_bytes(binary([7, 2]))
     for n in range(1, 6):
@@ -50,14 +50,14 @@ def test_binary_batches_are_found_two_levels_down(tmp_path, below):
 
 @pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
 @pytest.mark.parametrize("text", [bytes, str])
-def test_pickles_of_either_python_are_read(tmp_path, protocol, text):
+def test_pickles_of_python_2_and_3_are_read(tmp_path, protocol, text):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "test_batch").write_bytes(pickled([7, 2, 0, 9], protocol=protocol, text=text))
     assert same(read_cifar10(tmp_path, train=False), [7, 2, 0, 9])
 
 
-def test_a_pickle_as_python_2_wrote_it_is_read(tmp_path):
+def test_pickle_bytes_of_python_2_are_read(tmp_path):
     """Opcodes of the official files: byte strings for keys and pixels, numpy.core for arrays."""
     data = PIXELS[:2].tobytes()
     content = (
@@ -84,7 +84,7 @@ def test_cifar100_takes_the_fine_label(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_the_official_archive_is_read_without_unpacking(tmp_path, inside):
+def test_official_archive_is_read_without_unpacking(tmp_path, inside):
     path = tmp_path / "cifar-10-python.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for n in (4, 1, 5, 2, 3):  # the official archive is not in order either
@@ -102,7 +102,7 @@ def test_the_official_archive_is_read_without_unpacking(tmp_path, inside):
         read_cifar10(path, train=True)
 
 
-def test_mosaics_are_cut_into_tiles(tmp_path):
+def test_mosaics_are_split_into_images(tmp_path):
     tiles = PIXELS.reshape(2, 2, 3, 32, 32).transpose(0, 3, 1, 4, 2).reshape(64, 64, 3)
     Image.fromarray(tiles).save(tmp_path / "test.webp", lossless=True, exact=True)
     np.savez(tmp_path / "labels.npz", test=np.array(FINE, np.uint8), train=np.zeros(0, np.uint8))
@@ -121,7 +121,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("call", [os.system, eval, __import__, np.load, np.frombuffer])
-def test_a_pickle_that_would_act_is_refused_and_not_run(tmp_path, call):
+def test_pickle_that_would_run_code_is_refused(tmp_path, call):
     trace = tmp_path / "trace"
     evil = Evil(call, f"touch {trace}" if call is os.system else "os")
     batch = {b"data": PIXELS, b"labels": evil}
@@ -131,7 +131,7 @@ def test_a_pickle_that_would_act_is_refused_and_not_run(tmp_path, call):
     assert not trace.exists()
 
 
-def test_a_pickle_of_objects_is_refused(tmp_path):
+def test_pickle_of_objects_is_refused(tmp_path):
     batch = {b"data": np.array([object]), b"labels": [1]}
     (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(InputError, match=r"needs .*object|array of object"):
@@ -150,13 +150,13 @@ def test_a_pickle_of_objects_is_refused(tmp_path):
         (pickled([1, 10]), "labels in .* go from 1 to 10, but cifar10 has 0 to 9"),
     ],
 )
-def test_pickles_that_are_no_batches_are_refused(tmp_path, content, message):
+def test_invalid_pickle_is_refused(tmp_path, content, message):
     (tmp_path / "test_batch").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_cifar10(tmp_path, train=False)
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no cifar10 in .* test_batch\.bin, or test_batch, or"):
         read_cifar10(tmp_path, train=False)
     with pytest.raises(InputError, match="no cifar100 in"):
@@ -169,7 +169,7 @@ def test_what_is_missing_is_said(tmp_path):
         read_cifar10(tmp_path, train=False)
 
 
-def test_the_real_mosaics_hold_the_official_set(shared_data):
+def test_real_mosaics_contain_the_official_data(shared_data):
     folder = shared_data / "cifar100"
     test = read_cifar100(folder, train=False)
     assert test.images.shape == (10_000, 3, 32, 32)

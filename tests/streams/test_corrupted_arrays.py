@@ -1,4 +1,4 @@
-"""Corrupted sets in the form of CIFAR-10-C."""
+"""Tests of corrupted data sets in the layout of CIFAR-10-C."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def write(folder, *names, made=(1, 2, 3, 4, 5), repeat=5):
 
 @pytest.mark.parametrize("repeat", [1, 5])
 @pytest.mark.parametrize("above", [False, True])
-def test_a_severity_is_a_fifth_of_the_rows(tmp_path, repeat, above):
+def test_severity_is_a_fifth_of_the_rows(tmp_path, repeat, above):
     write(tmp_path / "CIFAR-10-C", "fog", "snow", repeat=repeat)
     root = tmp_path if above else tmp_path / "CIFAR-10-C"
     snow, fog = read_corrupted(root, ["snow", "fog"], severity=3, classes=["a"] * N)
@@ -42,7 +42,7 @@ def test_labels_may_differ_between_severities(tmp_path):
     assert fog.labels.tolist() == list(range(N, 2 * N))
 
 
-def test_a_severity_that_was_not_made_is_named(tmp_path):
+def test_missing_severity_is_named(tmp_path):
     write(tmp_path, "fog", made=[1, 5])
     assert len(read_corrupted(tmp_path, ["fog"], severity=5)) == 1
     with pytest.raises(
@@ -51,7 +51,7 @@ def test_a_severity_that_was_not_made_is_named(tmp_path):
         read_corrupted(tmp_path, ["fog"], severity=3)
 
 
-def test_what_does_not_fit_is_said(tmp_path):
+def test_invalid_corrupted_arrays_are_refused(tmp_path):
     write(tmp_path, "fog", "snow")
     with pytest.raises(InputError, match=r"no rain\.npy in .*; allowed: fog, snow"):
         read_corrupted(tmp_path, ["rain"], severity=5)
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_said(tmp_path):
         read_corrupted(tmp_path, ["snow"], severity=5)
 
 
-def test_two_sets_in_one_folder_are_not_guessed_between(tmp_path):
+def test_two_data_sets_in_one_folder_are_refused(tmp_path):
     write(tmp_path / "CIFAR-10-C", "fog")
     write(tmp_path / "CIFAR-100-C", "fog")
     with pytest.raises(InputError, match=r"holds 2 labels\.npy; give the folder"):

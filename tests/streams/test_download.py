@@ -1,4 +1,4 @@
-"""A file arrives whole, once, whatever the server does on the way."""
+"""Tests of downloads from servers that fail in many ways."""
 
 import hashlib
 import json
@@ -125,7 +125,7 @@ def parts(target):
     return sorted(path.name for path in target.parent.iterdir())
 
 
-def test_a_file_arrives_whole_with_progress_to_its_end(server, target):
+def test_complete_download_reports_progress(server, target):
     seen = []
     path = fetch(server, target, sha256=SHA256, on_progress=lambda *step: seen.append(step))
     assert path == target
@@ -136,12 +136,12 @@ def test_a_file_arrives_whole_with_progress_to_its_end(server, target):
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_the_folder_is_made(server, tmp_path):
+def test_missing_folder_is_created(server, tmp_path):
     assert fetch(server, tmp_path / "a" / "b" / "set.tar").read_bytes() == FILE
 
 
 @pytest.mark.parametrize("how", ["truncate", "drop"])
-def test_a_broken_connection_goes_on_where_it_broke_off(server, target, how):
+def test_download_continues_after_a_broken_connection(server, target, how):
     server.script = [how]
     why = []
     fetch(server, target, sha256=SHA256, on_retry=why.append)
@@ -157,7 +157,7 @@ def test_a_broken_connection_goes_on_where_it_broke_off(server, target, how):
     assert "trying again" in why[0]
 
 
-def test_a_stalled_connection_is_given_up_and_goes_on(server, target):
+def test_download_continues_after_a_stalled_connection(server, target):
     server.script = ["stall"]
     began = time.monotonic()
     fetch(server, target, sha256=SHA256, timeout=3)
@@ -166,14 +166,14 @@ def test_a_stalled_connection_is_given_up_and_goes_on(server, target):
     assert server.seen == [(None, None), (f"bytes={HALF}-", '"one"')]
 
 
-def test_failures_that_bring_something_do_not_count(server, target):
+def test_failures_with_new_bytes_do_not_count(server, target):
     server.script = ["truncate"] * 8
     fetch(server, target, sha256=SHA256, attempts=2)
     assert target.read_bytes() == FILE
     assert sum(server.sent) == len(FILE)
 
 
-def test_a_server_that_ignores_ranges_is_read_from_the_beginning(server, target):
+def test_server_without_range_support_is_read_from_the_start(server, target):
     server.script = ["truncate"]
     server.ignores_range = True
     fetch(server, target, sha256=SHA256)
@@ -182,7 +182,7 @@ def test_a_server_that_ignores_ranges_is_read_from_the_beginning(server, target)
     assert server.sent == [HALF, len(FILE)]
 
 
-def test_a_server_that_never_sends_the_end_is_given_up(server, target):
+def test_server_that_never_sends_the_end_raises_an_error(server, target):
     server.script = ["truncate"] * 9
     server.ignores_range = True
     with pytest.raises(InputError, match=r"failed 3 times in a row \(the connection closed after"):
@@ -202,14 +202,14 @@ def change_between_attempts(server, etag):
     return newer, change
 
 
-def test_two_versions_are_not_mixed(server, target):
+def test_changed_remote_file_starts_over(server, target):
     newer, change = change_between_attempts(server, '"two"')
     fetch(server, target, on_retry=change)
     assert target.read_bytes() == newer
     assert server.sent == [HALF, len(newer)]
 
 
-def test_two_versions_are_not_mixed_by_a_server_that_ignores_the_condition(server, target):
+def test_changed_remote_file_starts_over_without_if_range_support(server, target):
     server.ignores_if_range = True
     newer, change = change_between_attempts(server, '"two"')
     fetch(server, target, on_retry=change)
@@ -217,7 +217,7 @@ def test_two_versions_are_not_mixed_by_a_server_that_ignores_the_condition(serve
     assert [asked for asked, _ in server.seen] == [None, f"bytes={HALF}-", None]
 
 
-def test_the_date_of_the_last_change_does_if_there_is_only_a_weak_etag(server, target):
+def test_last_modified_replaces_a_weak_etag(server, target):
     server.etag = 'W/"one"'
     server.last_modified = "Sat, 01 Nov 2025 10:00:00 GMT"
     server.script = ["truncate"]
@@ -226,7 +226,7 @@ def test_the_date_of_the_last_change_does_if_there_is_only_a_weak_etag(server, t
     assert server.seen[1] == (f"bytes={HALF}-", server.last_modified)
 
 
-def test_without_a_validator_only_a_checksum_allows_going_on(server, target):
+def test_resume_without_validator_needs_a_checksum(server, target):
     server.etag = None
     server.script = ["truncate"]
     fetch(server, target)
@@ -239,7 +239,7 @@ def test_without_a_validator_only_a_checksum_allows_going_on(server, target):
     assert target.read_bytes() == FILE
 
 
-def test_a_mix_without_validators_is_caught_by_the_checksum_and_mended(server, target):
+def test_mixed_bytes_are_detected_by_the_checksum(server, target):
     newer, change = change_between_attempts(server, None)
     server.etag = None
     fetch(server, target, sha256=hashlib.sha256(newer).hexdigest(), on_retry=change)
@@ -247,7 +247,7 @@ def test_a_mix_without_validators_is_caught_by_the_checksum_and_mended(server, t
     assert [asked for asked, _ in server.seen] == [None, f"bytes={HALF}-", None]
 
 
-def test_a_corrupt_file_is_fetched_once_more_from_the_beginning(server, target):
+def test_corrupt_file_is_downloaded_once_more(server, target):
     server.script = ["corrupt"]
     why = []
     fetch(server, target, sha256=SHA256, md5=hashlib.md5(FILE).hexdigest(), on_retry=why.append)
@@ -256,7 +256,7 @@ def test_a_corrupt_file_is_fetched_once_more_from_the_beginning(server, target):
     assert "once more from the start" in why[0]
 
 
-def test_a_file_that_is_corrupt_twice_is_refused_with_both_checksums(server, target):
+def test_second_corrupt_download_is_refused_with_both_checksums(server, target):
     server.script = ["corrupt", "corrupt"]
     came = hashlib.sha256(bytes([1]) + FILE[1:]).hexdigest()
     with pytest.raises(
@@ -268,7 +268,7 @@ def test_a_file_that_is_corrupt_twice_is_refused_with_both_checksums(server, tar
 
 
 @pytest.mark.parametrize("code", [404, 403, 410])
-def test_a_refusal_is_final_and_said_at_once(server, target, code):
+def test_client_error_status_is_not_retried(server, target, code):
     server.script = [code]
     with pytest.raises(InputError, match=f"was refused \\({code} .*check the address"):
         fetch(server, target)
@@ -276,14 +276,14 @@ def test_a_refusal_is_final_and_said_at_once(server, target, code):
 
 
 @pytest.mark.parametrize("code", [500, 503, 429])
-def test_a_server_in_trouble_is_asked_again(server, target, code):
+def test_server_error_is_retried(server, target, code):
     server.script = [code, code]
     fetch(server, target, sha256=SHA256)
     assert target.read_bytes() == FILE
     assert len(server.seen) == 3
 
 
-def test_pauses_grow_and_end(server, target, monkeypatch):
+def test_pauses_double_up_to_a_limit(server, target, monkeypatch):
     pauses = []
     monkeypatch.setattr(module.time, "sleep", pauses.append)
     server.script = [500] * 9
@@ -292,7 +292,7 @@ def test_pauses_grow_and_end(server, target, monkeypatch):
     assert pauses == [1, 2, 4, 8, 10, 10]
 
 
-def test_a_range_past_the_end_starts_over(server, target):
+def test_range_past_the_end_starts_over(server, target):
     server.script = ["truncate"]
     with pytest.raises(InputError):
         fetch(server, target, attempts=1)
@@ -302,7 +302,7 @@ def test_a_range_past_the_end_starts_over(server, target):
     assert target.read_bytes() == FILE
 
 
-def test_the_next_call_goes_on_from_what_was_kept(server, target):
+def test_next_call_continues_from_the_kept_part(server, target):
     server.script = ["truncate"]
     with pytest.raises(InputError, match="the downloaded part is kept"):
         fetch(server, target, attempts=1)
@@ -314,7 +314,7 @@ def test_the_next_call_goes_on_from_what_was_kept(server, target):
 
 
 @pytest.mark.parametrize("note", ["", "no json", "[]", '{"colour": 1}', None])
-def test_a_part_of_unknown_origin_is_not_used(server, target, note):
+def test_part_of_unknown_origin_is_not_used(server, target, note):
     target.with_name("set.tar.part").write_bytes(b"x" * 100)
     if note is not None:
         target.with_name("set.tar.part.json").write_text(note)
@@ -323,7 +323,7 @@ def test_a_part_of_unknown_origin_is_not_used(server, target, note):
     assert target.read_bytes() == FILE
 
 
-def test_a_part_of_another_address_is_not_used(server, target):
+def test_part_of_another_address_is_not_used(server, target):
     target.with_name("set.tar.part").write_bytes(b"x" * 100)
     note = {"url": f"{server.url}.old", "validator": '"one"', "total": len(FILE)}
     target.with_name("set.tar.part.json").write_text(json.dumps(note))
@@ -332,7 +332,7 @@ def test_a_part_of_another_address_is_not_used(server, target):
     assert target.read_bytes() == FILE
 
 
-def test_a_part_that_is_complete_is_only_checked(server, target):
+def test_complete_part_is_only_verified(server, target):
     target.with_name("set.tar.part").write_bytes(FILE)
     note = {"url": server.url, "validator": '"one"', "total": len(FILE)}
     target.with_name("set.tar.part.json").write_text(json.dumps(note))
@@ -341,7 +341,7 @@ def test_a_part_that_is_complete_is_only_checked(server, target):
     assert target.read_bytes() == FILE
 
 
-def test_a_finished_file_is_kept_only_if_its_checksum_is_right(server, target):
+def test_existing_file_is_kept_if_its_checksum_matches(server, target):
     fetch(server, target)
     fetch(server, target, sha256=SHA256.upper())
     assert len(server.seen) == 1
@@ -351,7 +351,7 @@ def test_a_finished_file_is_kept_only_if_its_checksum_is_right(server, target):
     assert target.read_bytes() == FILE
 
 
-def test_a_length_that_is_not_told_is_no_obstacle(server, target):
+def test_download_without_content_length_works(server, target):
     server.script = ["no length"]
     seen = []
     fetch(server, target, sha256=SHA256, on_progress=lambda *step: seen.append(step))
@@ -380,7 +380,7 @@ download(*sys.argv[1:], on_progress=lambda done, total: print(done, flush=True))
 """
 
 
-def test_a_killed_process_leaves_a_part_that_is_used(server, target):
+def test_part_of_a_killed_process_is_used(server, target):
     server.file, server.cut, server.script = FILE * 4, len(FILE) * 3, ["stall"]
     with subprocess.Popen(
         [sys.executable, "-c", LIFE, server.url, target], stdout=subprocess.PIPE, text=True
@@ -420,13 +420,13 @@ def test_memory_does_not_grow_with_the_file(server, target):
         ("http://127.0.0.1/c", {"md5": "g" * 32}, "32 hexadecimal digits"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused_before_asking(target, url, settings, message):
+def test_invalid_address_or_checksum_is_refused_before_any_request(target, url, settings, message):
     with pytest.raises(SettingError, match=message):
         download(url, target, **settings)
     assert parts(target) == []
 
 
-def test_a_server_that_is_not_there_is_one_sentence(target, server):
+def test_unreachable_server_is_one_sentence(target, server):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/set.tar"
@@ -434,7 +434,7 @@ def test_a_server_that_is_not_there_is_one_sentence(target, server):
             download(url, target, attempts=2, pause=0.001)
 
 
-def test_a_full_disk_is_known_before_the_bytes_come(server, target, monkeypatch):
+def test_full_disk_is_detected_before_the_download(server, target, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(InputError, match=r"MiB are free .*free some space"):
@@ -442,7 +442,7 @@ def test_a_full_disk_is_known_before_the_bytes_come(server, target, monkeypatch)
     assert parts(target) == []
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(server, tmp_path):
+def test_unwritable_path_is_one_sentence(server, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         fetch(server, tmp_path / "file" / "set.tar")

@@ -1,4 +1,4 @@
-"""A folder per domain, a folder per class; or a tar per domain."""
+"""Tests of folders and tars of pictures."""
 
 import tarfile
 
@@ -57,7 +57,7 @@ def test_labels_follow_the_sorted_classes_of_all_domains(tmp_path):
     assert shades(photo) == [2, 1, 0]
 
 
-def test_the_choice_and_order_of_domains_leave_labels_alone(tmp_path):
+def test_labels_do_not_depend_on_the_chosen_domains(tmp_path):
     sketch, photo = read_folders(tree(tmp_path, *TWO), domains=["sketch", "photo"])
     assert (sketch.name, photo.name) == ("sketch", "photo")
     (alone,) = read_folders(tmp_path, domains=["sketch"])
@@ -66,7 +66,7 @@ def test_the_choice_and_order_of_domains_leave_labels_alone(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "photo/"])
-def test_a_tar_is_read_as_its_folder_would_be(tmp_path, prefix):
+def test_tar_gives_the_same_domain_as_its_folder(tmp_path, prefix):
     (before, _) = read_folders(tree(tmp_path, *TWO))
     shown = shades(before)
     pack(tmp_path, "photo", prefix=prefix)
@@ -77,7 +77,7 @@ def test_a_tar_is_read_as_its_folder_would_be(tmp_path, prefix):
     assert sketch.images[torch.tensor([0])].shape == (1, 3, 4, 4)
 
 
-def test_what_is_hidden_or_no_picture_is_passed_over(tmp_path):
+def test_hidden_files_and_other_files_are_skipped(tmp_path):
     tree(tmp_path, *TWO, "photo/dog/deep/er/c.PNG", "photo/cat/.thumb.png", "photo/.git/x.png")
     (tmp_path / "photo" / "cat" / "notes.txt").write_text("hello")
     (tmp_path / "photo" / "cat" / "Thumbs.db").write_text("hello")
@@ -86,7 +86,7 @@ def test_what_is_hidden_or_no_picture_is_passed_over(tmp_path):
     assert photo.labels.tolist() == [0, 0, 1, 1]
 
 
-def test_given_classes_decide_the_labels(tmp_path):
+def test_given_classes_determine_the_labels(tmp_path):
     tree(tmp_path, *TWO)
     (photo,) = read_folders(tmp_path, domains=["photo"], classes=["dog", "elk", "cat"])
     assert photo.labels.tolist() == [2, 2, 0]
@@ -96,7 +96,7 @@ def test_given_classes_decide_the_labels(tmp_path):
         read_folders(tmp_path, classes=["dog", "cat"])
 
 
-def test_a_folder_of_classes_is_one_domain(tmp_path):
+def test_folder_of_classes_is_one_domain(tmp_path):
     (domain,) = read_folders(tree(tmp_path / "mine", "dog/a.png", "cat/a.png", "cat/b.png"))
     assert domain.name == "mine"
     assert domain.classes == ("cat", "dog")
@@ -105,7 +105,7 @@ def test_a_folder_of_classes_is_one_domain(tmp_path):
         read_folders(tmp_path / "mine", domains=["dog"])
 
 
-def test_the_folder_an_archive_unpacks_into_is_stepped_into(tmp_path):
+def test_wrapper_folder_of_an_archive_is_skipped(tmp_path):
     below = [f"PACS/kfold/{domain}/{kind}/1.png" for domain in "ab" for kind in ("cat", "dog")]
     tree(tmp_path, *below)
     first, second = read_folders(tmp_path)
@@ -120,7 +120,7 @@ def test_pictures_at_two_levels_are_refused(tmp_path):
         read_folders(tmp_path)
 
 
-def test_what_is_empty_or_not_there_is_said(tmp_path):
+def test_empty_or_missing_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="there is no folder"):
         read_folders(tmp_path / "none")
     with pytest.raises(InputError, match=r"holds no folder and no \.tar of a domain"):
@@ -137,7 +137,7 @@ def test_what_is_empty_or_not_there_is_said(tmp_path):
         read_folders(tmp_path, domains=["empty"])
 
 
-def test_a_tar_that_is_none_is_refused(tmp_path):
+def test_invalid_tar_is_refused(tmp_path):
     tree(tmp_path, *TWO)
     (tmp_path / "art.tar").write_text("hello" * 200)
     with pytest.raises(InputError, match=r"art\.tar' cannot be read as an uncompressed tar"):
@@ -148,7 +148,7 @@ def test_a_tar_that_is_none_is_refused(tmp_path):
         read_folders(tmp_path)
 
 
-def test_pacs_is_all_there(shared_data):
+def test_pacs_has_all_domains(shared_data):
     domains = read_folders(shared_data / "pacs")
     assert {domain.name: len(domain.labels) for domain in domains} == {
         "art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929,

@@ -1,4 +1,4 @@
-"""Trees of the shape in which ImageNet's relatives are published."""
+"""Tests of data sets derived from ImageNet."""
 
 import re
 
@@ -28,7 +28,7 @@ def first_shades(domain):
     return domain.images[torch.arange(len(domain.labels))][:, 0, 0, 0].tolist()
 
 
-def test_the_thousand_classes_are_sorted():
+def test_imagenet_classes_are_sorted():
     wnids = imagenet_wnids()
     assert len(set(wnids)) == 1000
     assert list(wnids) == sorted(wnids)
@@ -64,7 +64,7 @@ def test_tiny_imagenet_numbers_its_sorted_classes(tmp_path, above):
     assert first_shades(val) == [1, 0, 2]
 
 
-def test_what_is_wrong_with_tiny_imagenet_is_said(tmp_path):
+def test_invalid_tiny_imagenet_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no wnids\.txt in .*'tiny-imagenet-200'"):
         read_tiny_imagenet(tmp_path, train=True)
     folder = tiny(tmp_path)
@@ -111,7 +111,7 @@ def test_tiny_imagenet_c_numbers_the_classes_it_has(tmp_path):
     assert snow.labels.tolist() == [0, 1, 2]
 
 
-def test_corruptions_that_are_not_there_are_said(tmp_path):
+def test_missing_corruption_or_severity_is_refused(tmp_path):
     corrupted(tmp_path, "weather/fog", "weather/snow")
     with pytest.raises(InputError, match=r"no 'frost' in .*; allowed: fog, snow"):
         read_imagenet_c(tmp_path, ["frost"], severity=5)
@@ -125,7 +125,7 @@ def test_corruptions_that_are_not_there_are_said(tmp_path):
 
 
 @pytest.mark.parametrize("above", ["", "imagenet-r"])
-def test_imagenet_r_numbers_the_classes_that_are_there(tmp_path, above):
+def test_imagenet_r_numbers_its_existing_classes(tmp_path, above):
     picture(tmp_path / above / TABBY / "art_0.jpg", side=300)
     picture(tmp_path / above / GOLDFISH / "cartoon_3.jpg", side=150)
     picture(tmp_path / above / GOLDFISH / "art_1.jpg", side=500)

@@ -1,4 +1,4 @@
-"""Pictures on disk: sizes, kinds of pictures, damage, rows of arrays."""
+"""Tests of images on disk."""
 
 import pickle
 import tarfile
@@ -25,7 +25,7 @@ def all_of(images):
     return images[torch.arange(len(images))]
 
 
-def test_rows_come_in_the_order_asked_for(tmp_path):
+def test_rows_are_returned_in_the_given_order(tmp_path):
     pixels = [noise(4, 6, seed=n) for n in range(40)]
     files = DecodedImages([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
@@ -37,7 +37,7 @@ def test_rows_come_in_the_order_asked_for(tmp_path):
     assert files[order[:0]].shape[:2] == (0, 3)
 
 
-def test_the_shorter_side_is_scaled_and_the_middle_kept(tmp_path):
+def test_shorter_side_is_resized_and_centre_is_cropped(tmp_path):
     entry = write(tmp_path / "wide.png", noise(100, 300))
     assert all_of(DecodedImages([entry], Geometry(resize=50))).shape == (1, 3, 50, 150)
     assert all_of(DecodedImages([entry], Geometry(resize=50, crop=40))).shape == (1, 3, 40, 40)
@@ -45,7 +45,7 @@ def test_the_shorter_side_is_scaled_and_the_middle_kept(tmp_path):
     assert np.array_equal(cut, noise(100, 300)[10:90, 110:190])
 
 
-def test_scaling_is_bilinear_with_antialiasing(tmp_path):
+def test_resizing_is_bilinear_with_antialiasing(tmp_path):
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[:, ::2] = 255
     entry = write(tmp_path / "stripes.png", stripes)
@@ -55,7 +55,7 @@ def test_scaling_is_bilinear_with_antialiasing(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "LA", "RGBA", "CMYK", "I;16"])
-def test_every_kind_of_picture_becomes_rgb(tmp_path, mode):
+def test_every_picture_mode_becomes_rgb(tmp_path, mode):
     grey = np.full((5, 5), 200, np.uint8)
     if mode == "I;16":
         picture = Image.fromarray(grey.astype(np.uint16) * 256)
@@ -84,7 +84,7 @@ def test_members_of_a_tar_are_read_in_place(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "bmp", "ppm", "gif", "tiff"])
-def test_a_truncated_picture_is_named(tmp_path, suffix):
+def test_truncated_picture_is_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"cut.{suffix}"
     write(path, noise(64, 64))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -92,7 +92,7 @@ def test_a_truncated_picture_is_named(tmp_path, suffix):
         all_of(DecodedImages([ImageFile(str(path))]))
 
 
-def test_what_is_no_picture_or_not_there_is_named(tmp_path):
+def test_invalid_or_missing_picture_is_refused_by_name(tmp_path):
     (tmp_path / "text.jpg").write_text("hello")
     with pytest.raises(InputError, match=r"text\.jpg' is truncated or not a picture"):
         all_of(DecodedImages([ImageFile(str(tmp_path / "text.jpg"))]))
@@ -106,7 +106,7 @@ def test_what_is_no_picture_or_not_there_is_named(tmp_path):
         all_of(DecodedImages([cut]))
 
 
-def test_sizes_that_do_not_fit_are_refused(tmp_path):
+def test_pictures_of_different_or_too_small_size_are_refused(tmp_path):
     entries = [write(tmp_path / "a.png", noise(8, 8)), write(tmp_path / "b.png", noise(8, 9))]
     with pytest.raises(InputError, match=r"b\.png' is 9 x 8 and .*a\.png' is 8 x 8"):
         all_of(DecodedImages(entries))
@@ -118,7 +118,7 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path):
         Geometry(resize=-1)
 
 
-def test_rows_of_an_array_are_mapped_and_can_start_later(tmp_path):
+def test_mapped_rows_can_start_later(tmp_path):
     pixels = np.stack([noise(6, 5, seed=n) for n in range(10)])
     np.save(tmp_path / "x.npy", pixels)
     part = MappedImages(tmp_path / "x.npy", start=4, stop=8)
@@ -130,7 +130,7 @@ def test_rows_of_an_array_are_mapped_and_can_start_later(tmp_path):
     assert len(pickle.dumps(part)) < 1000
 
 
-def test_arrays_that_are_cut_or_none_are_refused(tmp_path):
+def test_truncated_or_invalid_array_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((4, 8, 8, 3), np.uint8))
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:300])
     with pytest.raises(InputError, match=r"x\.npy' is truncated or not an .npy file"):
@@ -143,7 +143,7 @@ def test_arrays_that_are_cut_or_none_are_refused(tmp_path):
         MappedImages(tmp_path / "objects.npy")
 
 
-def test_a_choice_of_images_stays_on_disk(tmp_path):
+def test_selected_images_stay_on_disk(tmp_path):
     pixels = [noise(4, 4, seed=n) for n in range(5)]
     files = DecodedImages([write(tmp_path / f"{n}.png", p) for n, p in enumerate(pixels)])
     chosen = SelectedImages(files, torch.tensor([4, 1, 3]))

@@ -1,4 +1,4 @@
-"""A tree far larger than what a batch needs is streamed in little memory."""
+"""Test of the memory that a large stream needs."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def large_tree(tmp_path):
     not os.path.exists("/proc/self/status"),
     reason="there is no /proc to read peak memory from; run on Linux",
 )
-def test_two_gigabytes_are_streamed_in_less_than_300_megabytes(large_tree):
+def test_stream_of_two_gigabytes_needs_less_than_300_megabytes(large_tree):
     size = sum(path.stat().st_size for path in large_tree.rglob("*.ppm"))
     assert size > 2e9
     done = subprocess.run(

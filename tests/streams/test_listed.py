@@ -1,4 +1,4 @@
-"""Lists of pictures: DomainNet-126 and VisDA-2021."""
+"""Tests of lists of pictures: DomainNet-126 and VisDA-2021."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def domainnet(root, *domains):
     return root
 
 
-def test_domainnet126_is_what_its_lists_say(tmp_path):
+def test_domainnet126_follows_its_lists(tmp_path):
     domainnet(tmp_path, "clipart", "real")
     picture(tmp_path / "clipart" / "zebra" / "unlisted.jpg")
     real, clipart = read_domainnet126(tmp_path, domains=["real", "clipart"])
@@ -35,7 +35,7 @@ def test_domainnet126_is_what_its_lists_say(tmp_path):
     assert clipart.images[torch.arange(3)].shape == (3, 3, 224, 224)
 
 
-def test_lists_that_lack_something_are_refused(tmp_path):
+def test_invalid_lists_are_refused(tmp_path):
     domainnet(tmp_path, "clipart", "real")
     with pytest.raises(InputError, match=r"no painting_list\.txt in .* exist for clipart, real\."):
         read_domainnet126(tmp_path)
@@ -64,7 +64,7 @@ LINES = {
 
 @pytest.mark.parametrize("start", ["./", "<root>/", ""])
 @pytest.mark.parametrize("below", ["val_filelists", ""])
-def test_visda_leaves_out_what_imagenet_does_not_have_and_says_so(tmp_path, start, below):
+def test_visda_warns_about_pictures_outside_imagenet_classes(tmp_path, start, below):
     for name in LINES:
         picture(tmp_path / name)
     path = tmp_path / below / "objectnet_imagenet_c_r_o_filelist.txt"
@@ -77,7 +77,7 @@ def test_visda_leaves_out_what_imagenet_does_not_have_and_says_so(tmp_path, star
     assert domain.images[torch.arange(2)].shape == (2, 3, 224, 224)
 
 
-def test_visda_without_a_list_reads_the_folders_that_tell_their_label(tmp_path):
+def test_visda_without_a_list_reads_the_class_folders(tmp_path):
     for name in LINES:
         picture(tmp_path / name)
     assert read_visda2021(tmp_path).labels.tolist() == [1]

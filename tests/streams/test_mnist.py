@@ -1,4 +1,4 @@
-"""Digits in idx files, where they may lie."""
+"""Tests of MNIST in idx files."""
 
 import gzip
 
@@ -16,7 +16,7 @@ def idx(shape, values):
 
 @pytest.mark.parametrize("below", ["", "data", "package/data"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_digits_are_found_two_levels_down(tmp_path, below, packed):
+def test_mnist_is_found_two_levels_deep(tmp_path, below, packed):
     folder = tmp_path / below
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in [
@@ -30,7 +30,7 @@ def test_digits_are_found_two_levels_down(tmp_path, below, packed):
     assert labels.tolist() == [4, 9]
 
 
-def test_what_is_wrong_with_digits_is_said(tmp_path):
+def test_invalid_mnist_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no t10k-images-idx3-ubyte, nor .*\.gz, in"):
         read_mnist(tmp_path, train=False)
     with pytest.raises(InputError, match="no t10k-images-idx3-ubyte"):

@@ -1,4 +1,4 @@
-"""Orders of a stream, on domains small enough to follow by hand."""
+"""Tests of the order of samples in a stream."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def numbers(stream):
 DAY, NIGHT = domain("day"), domain("night", start=100)
 
 
-def test_continual_visits_each_domain_once_and_cuts_at_its_end():
+def test_continual_visits_each_domain_once():
     batches = list(stream(DAY, NIGHT).batches())
     assert [(b.domain, len(b.truth)) for b in batches] == [
         ("day", 8), ("day", 8), ("day", 4), ("night", 8), ("night", 8), ("night", 4),
@@ -39,7 +39,7 @@ def test_continual_visits_each_domain_once_and_cuts_at_its_end():
 
 @pytest.mark.parametrize("order", ["continual", "mixed", "recurring", "single"])
 @pytest.mark.parametrize("labels", ["iid", "dirichlet"])
-def test_every_sample_comes_with_its_own_label(order, labels):
+def test_every_sample_has_its_label(order, labels):
     made = stream(DAY, NIGHT, order=order, labels=labels, rounds=2)
     came = numbers(made)
     assert made.truth.tolist() == [number % 4 for number in came]
@@ -48,7 +48,7 @@ def test_every_sample_comes_with_its_own_label(order, labels):
     assert sorted(came) == expected
 
 
-def test_mixed_batches_hold_several_domains():
+def test_mixed_batches_contain_several_domains():
     made = stream(DAY, NIGHT, order="mixed")
     assert set(names(made)) == {"mixed"}
     assert len(made) == 5
@@ -57,7 +57,7 @@ def test_mixed_batches_hold_several_domains():
     assert max(first) >= 100
 
 
-def test_recurring_repeats_the_sequence_each_time_in_another_order():
+def test_recurring_repeats_the_sequence_in_new_orders():
     made = stream(DAY, NIGHT, order="recurring", rounds=3, batch_size=20)
     assert names(made) == ["day", "night"] * 3
     rounds = torch.tensor(numbers(made)).view(3, 40)
@@ -65,7 +65,7 @@ def test_recurring_repeats_the_sequence_each_time_in_another_order():
     assert "day > night, 3 times" in made.protocol
 
 
-def test_single_domains_start_from_the_source():
+def test_single_resets_before_each_domain():
     made = stream(DAY, NIGHT, order="single")
     assert [batch.reset for batch in made.batches()] == [False, False, False, True, False, False]
     assert "reset before each" in made.protocol
@@ -83,14 +83,14 @@ def test_gradual_needs_severities():
         stream(DAY, order="gradual")
 
 
-def test_a_custom_sequence_may_repeat_and_leave_out():
+def test_sequence_may_repeat_and_omit_domains():
     made = stream(DAY, NIGHT, domain("dusk"), sequence=("night", "day", "night"), batch_size=20)
     assert names(made) == ["night", "day", "night"]
     with pytest.raises(SettingError, match="did you mean 'night'"):
         stream(DAY, NIGHT, sequence=("nigth",))
 
 
-def test_a_domain_comes_in_the_same_order_whatever_surrounds_it():
+def test_order_in_a_domain_does_not_depend_on_other_domains():
     alone = numbers(stream(NIGHT))
     assert numbers(stream(DAY, NIGHT))[20:] == alone
     assert numbers(stream(NIGHT, seed=1)) != alone
@@ -120,7 +120,7 @@ def test_correlated_labels_come_in_runs():
     assert order.equal(correlated_order(labels, beta=0.1, seed=0))
 
 
-def test_protocol_says_what_decides_the_stream():
+def test_protocol_describes_the_arrangement():
     assert stream(DAY, NIGHT, labels="dirichlet").protocol == (
         "40 samples, continual day > night, dirichlet 0.1 within, no reset, batch 8, seed 0"
     )
@@ -138,24 +138,24 @@ def test_protocol_says_what_decides_the_stream():
         ({"rounds": 0}, "rounds is 0"),
     ],
 )
-def test_bad_arrangements_are_refused(how, said):
+def test_invalid_arrangement_is_refused(how, said):
     with pytest.raises(SettingError, match=said):
         Arrangement(**how)
 
 
-def test_labels_must_mean_the_same_in_every_domain():
+def test_domains_with_different_classes_are_refused():
     one = Domain("a", DAY.images, DAY.labels, ("cat", "dog"))
     with pytest.raises(InputError, match="'a' and 'b' do not have the same classes"):
         Stream([one, Domain("b", DAY.images, DAY.labels, ("dog", "cat"))])
 
 
-def test_what_is_mixed_needs_one_form():
+def test_mixed_domains_with_different_shapes_are_refused():
     wide = Domain("wide", torch.zeros(20, 3, 2, 4, dtype=torch.uint8), DAY.labels)
     with pytest.raises(InputError, match=r"'wide' has inputs of shape \(3, 2, 4\)"):
         list(stream(DAY, wide, order="mixed").batches())
 
 
-def test_batches_can_start_anywhere():
+def test_batches_can_start_at_any_number():
     made = stream(DAY, NIGHT, order="single")
     whole = list(made.batches())
     assert [b.domain for b in made.batches(3)] == [b.domain for b in whole[3:]]

@@ -1,4 +1,4 @@
-"""Streams, packs, colours, arrays."""
+"""Tests of streams, packs, coloured digits and .npz files."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def domain(name, n, first=0):
     return Domain(name, labels.to(torch.uint8).view(-1, 1, 1, 1).expand(n, 3, 2, 2), labels)
 
 
-def test_domains_follow_one_another_and_batches_do_not_cross():
+def test_batches_do_not_cross_domains():
     stream = Stream([domain("a", 5), domain("b", 3, first=5)], batch_size=2)
     batches = list(stream.batches())
     assert [(b.domain, len(b.truth)) for b in batches] == [
@@ -32,23 +32,23 @@ def test_domains_follow_one_another_and_batches_do_not_cross():
         assert torch.allclose(batch.inputs[:, 0, 0, 0] * 255, batch.truth.float())
 
 
-def test_a_stream_can_start_anywhere():
+def test_stream_can_start_at_any_batch():
     stream = Stream([domain("a", 7)], batch_size=2)
     whole = [b.truth.tolist() for b in stream.batches()]
     assert [b.truth.tolist() for b in stream.batches(2)] == whole[2:]
 
 
-def test_the_seed_decides_the_order():
+def test_order_depends_on_the_seed():
     orders = [Stream([domain("a", 50)], seed=seed).truth.tolist() for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_the_protocol_says_it_all():
+def test_protocol_names_samples_order_reset_batch_and_seed():
     protocol = Stream([domain("a", 5), domain("b", 3)], batch_size=2, seed=7).protocol
     assert protocol == ("8 samples, continual a > b, shuffled within, no reset, batch 2, seed 7")
 
 
-def test_bad_streams_are_refused():
+def test_invalid_stream_is_refused():
     with pytest.raises(InputError, match="2 images and 3 labels"):
         Domain("a", torch.zeros(2, 3, 2, 2), torch.zeros(3))
     with pytest.raises(InputError, match="no sample"):
@@ -57,7 +57,7 @@ def test_bad_streams_are_refused():
         Stream([domain("a", 2)], batch_size=0)
 
 
-def test_embedded_packs():
+def test_embedded_packs_have_their_shapes_and_classes():
     digits, cifar = embedded_pack("digits"), embedded_pack("cifar10")
     assert digits.images.shape == (6000, 28, 28)
     assert cifar.images.shape == (2000, 3, 32, 32)
@@ -68,7 +68,7 @@ def test_embedded_packs():
     assert cifar.terms
 
 
-def test_colour_tells_the_noisy_label_as_often_as_the_domain_says():
+def test_colour_matches_the_noisy_label_at_the_rate_of_the_domain():
     pack = embedded_pack("digits")
     images, clean, noisy = coloured_digits(pack.images, pack.labels, colour_flip=0.9, seed=0)
     assert torch.equal(clean, (pack.labels >= 5).long())
@@ -84,7 +84,7 @@ def save(path, **arrays):
     return path
 
 
-def test_arrays_of_pictures_and_domains(tmp_path):
+def test_npz_gives_pictures_and_domains(tmp_path):
     path = save(
         tmp_path / "x.npz",
         inputs=np.arange(4 * 5 * 6 * 3, dtype=np.uint8).reshape(4, 5, 6, 3),
@@ -116,12 +116,12 @@ def test_arrays_of_pictures_and_domains(tmp_path):
         ),
     ],
 )
-def test_bad_arrays_are_refused(tmp_path, arrays, message):
+def test_invalid_arrays_are_refused(tmp_path, arrays, message):
     with pytest.raises(InputError, match=message):
         read_arrays(save(tmp_path / "x.npz", **arrays))
 
 
-def test_files_that_are_no_arrays_are_refused(tmp_path):
+def test_file_that_is_not_an_array_is_refused(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
         read_arrays(tmp_path / "none.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))

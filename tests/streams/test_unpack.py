@@ -1,4 +1,4 @@
-"""An archive is unpacked whole or not at all, and never outside its folder."""
+"""Tests of unpacking archives."""
 
 import io
 import stat
@@ -64,7 +64,7 @@ def archive(request, tmp_path):
     return WRITERS[request.param](tmp_path / request.param, CONTENTS)
 
 
-def test_every_kind_is_unpacked_whole(archive, tmp_path):
+def test_every_archive_format_is_unpacked(archive, tmp_path):
     seen = []
     folder = unpack(archive, tmp_path / "out", on_progress=lambda *step: seen.append(step))
     assert folder == tmp_path / "out"
@@ -75,7 +75,7 @@ def test_every_kind_is_unpacked_whole(archive, tmp_path):
     assert names(tmp_path) == sorted([archive.name, "out"])
 
 
-def test_only_a_member_is_kept_if_asked(archive, tmp_path):
+def test_only_the_given_member_is_kept(archive, tmp_path):
     folder = unpack(archive, tmp_path / "out", member="set")
     assert files(folder) == {"a.bin": b"a" * 5000, "deep/b.bin": CONTENTS["set/deep/b.bin"]}
     with pytest.raises(InputError, match="holds nothing in 'se'"):
@@ -84,7 +84,7 @@ def test_only_a_member_is_kept_if_asked(archive, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 0.99])
-def test_a_cut_archive_leaves_nothing(archive, tmp_path, share):
+def test_truncated_archive_leaves_nothing(archive, tmp_path, share):
     content = archive.read_bytes()
     archive.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(InputError, match="is truncated, damaged, or not a tar or zip"):
@@ -92,7 +92,7 @@ def test_a_cut_archive_leaves_nothing(archive, tmp_path, share):
     assert names(tmp_path) == [archive.name]
 
 
-def test_a_tar_cut_between_two_members_is_noticed(tmp_path):
+def test_tar_cut_between_two_members_is_refused(tmp_path):
     archive = write_tar(tmp_path / "x.tar", CONTENTS)
     with tarfile.open(archive) as tar:
         place = tar.getmembers()[2].offset
@@ -102,7 +102,7 @@ def test_a_tar_cut_between_two_members_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.tgz", "x.zip"])
-def test_damage_in_the_middle_is_noticed(tmp_path, name):
+def test_damage_in_the_middle_is_refused(tmp_path, name):
     archive = WRITERS[name](tmp_path / name, {"a": bytes(range(256)) * 400})
     content = bytearray(archive.read_bytes())
     content[len(content) // 2] ^= 255
@@ -114,7 +114,7 @@ def test_damage_in_the_middle_is_noticed(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil"])
 @pytest.mark.parametrize("kind", ["x.tar", "x.tgz", "x.zip"])
-def test_nothing_is_written_above_the_folder(tmp_path, kind, name):
+def test_parent_paths_are_refused(tmp_path, kind, name):
     archive = WRITERS[kind](tmp_path / kind, {"good": b"good", name: b"evil"})
     with pytest.raises(InputError, match="is not safe to unpack"):
         unpack(archive, tmp_path / "out")
@@ -186,7 +186,7 @@ def test_a_folder_with_files_is_not_touched(archive, tmp_path):
     assert files(tmp_path / "out") == {"mine": b"mine"}
 
 
-def test_what_a_killed_process_left_is_cleared(archive, tmp_path):
+def test_draft_of_a_killed_process_is_deleted(archive, tmp_path):
     (tmp_path / ".out.draft").mkdir()
     (tmp_path / ".out.draft" / "half").write_text("half")
     assert files(unpack(archive, tmp_path / "out")) == CONTENTS
@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_nothing(archive, tmp_path):
     assert names(tmp_path) == [archive.name]
 
 
-def test_what_is_no_archive_or_empty_is_one_sentence(tmp_path):
+def test_invalid_or_empty_archive_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(InputError, match="not a tar or zip"):
         unpack(tmp_path / "x.txt", tmp_path / "out")
