@@ -46,12 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="get | make-corrupted")
     summary = "download a data set, check it, and put it where experiments look for it"
-    get = actions.add_parser("get", help=summary, description=f"{summary.capitalize()}.")
+    get = actions.add_parser("get", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     _configure_get(get)
     get.set_defaults(run_action=_get)
     summary = "corrupt a data set and write it in the layout of CIFAR-10-C"
     make = actions.add_parser(
-        "make-corrupted", help=summary, description=f"{summary.capitalize()}."
+        "make-corrupted", help=summary, description=f"{summary[0].upper()}{summary[1:]}."
     )
     _configure_make_corrupted(make)
     make.set_defaults(run_action=_make_corrupted)
