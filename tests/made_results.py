@@ -1,4 +1,4 @@
-"""Results made by hand, for reports."""
+"""Small results for the tests of reports."""
 
 from bitta.metrics import Reliability
 from bitta.report.sections import read_sections
@@ -16,12 +16,12 @@ FEEDBACK = {
 
 
 def made_run(name, method, right, *, seed=0, domains=DOMAINS, n=10, seconds=0.5, **changed):
-    """A run with `right` samples right of `n` in each batch, as many batches in each domain."""
+    """Make a run with `right` correct samples of `n` per batch, and domains of equal length."""
     per_domain = len(right) // len(domains)
     asked = 0 if method in ("source", "bn_stats") else changed.get("n_queries", 3)
     steps = [
         StepRecord(
-            domains[min(place // per_domain, len(domains) - 1)],
+            domains[min(index // per_domain, len(domains) - 1)],
             n,
             n_correct,
             asked,
@@ -31,7 +31,7 @@ def made_run(name, method, right, *, seed=0, domains=DOMAINS, n=10, seconds=0.5,
             seconds,
             **changed.get("step", {}),
         )
-        for place, n_correct in enumerate(right)
+        for index, n_correct in enumerate(right)
     ]
     feedback = {key: changed.get(key, value) for key, value in FEEDBACK.items()}
     experiment = {
@@ -51,13 +51,13 @@ def made_run(name, method, right, *, seed=0, domains=DOMAINS, n=10, seconds=0.5,
 
 
 def made_sections(folder, runs):
-    """What a report reads of them."""
-    for place, run in enumerate(runs):
-        run.save(folder / f"{place:03}.json")
+    """Save the runs and read them as sections."""
+    for index, run in enumerate(runs):
+        run.save(folder / f"{index:03}.json")
     return read_sections([folder])
 
 
 def made_section(folder, runs):
-    """The same where they are of one protocol."""
+    """Save runs of one protocol and read them as one section."""
     [section] = made_sections(folder, runs)
     return section

@@ -10,7 +10,7 @@ from made_results import made_run, made_sections
 
 @pytest.fixture
 def report(tmp_path):
-    """Many rows, a sweep, a collapse, two protocols, and names as long as they get."""
+    """Page with many rows, a sweep, a collapse, two protocols and long names."""
     names = ("source", "bn_stats", "tent", "eata", "sar", "cotta", "rotta", "sotta", "simatta")
     runs = [
         made_run(name, name, [5] * 15, domains=tuple(CORRUPTIONS), seed=seed)
@@ -29,13 +29,13 @@ def report(tmp_path):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_page_loads_no_other_file_and_fits_the_screen(browser, report, width):
-    heard = []
+    messages = []
     page = browser.new_page(viewport={"width": width, "height": 800})
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("console", lambda line: heard.append(line.text))
-    page.on("request", lambda request: heard.append(request.url))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("console", lambda line: messages.append(line.text))
+    page.on("request", lambda request: messages.append(request.url))
     page.goto(f"file://{report}")
-    assert [line for line in heard if not line.startswith(("data:", f"file://{report}"))] == []
+    assert [line for line in messages if not line.startswith(("data:", f"file://{report}"))] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     plots = page.locator("figure svg").all()
     assert len(plots) >= 4

@@ -7,11 +7,11 @@ from made_results import made_run, made_section
 
 
 def collapses(folder, *right, domains=("fog", "snow")):
-    """What is said of a row with such counts, by seed, beside a source that has 8 everywhere."""
+    """Return the collapse note of a row. `right` holds its correct samples per domain by seed."""
     runs = [made_run("source", "source", [8] * len(domains), domains=domains)]
     runs += [made_run("sar", "sar", n, seed=s, domains=domains) for s, n in enumerate(right)]
-    [_, told] = compare(made_section(folder, runs)).collapse_notes
-    return told.strip()
+    [_, note] = compare(made_section(folder, runs)).collapse_notes
+    return note.strip()
 
 
 def test_few_collapsed_domains_are_listed_with_their_seeds(tmp_path):
@@ -19,7 +19,7 @@ def test_few_collapsed_domains_are_listed_with_their_seeds(tmp_path):
 
 
 def test_many_collapsed_domains_are_counted_by_seed(tmp_path):
-    """Seed 0 collapsed in b, c, d and e, seed 1 in a as well: four or five, never six."""
+    """Seed 0 collapsed in b, c, d and e, seed 1 also in a: four to five domains, never six."""
     right = [8, 1, 1, 1, 1, 8], [1, 1, 1, 1, 1, 8]
     assert collapses(tmp_path, *right, domains="abcdef") == (
         "SAR*: in 4 to 5 of 6 domains, depending on the seed (b, c, d, e, ...), all seeds"
@@ -27,7 +27,7 @@ def test_many_collapsed_domains_are_counted_by_seed(tmp_path):
 
 
 def test_note_names_the_first_batch_of_nan_predictions(tmp_path):
-    """Seed 1 is sure of something in its first batch, and of nothing that is a number after it."""
+    """Seed 1 has a confidence in its first batch, and NaN afterwards."""
     source, well, lost = (
         made_run("source", "source", [8, 8]),
         made_run("sar", "sar", [8, 8], step={"confidence": 9.0}),
@@ -35,8 +35,8 @@ def test_note_names_the_first_batch_of_nan_predictions(tmp_path):
     )
     steps = [lost.steps[0], replace(lost.steps[1], confidence=0.0)]
     runs = [source, well, replace(lost, steps=steps)]
-    [_, told] = compare(made_section(tmp_path, runs)).collapse_notes
-    assert told == "  SAR*: in snow, seed 1 of 2; all predictions NaN from batch 2 on, seed 1 of 2"
+    [_, note] = compare(made_section(tmp_path, runs)).collapse_notes
+    assert note == "  SAR*: in snow, seed 1 of 2; all predictions NaN from batch 2 on, seed 1 of 2"
 
 
 def test_rows_are_paired_by_domain_and_seed(tmp_path):

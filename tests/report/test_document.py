@@ -31,7 +31,7 @@ def test_report_states_the_protocol_before_any_number(comparison):
 
 
 def test_docs_show_the_printed_table_and_explain_every_column():
-    """And explains every column."""
+    """The page has the table of the demo and the title of every column."""
     page = (ROOT / "docs" / "how-to" / "make-reports.md").read_text()
     [section] = read_sections([ROOT / "results" / "demo" / "corruptions"])
     comparison = compare(section)

@@ -1,10 +1,12 @@
 """One page that needs nothing but itself."""
 
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
+from bitta.errors import InputError
 from bitta.report.comparison import compare
 from bitta.report.page import report_page
 from made_results import made_run, made_section, made_sections
@@ -14,7 +16,7 @@ NAMES = ["gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass
 
 
 class Reader(HTMLParser):
-    """Refuses tags that do not match; keeps what links, ids and text there are."""
+    """Parser that refuses unbalanced tags and collects links, ids and text."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +161,7 @@ def test_several_sections_have_a_table_of_contents(tmp_path, runs):
 
 
 def test_page_of_sixty_rows_is_smaller_than_three_megabytes(tmp_path):
-    wave = [20 + (place * 7) % 40 for place in range(2340)]
+    wave = [20 + (batch * 7) % 40 for batch in range(2340)]
     step = {"n_measured": 64, "n_agreeing": 40, "n_agreeing_correct": 18}
     methods = ["tent", "sar", "eata", "bitta", "cotta", "rotta"]
     many = [
@@ -175,13 +177,19 @@ def test_page_of_sixty_rows_is_smaller_than_three_megabytes(tmp_path):
     assert text.count('<th scope="row">') == 2 * 60
 
 
+def test_page_without_jinja2_is_refused_with_the_command_to_install_it(tmp_path, runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InputError, match=r"Jinja2.*bitta\[report\]"):
+        page_of(made_section(tmp_path, runs))
+
+
 def test_same_results_give_the_same_page(tmp_path, runs):
     section = made_section(tmp_path, runs)
     assert page_of(section) == page_of(section)
 
 
 def test_plot_has_a_minimum_width_and_scrolls_in_its_own_box(tmp_path, runs):
-    """6.2 inches of 6.5 rem, at 16 px: 645 px; letters of 9 pt, 72 to an inch, have 13."""
+    """6.2 inches of 6.5 rem at 16 px are 645 px. Letters of 9 pt, 72 to an inch, have 13 px."""
     text = page_of(made_section(tmp_path, runs))
     assert re.search(
         r"\.plot svg, \.plot img {[^}]*min-width: calc\(var\(--inches\) \* 6.5rem\)", text

@@ -38,12 +38,12 @@ TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0
 
 
 def linear(colour):
-    parts = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    parts = np.array([int(colour[start : start + 2], 16) for start in (1, 3, 5)]) / 255
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def seen(colour, eye):
-    """In CIELAB, where a distance of about 2.3 is just noticed."""
+    """Return the CIELAB coordinates. A distance of about 2.3 is just noticeable."""
     xyz = TO_XYZ @ np.clip(EYES[eye] @ linear(colour), 0, 1) / [0.9505, 1.0, 1.089]
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
@@ -65,15 +65,15 @@ def test_methods_of_the_main_table_differ_in_colour_to_every_kind_of_colour_visi
 
 
 def test_colours_contrast_with_white():
-    """Contrast with white as in WCAG: 21 is black; Okabe and Ito's orange has 2.2."""
+    """Contrast with white as in WCAG. Black has 21; Okabe and Ito's orange has 2.2."""
     for method in METHODS:
         luminance = TO_XYZ[1] @ linear(method_style(method).colour)
         assert 1.05 / (luminance + 0.05) > 2.1
 
 
 def test_methods_differ_in_dash_or_marker():
-    looks = [(look.dash, look.marker) for look in map(method_style, METHODS)]
-    assert len(set(looks)) == len(METHODS)
+    styles = [(style.dash, style.marker) for style in map(method_style, METHODS)]
+    assert len(set(styles)) == len(METHODS)
 
 
 def test_line_of_bitta_is_the_widest():

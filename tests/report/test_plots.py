@@ -33,7 +33,7 @@ def legend_of(figure):
 
 @pytest.fixture
 def compared(tmp_path):
-    """The source model, a rival that is better, one that collapsed in snow, and BiTTA."""
+    """Section with source model, a better method, one that collapsed in snow, and BiTTA."""
     return made_section(
         tmp_path,
         [
@@ -93,7 +93,7 @@ def test_line_of_a_long_stream_has_400_points(tmp_path):
 
 
 def test_agreement_over_time_has_three_curves(tmp_path):
-    """Of 10 samples 8 agree, 6 of them right, and of the 2 others 1."""
+    """8 of 10 samples agree, 6 of them are correct, and 1 of the other 2."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
     section = made_section(tmp_path, [made_run("bitta", "bitta", [7] * 4, step=step)])
     curves = agreement_curves(section.rows[0].first_run, 8)
@@ -103,7 +103,7 @@ def test_agreement_over_time_has_three_curves(tmp_path):
 
 
 def test_agreement_is_drawn_at_the_batches_with_a_policy(tmp_path):
-    """One sample of every fourth batch: means are over 64 of these samples."""
+    """One sample of every fourth batch has a policy. Averages are over 64 of these samples."""
     run = made_run("bitta", "bitta", [1] * 400)
     asked = {"n_measured": 1, "n_agreeing": 1, "n_agreeing_correct": 1}
     run = replace(
@@ -122,7 +122,7 @@ SURE = {"confidence": 6.0, "n_measured": 5, "n_agreeing": 5, "policy_confidence"
 
 
 def test_confidence_over_time_has_served_labels_and_policy(tmp_path):
-    """10 samples a batch, sure by 6 of them in all, then by 8; of 5 the policy by 2.5."""
+    """10 samples per batch have a confidence of 6 in total, then 8; the policy has 2.5 for 5."""
     run = made_run("bitta", "bitta", [7] * 4, step=SURE)
     run = replace(run, steps=[*run.steps[:3], replace(run.steps[3], confidence=8.0)])
     np.testing.assert_allclose(confidence_curve(run, 2), [60, 60, 60, 70])
@@ -164,8 +164,8 @@ def test_few_rows_have_bars_by_domain(compared):
 def test_many_rows_have_a_map_of_differences_to_the_source_model(tmp_path):
     runs = [made_run("source", "source", [4, 6])]
     runs += [
-        made_run(f"tent-{place}", "tent", [place, 9], n_queries=0, settings={"lr": place / 10})
-        for place in range(3, 10)
+        made_run(f"tent-{right}", "tent", [right, 9], n_queries=0, settings={"lr": right / 10})
+        for right in range(3, 10)
     ]
     axes = figure_of(made_section(tmp_path, runs), "accuracy-by-domain").axes[0]
     shown = [text.get_text() for text in axes.texts]
@@ -196,7 +196,7 @@ def test_sweep_plot_has_means_and_deviations_by_value(tmp_path):
 
 @pytest.fixture
 def priced(tmp_path):
-    """Ten verdicts a batch, beside the labels they pay for in bits, 2, and in seconds, 1."""
+    """Section with 10 verdicts per batch, and the labels of equal cost: 2 in bits, 1 in seconds."""
     return made_section(
         tmp_path,
         [
@@ -284,17 +284,17 @@ def test_sweep_over_words_has_bars_and_marks_the_collapsed_one(tmp_path):
 
 
 def bins(**filled):
-    """Bins of (samples, confidence, right), by their place: b13 = .87 to .93 of 15."""
-    parts = [filled.get(f"b{place}", (0.0, 0.0, 0.0)) for place in range(15)]
+    """Return 15 bins. Each is (samples, confidence, correct) by its index: b13 is .87 to .93."""
+    parts = [filled.get(f"b{index}", (0.0, 0.0, 0.0)) for index in range(15)]
     return Reliability(*(list(part) for part in zip(*parts, strict=True)))
 
 
-def there(values):
+def without_nan(values):
     return [value for value in values if not np.isnan(value)]
 
 
 def test_run_with_nan_predictions_has_no_reliability_diagram(tmp_path):
-    """Its confidences are stored as 0, the first bin, where nothing is right: no gap at all."""
+    """NaN confidences are stored in the first bin, where they would look calibrated."""
     sound = made_run("bitta", "bitta", [6, 6], reliability=bins(b13=(10.0, 9.0, 6.0)))
     lost = made_run("tent", "tent", [6, 0], reliability=bins(b0=(10.0, 0.0, 0.0)))
     steps = [lost.steps[0], replace(lost.steps[1], confidence=0.0)]
@@ -306,7 +306,7 @@ def test_run_with_nan_predictions_has_no_reliability_diagram(tmp_path):
 
 
 def test_reliability_diagram_has_accuracy_gap_and_calibration_error(tmp_path):
-    """A hundred predictions of confidence .9, 60 of them right: a gap, and an error, of 30 %."""
+    """60 of 100 predictions of confidence .9 are correct: gap and error are 30 %."""
     served, policy = bins(b13=(100.0, 90.0, 60.0)), bins(b13=(100.0, 90.0, 80.0))
     run = made_run("bitta", "bitta", [6, 6], reliability=served, policy_reliability=policy)
     axes = figure_of(made_section(tmp_path, [run]), "reliability").axes[0]
@@ -316,18 +316,18 @@ def test_reliability_diagram_has_accuracy_gap_and_calibration_error(tmp_path):
     assert axes.get_title("left") == "BiTTA\nECE 30.0 %\npolicy's ECE 10.0 %"
     assert list(axes.texts) == []  # that might cover what is drawn
     line = next(line for line in axes.lines if line.get_label() == "policy π")
-    assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [80])
+    assert (without_nan(line.get_xdata()), without_nan(line.get_ydata())) == ([90], [80])
 
 
 def test_bins_of_few_samples_are_not_drawn_but_count_for_the_error(tmp_path):
-    """24 of confidence .2, all right; 25 of .9, 15 of them: (24 x .8 + 25 x .3) / 49 is .545."""
+    """All 24 of confidence .2 and 15 of 25 of .9 are correct: (24 x .8 + 25 x .3) / 49 is .545."""
     some = bins(b3=(24.0, 4.8, 24.0), b13=(25.0, 22.5, 15.0))
     run = made_run("bitta", "bitta", [6, 6], reliability=some, policy_reliability=some)
     section = made_section(tmp_path, [run])
     axes = figure_of(section, "reliability").axes[0]
     assert [bar.get_height() for bar in axes.containers[0]] == [60]
     line = next(line for line in axes.lines if line.get_label() == "policy π")
-    assert (there(line.get_xdata()), there(line.get_ydata())) == ([90], [60])
+    assert (without_nan(line.get_xdata()), without_nan(line.get_ydata())) == ([90], [60])
     assert "ECE 54.5 %" in axes.get_title("left")
     assert "fewer than 25 samples" in plots_by_name(section)["reliability"].caption
 
@@ -402,7 +402,7 @@ def test_sweep_over_passes_has_a_plot_of_the_policys_calibration(tmp_path):
 
 
 def thresholds(folder):
-    """Three thresholds that count, and a row that goes by the policy in place of one."""
+    """Section with three thresholds, and a row that uses the policy and no threshold."""
     runs = [
         made_run(f"fixed-{value}", "bitta", [right] * 4, settings=by_threshold(value))
         for value, right in ((0.8, 8), (0.9, 7), (0.99, 5))
@@ -417,7 +417,7 @@ def by_threshold(value):
 
 
 def test_row_in_which_the_setting_has_no_effect_is_a_horizontal_line(tmp_path):
-    """60 and 70 % with two seeds: 65 everywhere, and no point at its threshold of 0.9."""
+    """60 and 70 % with two seeds: the line is at 65, without a point at the threshold of 0.9."""
     section = thresholds(tmp_path)
     [sweep] = find_sweeps(section)
     [series], [constant] = sweep.series, sweep.constant_rows

@@ -32,8 +32,8 @@ def run(name, method, *, kind="cifar10-c", right=9, domains=DOMAINS, **changed):
 
 def compared(folder, runs, **options):
     folder.mkdir()
-    for place, made in enumerate(runs):
-        made.save(folder / f"{place}.json")
+    for index, made in enumerate(runs):
+        made.save(folder / f"{index}.json")
     [section] = read_sections([folder])
     return compare(section, **({"paper": PAPER} | options))
 

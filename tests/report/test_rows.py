@@ -75,7 +75,7 @@ def test_default_feedback_equals_the_defaults_of_an_experiment():
 
 @pytest.mark.parametrize("name", DEPENDENT_SETTINGS)
 def test_dependent_setting_has_no_effect_for_other_values(name):
-    """Other values of it, where the setting it hangs on is another: the same weights."""
+    """With another value of the required setting, two values learn the same weights."""
     other, values = DEPENDENT_SETTINGS[name]
     literals = get_args(get_type_hints(BittaConfig)[other])
     assert set(values) < set(literals)

@@ -34,7 +34,7 @@ def test_results_that_are_not_comparable_are_in_different_sections(tmp_path, oth
 
 
 def test_title_distinguishes_a_row_from_one_of_another_code_version(tmp_path):
-    """Where code has changed since, a table of its own does not hide another step size."""
+    """A row of another code version shows that its learning rate is different."""
     runs = [
         made_run("bitta", "bitta", [5, 5], settings={"lr": 1e-4}),
         elsewhere(made_run("slow", "bitta", [6, 6], settings={"lr": 1e-5}), code="0" * 64),
@@ -45,7 +45,7 @@ def test_title_distinguishes_a_row_from_one_of_another_code_version(tmp_path):
 
 
 def test_rows_of_a_section_have_different_titles(tmp_path):
-    """Of the same settings, so that only their names tell them apart, whatever is elsewhere."""
+    """Rows with the same settings get their names as qualifiers."""
     runs = [made_run(name, "bitta", [5, 5], settings={"lr": 1e-4}) for name in ("a", "b")]
     other = made_run("c", "bitta", [6, 6], settings={"lr": 1e-5})
     for code in ("0" * 64, ENVIRONMENT["code"]):
@@ -177,7 +177,7 @@ def test_one_variant_among_many_methods_is_not_swept(tmp_path):
 
 
 def test_row_collapses_below_half_of_the_source_model_with_the_same_seed(tmp_path):
-    """Fog: source 40 % and 80 %; 30 % is no collapse beside 40, but beside 80."""
+    """In fog, 30 % is no collapse if the source model has 40 %, but is one if it has 80 %."""
     runs = [made_run("source", "source", [fog, 8], seed=s) for s, fog in enumerate((4, 8))]
     runs += [made_run("tent", "tent", [3, 8], seed=seed) for seed in (0, 1, 2)]
     section = made_section(tmp_path, runs)
@@ -195,7 +195,7 @@ def test_row_collapses_if_few_classes_are_served_without_a_source_row(tmp_path):
 
 
 def test_row_collapses_below_half_of_the_median_row_without_a_source_row(tmp_path):
-    """Fog: 20, 60 and 80 %, so the least is 30; snow: 40, 70 and 60, so it is 30."""
+    """The limit is 30 % in both domains: half of the median of 20, 60, 80 and of 40, 70, 60."""
     rights = {"tent": [2, 4], "sar": [6, 7], "bitta": [8, 6]}
     section = made_section(tmp_path, [made_run(name, name, of) for name, of in rights.items()])
     assert {row.name: row.collapsed_domains for row in section.rows} == {

@@ -30,7 +30,7 @@ def test_rows_that_differ_in_another_setting_are_another_series(tmp_path):
 
 
 def test_series_uses_the_seeds_that_all_its_rows_have(tmp_path):
-    """Seed 1 has 10 of 10 where it ran: the mean of both would be a peak that no seed has."""
+    """Seed 1 is always correct, but ran once: a mean of both seeds would be a false peak."""
     seeds = {0.0: (0,), 0.1: (0, 1), 0.2: (0,)}
     runs = [
         made_run(f"b{flip}", "bitta", [5 + 5 * seed] * 2, flip=flip, seed=seed)
@@ -53,7 +53,7 @@ def test_series_without_a_shared_seed_uses_all_seeds(tmp_path):
 
 
 def test_setting_with_fewer_values_is_not_coupled(tmp_path):
-    """Two ways to count a budget, and three shares of wrong labels: no line through all three."""
+    """Two budget units and three shares of wrong labels make no series of three."""
     runs = [
         made_run(f"s{error}", "simatta", [5, 5], labels="full", error=error, equal=equal)
         for error, equal in ((0.0, "bits"), (0.127, "seconds"), (0.4, "bits"))

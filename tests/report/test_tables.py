@@ -63,7 +63,7 @@ def test_note_names_rows_with_fewer_seeds(comparison):
 
 
 def test_note_has_the_range_of_pairs_if_rows_differ(comparison):
-    """Two domains: TENT* shares two seeds with BiTTA, the source one."""
+    """With two domains, TENT* shares two seeds with BiTTA, the source model one."""
     assert "median difference over 2 to 4 pairs of domain" in accuracy_table(comparison).notes[-1]
 
 
@@ -101,7 +101,7 @@ def by_threshold(value, agreement="threshold"):
 
 @pytest.fixture
 def thresholds(tmp_path):
-    """The best is one of the thresholds; the policy needs none."""
+    """Comparison of two thresholds and a row with the policy, which needs no threshold."""
     runs = [
         made_run("t0.8", "bitta", [5, 5], n_queries=0, settings=by_threshold(0.8)),
         made_run("t0.85", "bitta", [9, 9], n_queries=0, settings=by_threshold(0.85)),
