@@ -32,15 +32,15 @@ def refuse(*_, **__):
 def break_updates(engine, error):
     """Let optimiser updates fail from the second on. Return the adapter."""
     adapter = engine._worker.learner._session.adapter
-    descend, done = adapter._descend, []
+    update, done = adapter.update, []
 
-    def fail(*given):
+    def fail(*arguments):
         if done:
             raise error
         done.append(1)
-        return descend(*given)
+        return update(*arguments)
 
-    adapter._descend = fail
+    adapter.update = fail
     return adapter
 
 

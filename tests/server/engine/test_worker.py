@@ -22,16 +22,16 @@ ERRORS = [
 def fail_once(engine, error, *, inside=lambda: None):
     """Let the second optimiser update fail."""
     adapter = engine._worker.learner._session.adapter
-    descend, done = adapter._descend, []
+    update, done = adapter.update, []
 
-    def fail(*given):
+    def fail(*arguments):
         done.append(1)
         if len(done) == 2:
             inside()
             raise error
-        return descend(*given)
+        return update(*arguments)
 
-    adapter._descend = fail
+    adapter.update = fail
 
 
 def wait_for_rollback(engine):
