@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bitta.bench.datasets import DATASET_DATASET_KINDS
+from bitta.bench.datasets import DATASET_KINDS
 from bitta.bench.experiment import Experiment
 from bitta.bench.sweep_jobs import read_jobs
 from bitta.methods import METHODS
@@ -104,7 +104,7 @@ def test_each_row_of_the_paper_has_an_experiment(table):
 def kinds_of(table):
     """Return the datasets of a table, from its columns, its part or its caption."""
     part = table.id.partition("/")[2]
-    named = [name for name in (*table.columns, part) if name in DATASET_DATASET_KINDS]
+    named = [name for name in (*table.columns, part) if name in DATASET_KINDS]
     said = {"PACS": "pacs", "Tiny-ImageNet-C": "tiny-imagenet-c", "CIFAR-10-C": "cifar10-c"}
     return named or [next(kind for name, kind in said.items() if name in table.caption)]
 
