@@ -1,4 +1,4 @@
-"""Tables and plots, made from results alone."""
+"""Tables, plots and pages from result files."""
 
 from bitta.report.speed import (
     failure_lines,
