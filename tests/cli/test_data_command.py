@@ -19,7 +19,7 @@ import pytest
 
 from bitta.cli import data
 from bitta.errors import BittaError
-from bitta.streams.catalogue import CATALOGUE, data_folder, set_folder
+from bitta.streams.download_catalogue import CATALOGUE, data_folder, set_folder
 
 NAMES = (
     "cifar10 cifar100 cifar10-c cifar100-c mnist tiny-imagenet tiny-imagenet-c imagenet-c "

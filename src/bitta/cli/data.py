@@ -22,7 +22,8 @@ from bitta.corruptions import CORRUPTIONS
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.statefile import check_writable
 from bitta.streams import Domain, read_cifar10, read_cifar100, read_tiny_imagenet, set_folder
-from bitta.streams.catalogue import (
+from bitta.streams.download import check_address, check_hex, download, file_digest
+from bitta.streams.download_catalogue import (
     CATALOGUE,
     DataSet,
     Package,
@@ -30,7 +31,6 @@ from bitta.streams.catalogue import (
     find_set,
     holds_files,
 )
-from bitta.streams.download import check_address, check_hex, download, file_digest
 from bitta.streams.unpack import ARCHIVE_SUFFIXES, draft_folder, extract
 
 _READERS: Mapping[str, Callable[[Path], Domain]] = {

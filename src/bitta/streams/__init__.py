@@ -1,9 +1,9 @@
 """Data as it arrives: sets, their domains, the order, batches."""
 
 from bitta.streams.arrays import read_arrays, read_corrupted
-from bitta.streams.catalogue import data_folder, set_folder
 from bitta.streams.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar10, read_cifar100
 from bitta.streams.digits import COLOUR_FLIPS, coloured_digits, read_mnist
+from bitta.streams.download_catalogue import data_folder, set_folder
 from bitta.streams.folders import read_folders
 from bitta.streams.imagenet import (
     DOMAINNET126_DOMAINS,
