@@ -175,7 +175,7 @@ def test_a_result_is_read_back_as_it_was(tmp_path):
         "images_per_second"
     ] == pytest.approx(4000)
     (tmp_path / "other.json").write_text('{"format": 0}')
-    with pytest.raises(InputError, match="not a speed result"):
+    with pytest.raises(InputError, match="is a speed result of format 0"):
         SpeedResult.load(tmp_path / "other.json")
 
 
