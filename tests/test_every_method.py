@@ -5,19 +5,24 @@ import pytest
 from bitta.methods import METHODS
 from bitta.testing import CHECKS, CHECKS_WITH_ANSWERS, NORMS, Subject, needed_settings
 
-PRESETS = [
-    (method, preset) for method, kind in METHODS.items() for preset in (None, *kind.Config.presets)
+CASES = [
+    pytest.param(
+        method, preset, norm, marks=[] if norm == "batch" and not preset else [pytest.mark.full]
+    )
+    for method, kind in METHODS.items()
+    for preset in (None, *kind.Config.presets)
+    for norm in NORMS
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("method", "preset"), PRESETS)
+@pytest.mark.parametrize(("method", "preset", "norm"), CASES)
 def test_contract(method, preset, norm, check, tmp_path):
     needed = needed_settings(method, norm, tmp_path)
     check(Subject(method, norm, settings={**needed, **({"preset": preset} if preset else {})}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check",
     [check for check in CHECKS if check not in CHECKS_WITH_ANSWERS],
@@ -29,6 +34,7 @@ def test_contract_without_questions(method, norm, check, tmp_path):
     check(Subject(method, norm, n_queries=0, settings=needed_settings(method, norm, tmp_path)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(
     "settings",
@@ -51,6 +57,7 @@ def test_contract_holds_for_every_part_of_bitta(settings, check):
     check(Subject("bitta", "batch", settings=settings))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("mecta", ["gated", "fixed"])
 @pytest.mark.parametrize("method", ["tent", "eta", "eata", "bitta"])

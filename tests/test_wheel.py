@@ -57,6 +57,7 @@ def test_wheel_contains_nothing_of_the_reproduction(wheel):
     assert not [name for name in names if "claim" in name or "paper" in Path(name).name]
 
 
+@pytest.mark.full
 def test_it_runs_from_a_folder_of_its_own(wheel, tmp_path):
     """Unpacked elsewhere and run in isolation: the checkout is not on the path."""
     site = tmp_path / "site"

@@ -210,6 +210,7 @@ def test_older_results_without_fine_tuning_match(table):
     assert not experiment.matches(experiment.as_table() | {"enhanced": older | {"n_samples": -1}})
 
 
+@pytest.mark.full
 def test_two_processes_of_a_sweep_prepare_one_model(tmp_path, capsys):
     path = write_experiment(tmp_path)
     sweep = (

@@ -224,6 +224,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
         run_experiment(experiment, out=tmp_path, resume=True)
 
 
+@pytest.mark.full
 def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, forker):
     """kill -9 at random moments; --resume until it is through.
 

@@ -401,6 +401,7 @@ def test_crash_stops_no_other_run_and_finished_runs_are_skipped(tmp_path, monkey
     assert [path.stat().st_mtime_ns for path in finished] == times
 
 
+@pytest.mark.full
 def test_unreadable_files_fail_only_their_own_runs(tmp_path, capsys):
     path = write_experiment(tmp_path)
     damaged = [tmp_path / "trial-seed0.json", tmp_path / "trial-seed1.safetensors"]
@@ -419,6 +420,7 @@ def test_unreadable_files_fail_only_their_own_runs(tmp_path, capsys):
     assert "3 runs: 3 done (1 before), 0 failed; " in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_outdated_results_are_kept_or_replaced_by_option(tmp_path, capsys):
     path = write_experiment(tmp_path)
     result = tmp_path / "trial-seed0.json"
@@ -459,6 +461,7 @@ def has_started(out):
     return lambda: any("path:" in log.read_text() for log in out.glob("*.log"))
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_every_run(tmp_path):
     path = write_experiment(tmp_path, n=4000)
     process = start_sweep(path, tmp_path, "--checkpoint-seconds", "1000")
@@ -474,6 +477,7 @@ def test_ctrl_c_saves_every_run(tmp_path):
     assert not (tmp_path / "trial-seed0.json").exists()
 
 
+@pytest.mark.full
 def test_worker_saves_its_run_and_ends_if_the_sweep_is_killed(tmp_path):
     """No checkpoint would be due for a quarter of an hour."""
     path = write_experiment(tmp_path, n=4000)
@@ -486,6 +490,7 @@ def test_worker_saves_its_run_and_ends_if_the_sweep_is_killed(tmp_path):
         assert "stopped after batch" in (tmp_path / "trial-seed0.log").read_text()
 
 
+@pytest.mark.full
 def test_results_are_the_same_after_five_kills_of_a_sweep(tmp_path, monkeypatch, forker):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with one job or two
     path = write_experiment(tmp_path)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from importlib.resources import as_file, files
 
+import pytest
+
 from bitta.cli.demo import _build_experiments
 from bitta.cli.main import main
 from bitta.results import RunResult
@@ -17,6 +19,7 @@ sys.exit(main(["demo", "--out", sys.argv[1]]))
 """
 
 
+@pytest.mark.full
 def test_demo_shows_bitta_ahead_of_the_baselines(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", BARE, str(tmp_path)], capture_output=True, text=True, check=False

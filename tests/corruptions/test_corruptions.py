@@ -221,6 +221,7 @@ def known_model(shared_data):
     return model
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_accuracy_of_a_known_model_equals_the_published_data(known_model, name):
     """The shared checkpoint on 320 of the 2,000 images; 2 points and sampling error."""

@@ -138,6 +138,7 @@ def test_inputs_that_are_not_images_are_refused():
         Session(Affine(2), "deyo").step(torch.zeros(3, 2))
 
 
+@pytest.mark.full
 def test_contract_holds_if_samples_are_selected():
     check_method("deyo", norms=["batch", "group"], entropy_margin=2.0, plpd_margin=-1.0, lr=0.01)
 

@@ -171,6 +171,7 @@ def test_fisher_information_of_other_weights_is_refused_at_the_first_step(tmp_pa
         session.step(rows((0.8, 0.2)))
 
 
+@pytest.mark.full
 def test_contract_holds_if_the_fisher_information_becomes_complete():
     check_method("eata", norms=["batch", "layer"], fisher_samples=14, **EVERYTHING)
 

@@ -202,6 +202,7 @@ def test_update_moves_statistics_once_by_the_mean_over_its_passes():
     assert torch.allclose(last.running_var, 0.9 + 0.1 * variances.mean(0), atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mecta", ["gated", "fixed"])
 @pytest.mark.parametrize("policy", ["dropout", "augmentation", "ensemble"])
 def test_low_memory_mode_makes_the_same_updates(mecta, policy):

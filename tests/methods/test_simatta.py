@@ -364,6 +364,7 @@ def test_full_labels_are_learned():
     assert session.predict(images(1, 32)).probs[:, 2].mean() > before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "check",
     # Fewer questions are asked where anchors stand for all clusters.

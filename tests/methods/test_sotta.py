@@ -134,6 +134,7 @@ def test_entropy_of_the_memory_falls():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.full
 def test_contract_holds_with_a_full_memory():
     check_method("sotta", **OPEN)
 

@@ -7,6 +7,8 @@ from bitta.report.comparison import compare
 from bitta.report.page import report_page
 from made_results import made_run, made_sections
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def report(tmp_path):

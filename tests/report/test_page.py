@@ -160,6 +160,7 @@ def test_several_sections_have_a_table_of_contents(tmp_path, runs):
     assert len(reader.ids) == len(set(reader.ids))
 
 
+@pytest.mark.full
 def test_page_of_sixty_rows_is_smaller_than_three_megabytes(tmp_path):
     wave = [20 + (batch * 7) % 40 for batch in range(2340)]
     step = {"n_measured": 64, "n_agreeing": 40, "n_agreeing_correct": 18}

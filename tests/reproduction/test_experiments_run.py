@@ -13,6 +13,8 @@ from reproduction.paths import EXPERIMENTS as EXPERIMENT_FOLDER
 from small_experiment import run_experiment
 from small_trees import MAKERS
 
+pytestmark = pytest.mark.full
+
 FOLDERS = sorted(EXPERIMENT_FOLDER.iterdir())
 RESIDUAL = "resnet8", {"widths": (4, 8, 8)}
 TRANSFORMER = "vit_small", {"width": 24, "depth": 1, "mlp_width": 24}

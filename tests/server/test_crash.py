@@ -9,6 +9,8 @@ import pytest
 from server.processes import ForkedServer, check_stored, kill_and_restart
 from server.store.factories import temporary_database
 
+pytestmark = pytest.mark.full
+
 KILLS = {"sqlite": 10, "postgresql": 10}
 START_SECONDS = 0.5
 """Time in which a forked server opens its store and recovers."""

@@ -11,6 +11,8 @@ from bitta.client import UnavailableError
 from made_pictures import encoded, gradient
 from server.processes import QUICK_SETTINGS, ForkedServer, Load, check_stored, until
 
+pytestmark = pytest.mark.full
+
 SETTINGS = f"max_waiting = 128\n{QUICK_SETTINGS}"
 """Few predictions may wait, so that they are refused soon."""
 

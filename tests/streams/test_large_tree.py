@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 N_FILES, SIDE = 14_000, 224  # 2.1 GB of uncompressed pictures
 N_CLASSES = 10
 STREAM = """

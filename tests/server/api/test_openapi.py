@@ -76,6 +76,7 @@ def finite_operations():
     return [(method, path) for method, path in operations(bare.openapi()) if path != STREAM]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", finite_operations(), ids=" ".join)
 def test_route_conforms_to_the_document(document, app_and_token, operation, mode):

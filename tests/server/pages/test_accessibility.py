@@ -6,6 +6,8 @@ import pytest
 
 from server.pages.page_actions import press_key, wait_for_question, wait_until_saved
 
+pytestmark = pytest.mark.full
+
 AXE = Path(__file__).with_name("axe.min.js")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 

@@ -1,5 +1,7 @@
 """The annotator's page: sign in, answer, skip, undo, change an answer."""
 
+import pytest
+
 from server.pages.page_actions import (
     press_key,
     verdicts,
@@ -8,6 +10,8 @@ from server.pages.page_actions import (
     wait_until_saved,
 )
 from server.pages.stub_server import until
+
+pytestmark = pytest.mark.full
 
 
 def test_unknown_key_and_client_key_are_refused(visit):

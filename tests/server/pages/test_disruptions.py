@@ -1,5 +1,7 @@
 """The annotator's page with lost networks and responses, ended leases, and several tabs."""
 
+import pytest
+
 from server.pages.page_actions import (
     press_key,
     verdicts,
@@ -10,6 +12,8 @@ from server.pages.page_actions import (
 )
 from server.pages.stub_server import until
 from server.pages.stub_state import now_microseconds
+
+pytestmark = pytest.mark.full
 
 
 def test_offline_answers_are_kept_and_sent_once(visit, site):

@@ -1,7 +1,11 @@
 """The operator's page: plots, rollback, pause, questions, versions, events."""
 
+import pytest
+
 from server.pages.page_actions import press_key, wait_for_question, wait_for_text
 from server.pages.stub_server import until
+
+pytestmark = pytest.mark.full
 
 
 def test_annotator_key_is_refused(visit):

@@ -57,6 +57,7 @@ def test_answer_skip_undo_and_change_reach_the_store(browser, api):
     page.context.close()
 
 
+@pytest.mark.full
 def test_operator_takes_a_snapshot_and_rolls_back(browser, api):
     engine, url = api
     engine.ask(3, reason="audit")
@@ -76,6 +77,7 @@ def test_operator_takes_a_snapshot_and_rolls_back(browser, api):
     page.context.close()
 
 
+@pytest.mark.full
 def test_thirty_answers_of_two_people_survive_a_lost_network(browser, api):
     engine, url = api
     engine.ask(36)
@@ -132,6 +134,7 @@ def send_images(server, is_over):
             client.predict(list(pictures[first : first + 4].numpy().astype("float32") / 255))
 
 
+@pytest.mark.full
 def test_model_learns_from_thirty_answers_by_keyboard(browser, server):
     operator, seen = open_page(browser, f"{server.url}/operate", server.keys["operator"])
     annotator, console_errors = open_page(

@@ -8,7 +8,7 @@ from bitta.server.store import Store
 from server.store import factories
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
 def kind(request):
     if request.param == "postgresql" and not os.environ.get("BITTA_TEST_POSTGRES"):
         pytest.skip("BITTA_TEST_POSTGRES is not set; give the address of a PostgreSQL database")

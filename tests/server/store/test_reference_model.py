@@ -9,6 +9,7 @@ from hashlib import sha256
 from itertools import takewhile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -41,6 +42,8 @@ from server.store.factories import (
     temporary_database,
 )
 from server.store.reference_model import ModelAnswer, ModelQuestion, ModelSnapshot, ReferenceModel
+
+pytestmark = pytest.mark.full
 
 ANNOTATORS = st.sampled_from(["anna", "anna", "bert", "carl"])
 VERDICTS = st.sampled_from(["correct", "incorrect", "skip"])
