@@ -64,7 +64,7 @@ def test_one_broken_rule_is_suspect_until_three_normal_windows():
     lineage = Lineage()
     lineage.observe(2)
     assert lineage.observe(counts=SINGLE).state == "suspect"
-    assert lineage.observe().reasons == ("in order again for 1 of 3 windows",)
+    assert lineage.observe().reasons == ("no rule broken for 1 of 3 windows",)
     assert lineage.observe().state == "suspect"
     assert lineage.observe().state == "ok"
 
@@ -132,7 +132,8 @@ def test_low_agreement_for_three_windows_is_collapse():
     verdict = lineage.observe(agreement=0.29)
     assert verdict.state == "collapsed"
     assert verdict.reasons == (
-        "agreement of policy and service is 29 %, in the reference 90 % (limit 30 %)",
+        "the policy agrees with 29 % of the served classes, in the reference with 90 % "
+        "(limit 30 %)",
     )
 
 
@@ -187,7 +188,7 @@ def test_accuracy_is_not_judged_on_fewer_than_twenty_audits():
     lineage = Lineage()
     lineage.add_audits(40)
     lineage.observe()
-    lineage.detector.rolled_back(to_source=False)
+    lineage.detector.reset_after_rollback(to_source=False)
     lineage.audits.clear()
     lineage.add_audits(0, 19)
     assert lineage.observe(5).state == "ok"
@@ -241,7 +242,7 @@ def test_rollback_for_accuracy_is_not_repeated_if_it_did_not_help():
     lineage.observe()
     lineage.add_audits(0, 40)
     assert lineage.observe(3).state == "collapsed"
-    lineage.detector.rolled_back(to_source=False)
+    lineage.detector.reset_after_rollback(to_source=False)
     lineage.audits.clear()
     lineage.add_audits(2, 18)
     verdict = lineage.observe()
@@ -261,7 +262,7 @@ def test_rollback_for_accuracy_is_repeated_if_it_helped():
         lineage.observe()
         lineage.add_audits(0, 40)
         assert lineage.observe(3).state == "collapsed"
-        lineage.detector.rolled_back(to_source=False)
+        lineage.detector.reset_after_rollback(to_source=False)
         lineage.audits.clear()
         lineage.add_audits(40)
 
@@ -273,7 +274,7 @@ def test_stale_audits_are_forgotten_in_new_lineage():
     lineage.add_audits(0, 90, same=True)
     assert lineage.observe().reasons[0].endswith("the inputs have changed")
     lineage.observe(3, counts=SINGLE)
-    lineage.detector.rolled_back(to_source=False)
+    lineage.detector.reset_after_rollback(to_source=False)
     lineage.audits.clear()
     lineage.add_audits(40, same=False)
     lineage.observe()
@@ -300,7 +301,7 @@ def test_rollback_to_source_starts_new_reference():
     lineage = Lineage()
     lineage.observe(2)
     assert lineage.observe(3, counts=SINGLE).state == "collapsed"
-    lineage.detector.rolled_back(to_source=True)
+    lineage.detector.reset_after_rollback(to_source=True)
     assert lineage.observe(10, counts=SINGLE).state == "ok"
 
 
@@ -308,7 +309,7 @@ def test_rollback_to_collapsed_snapshot_is_detected():
     lineage = Lineage()
     lineage.observe(2)
     assert lineage.observe(3, counts=SINGLE).state == "collapsed"
-    lineage.detector.rolled_back(to_source=False)
+    lineage.detector.reset_after_rollback(to_source=False)
     assert lineage.observe(2, counts=SINGLE).state == "suspect"
     assert lineage.observe(counts=SINGLE).state == "collapsed"
 

@@ -1,22 +1,26 @@
 """Detection of collapse: has learning made the model worse?
 
-The detector judges every window and gives reasons. A rule must be broken in `patience` windows in a
-row before it counts as collapse. After the same number of windows without a broken rule, a
-suspicion is dropped. The rules:
+The detector checks rules on every window of served images. A broken rule makes the model "suspect".
+The model counts as "collapsed" when the same rule is broken in `patience` windows in a row. After
+`patience` windows without a broken rule, it is "ok" again. The first `reference_windows` windows
+are the reference. The rules:
 
 accuracy    The upper bound of the accuracy on audits is more than `margin` below the best lower
-            bound so far. If the source model is known to be wrong more often than it was then, the
-            inputs have changed and a rollback would not help. The same is concluded if a rollback
-            for this reason has not helped. In both cases the model is only suspect, and accuracy is
-            measured again from later audits.
-entropy     The entropy of the served classes is below `entropy_share` of the reference although
+            bound so far. Harder inputs can cause this too, and then a rollback does not help. The
+            detector assumes harder inputs if the source model is certainly wrong more often than
+            at the best bound, or if a rollback for this rule did not help. Then the model is only
+            suspect, and accuracy is measured again from later audits.
+entropy     The entropy of the served classes is below `entropy_share` of the reference, although
             the inputs are varied: their variety is at least `variety_share` of the reference, or
-            unknown. If enough audits show that accuracy is not below its limit, the inputs really
-            belong to few classes, and the model is only suspect.
-agreement   The policy agrees with the served class in less than `least_agreement` of the samples,
-            and it agreed in more of them in the reference.
-distance    The weights are farther than `max_distance` from the source weights (counts at once).
-finite      A measured number is not finite (counts at once).
+            unknown. If enough audits show that accuracy is not below its limit, the inputs belong
+            to few classes, and the model is only suspect.
+agreement   The policy (the probabilities averaged over stochastic passes) agrees with the served
+            class in less than `least_agreement` of the samples, and the reference was above that.
+confidence  The mean confidence is below `confidence_share` of the reference. The model is only
+            suspect.
+distance    The weights are farther than `max_distance` from the source weights. One window is
+            enough.
+finite      A measured number is not finite. One window is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,9 +51,9 @@ class GuardSettings(Config):
     """Reference entropy in nats below which the entropy rule is off (two classes at 80:20 have
     0.50). If one class dominates the inputs, windows with only that class are normal."""
     variety_share: float = 0.5
-    """Share of the reference from which on the inputs count as varied."""
+    """Inputs count as varied if their variety is at least this share of the reference."""
     least_agreement: float = 0.3
-    """Agreement of the policy with the served class below which it is too low."""
+    """Smallest allowed agreement of the policy with the served class."""
     confidence_share: float = 0.5
     """Share of the reference below which the mean confidence makes the model suspect."""
     margin: float = 0.10
@@ -59,7 +63,7 @@ class GuardSettings(Config):
     audit_window: int = 100
     """Number of newest audits that are used."""
     audit_seconds: float = 86_400.0
-    """Age in seconds from which on an audit is not used."""
+    """Largest age in seconds of an audit that is used."""
     max_distance: float = 1.0
     """Largest allowed distance of the weights from the source, ‖w - w₀‖ / ‖w₀‖. Choose it for your
     model (the coloured digits, which change much, reach 0.10 after 90 windows)."""
@@ -106,7 +110,7 @@ class CollapseVerdict:
     state: CollapseState
     reasons: tuple[str, ...] = ()
     n_windows: int = 0
-    """Number of windows in a row since the trouble started. A rollback needs an older snapshot."""
+    """Number of windows since the model was last ok. A rollback needs a snapshot from before."""
 
 
 @dataclass(slots=True)
@@ -127,10 +131,11 @@ class RunningMean:
 
 @dataclass(slots=True)
 class BestAccuracy:
-    """Best lower bound of accuracy, and the upper bound of the source model's errors then."""
+    """Best lower bound of accuracy, and the source model's errors at the same time."""
 
     low: float | None = None
     max_source_errors: float = 1.0
+    """Upper bound of the source model's error rate."""
 
     def update(self, audits: AuditSummary) -> None:
         """Keep the values of these audits if their lower bound is better."""
@@ -187,13 +192,14 @@ class _BrokenRule:
 
     rule: str
     reason: str
-    is_grave: bool = True
-    """True if the rule leads to collapse when it stays broken."""
-    counts_at_once: bool = False
+    can_collapse: bool = True
+    """True if the model counts as collapsed when the rule stays broken, not only as suspect."""
+    needs_patience: bool = True
+    """True if the rule must be broken in `patience` windows in a row; False if one is enough."""
 
 
 class CollapseDetector:
-    """Compares each window with the reference.
+    """Detector of collapse. It compares each window with the reference.
 
     >>> detector = CollapseDetector(GuardSettings(reference_windows=1, patience=2))
     >>> varied, single = [16, 16, 16, 16], [64, 0, 0, 0]
@@ -209,16 +215,17 @@ class CollapseDetector:
         self.settings = settings or GuardSettings()
         self.reference = ReferenceStatistics(self.settings.reference_windows)
         self._streaks: dict[str, int] = {}
-        """Number of windows in a row in which each grave rule was broken."""
+        """Number of windows in a row in which each rule that can lead to collapse was broken."""
         self._n_calm_windows = self.settings.patience
         """Number of windows in a row without a broken rule."""
         self._n_troubled_windows = 0
+        """Number of windows in a row in which the model was suspect or collapsed."""
         self._n_stale_audits = 0
         """Number of audits of the lineage from before the inputs changed."""
         self._collapsed_by_accuracy = False
-        """True if the last collapse was one of accuracy."""
+        """True if the rule on accuracy caused the last collapse."""
         self._rolled_back_for_accuracy = False
-        """True from such a rollback to learned weights until it is known if it has helped."""
+        """True after a rollback for accuracy to learned weights, until audits show its effect."""
 
     def observe(self, window: WindowSummary) -> CollapseVerdict:
         """Judge the next window."""
@@ -235,8 +242,8 @@ class CollapseDetector:
             self._update_reference(window, broken)
         return self._verdict(broken)
 
-    def rolled_back(self, *, to_source: bool) -> None:
-        """Restart the counts after a rollback. Later audits are those of the new lineage.
+    def reset_after_rollback(self, *, to_source: bool) -> None:
+        """Restart the counts after a rollback. Later audits belong to the new lineage.
 
         After a rollback to the source weights a new reference is measured on the current inputs.
         After a rollback to learned weights the reference stays: if that snapshot has collapsed too,
@@ -276,18 +283,22 @@ class CollapseDetector:
 
     def _verdict(self, broken: Sequence[_BrokenRule]) -> CollapseVerdict:
         patience = self.settings.patience
-        grave = [rule for rule in broken if rule.is_grave]
-        self._streaks = {rule.rule: self._streaks.get(rule.rule, 0) + 1 for rule in grave}
+        serious = [rule for rule in broken if rule.can_collapse]
+        self._streaks = {rule.rule: self._streaks.get(rule.rule, 0) + 1 for rule in serious}
         self._n_calm_windows = 0 if broken else self._n_calm_windows + 1
         is_suspect = self._n_calm_windows < patience
         self._n_troubled_windows = self._n_troubled_windows + 1 if is_suspect else 0
         reasons = tuple(rule.reason for rule in broken)
-        proven = [r.rule for r in grave if r.counts_at_once or self._streaks[r.rule] >= patience]
-        if proven:
-            self._collapsed_by_accuracy = "accuracy" in proven
+        causes = [
+            rule.rule
+            for rule in serious
+            if not rule.needs_patience or self._streaks[rule.rule] >= patience
+        ]
+        if causes:
+            self._collapsed_by_accuracy = "accuracy" in causes
             return CollapseVerdict("collapsed", reasons, self._n_troubled_windows)
         if not reasons and is_suspect:
-            reasons = (f"in order again for {self._n_calm_windows} of {patience} windows",)
+            reasons = (f"no rule broken for {self._n_calm_windows} of {patience} windows",)
         state: CollapseState = "suspect" if is_suspect else "ok"
         return CollapseVerdict(state, reasons, self._n_troubled_windows)
 
@@ -296,17 +307,18 @@ class CollapseDetector:
             self.reference.add(window)
         if any(rule.rule == "inputs" for rule in broken):
             self.reference.accuracy = BestAccuracy()
-            if not self._rolled_back_for_accuracy:  # else all audits are of the changed inputs
+            # After a rollback for accuracy, all audits of the lineage are of the changed inputs.
+            if not self._rolled_back_for_accuracy:
                 self._n_stale_audits = window.audits.n_lineage or 0
             self._rolled_back_for_accuracy = False
-        elif self._has_enough(window.audits):
+        elif self._has_enough_audits(window.audits):
             self.reference.accuracy.update(window.audits)
             self._rolled_back_for_accuracy = False
 
     def _check_finite(self, window: WindowSummary) -> list[_BrokenRule]:
         """Check the two numbers that become NaN when a weight does."""
         return [
-            _BrokenRule(name, f"{name} is {value}, not a finite number", counts_at_once=True)
+            _BrokenRule(name, f"{name} is {value}, not a finite number", needs_patience=False)
             for name, value in (("confidence", window.confidence), ("distance", window.distance))
             if not isfinite(value)
         ]
@@ -316,7 +328,7 @@ class CollapseDetector:
         if window.distance <= limit:
             return None
         reason = f"distance from the source weights is {window.distance:.3f} (limit {limit:g})"
-        return _BrokenRule("distance", reason, counts_at_once=True)
+        return _BrokenRule("distance", reason, needs_patience=False)
 
     def _check_accuracy(self, audits: AuditSummary) -> _BrokenRule | None:
         limit = self._accuracy_limit(audits)
@@ -329,7 +341,7 @@ class CollapseDetector:
         )
         if self._rolled_back_for_accuracy:
             reason += "; a rollback has not helped: the inputs have changed"
-            return _BrokenRule("inputs", reason, is_grave=False)
+            return _BrokenRule("inputs", reason, can_collapse=False)
         now = audits.source_error_interval.low
         before = self.reference.accuracy.max_source_errors
         if audits.n_compared >= self.settings.min_audits and now > before:
@@ -337,16 +349,16 @@ class CollapseDetector:
                 f"; the source model is wrong on at least {_percent(now)}, before on at most "
                 f"{_percent(before)}: the inputs have changed"
             )
-            return _BrokenRule("inputs", reason, is_grave=False)
+            return _BrokenRule("inputs", reason, can_collapse=False)
         return _BrokenRule("accuracy", reason)
 
     def _accuracy_limit(self, audits: AuditSummary) -> float | None:
-        """Return the limit of the accuracy's upper bound; None without enough audits."""
-        if self.reference.accuracy.low is None or not self._has_enough(audits):
+        """Return the smallest allowed upper bound of accuracy; None without enough audits."""
+        if self.reference.accuracy.low is None or not self._has_enough_audits(audits):
             return None
         return self.reference.accuracy.low - self.settings.margin
 
-    def _has_enough(self, audits: AuditSummary) -> bool:
+    def _has_enough_audits(self, audits: AuditSummary) -> bool:
         """Return True if there are enough audits and all are from after the inputs changed."""
         if audits.n_lineage is None:
             return self.settings.min_audits <= audits.n
@@ -366,7 +378,7 @@ class CollapseDetector:
         limit = self._accuracy_limit(window.audits)
         if limit is not None and window.audits.interval.low >= limit:
             reason += f"; but audits show an accuracy of {_percent(window.audits.interval.low)} "
-            return _BrokenRule("entropy", reason + "or more", is_grave=False)
+            return _BrokenRule("entropy", reason + "or more", can_collapse=False)
         return _BrokenRule("entropy", reason)
 
     def _has_varied_inputs(self, window: WindowSummary) -> bool:
@@ -383,8 +395,8 @@ class CollapseDetector:
             return None
         return _BrokenRule(
             "agreement",
-            f"agreement of policy and service is {_percent(window.agreement)}, in the reference "
-            f"{_percent(usual)} (limit {_percent(least)})",
+            f"the policy agrees with {_percent(window.agreement)} of the served classes, in the "
+            f"reference with {_percent(usual)} (limit {_percent(least)})",
         )
 
     def _check_confidence(self, window: WindowSummary) -> _BrokenRule | None:
@@ -394,7 +406,7 @@ class CollapseDetector:
         reason = (
             f"mean confidence is {_percent(window.confidence)}, in the reference {_percent(usual)}"
         )
-        return _BrokenRule("confidence", reason, is_grave=False)
+        return _BrokenRule("confidence", reason, can_collapse=False)
 
 
 def entropy(counts: Sequence[int]) -> float:
@@ -404,7 +416,7 @@ def entropy(counts: Sequence[int]) -> float:
 
 
 def input_variety(inputs: Tensor) -> float:
-    """Return the standard deviation of each pixel over the samples, averaged over the pixels."""
+    """Return the mean over all pixels of a pixel's standard deviation over the samples."""
     return float(inputs.float().std(0, correction=0).mean())
 
 

@@ -1,6 +1,7 @@
 """All settings of a server, read from arguments, a file and the environment.
 
-Each setting is declared once, here or in `GuardSettings`. The parts of the server share one object.
+Each setting is declared once, here or in `GuardSettings`. All parts of a server share one
+`ServeSettings` object.
 """
 
 import json
@@ -33,6 +34,7 @@ LEARNER_SETTINGS = (
 """Names of the settings that a replay needs."""
 
 Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Function from the given settings to defaults of the others."""
 
 
 class RequestLimits(BaseModel):
@@ -122,8 +124,8 @@ class ServeSettings(BaseSettings):
     max_batch: int = Field(default=64, ge=1, le=4096)
     """Largest number of images in one forward pass. A larger request is served alone."""
     max_wait_ms: float = Field(default=2.0, ge=0, le=10_000)
-    """Milliseconds that a request waits for others to share its forward pass, if the last one was
-    shared."""
+    """Milliseconds that a request waits for others to join its forward pass. It waits only if the
+    last forward pass combined several requests."""
     max_waiting: int = Field(default=4096, ge=1)
     """Largest number of images that wait to be served, and of predictions that wait to be stored.
     Further requests are refused."""
@@ -134,18 +136,18 @@ class ServeSettings(BaseSettings):
     audits: int = Field(default=1, ge=0)
     """Number of questions per window about random samples, which measure accuracy."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """Share of the worker's time for asking and learning. While learning waits for its share, only
-    one window asks questions."""
+    """Largest share of the worker's time for asking and learning. Above it, learning waits, and one
+    window asks questions before the next learning step."""
     max_distance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Largest distance of the weights from the source weights, relative to the norm of those.
-    Weights beyond it are pulled back; 0 for no limit."""
+    """Largest distance of the weights from the source weights, relative to the norm of the source
+    weights. Weights beyond it are pulled back; 0 for no limit."""
     rollback: bool = True
     """True if the server rolls back by itself when the model collapses. The status shows a collapse
     in any case."""
     question_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """Seconds for which a question stays open."""
     max_open: int = Field(default=30, ge=1)
-    """Number of open questions of the last minute at which windows raise no more."""
+    """Number of open questions from the last minute at which windows stop asking."""
     lease_seconds: float = Field(default=120.0, gt=0, le=86_400)
     """Seconds for which a question is reserved for the annotator who received it."""
     overlap: int = Field(default=1, ge=1)
@@ -266,7 +268,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parse_value(text: Any) -> Any:
-    """Parse a setting of a method, whose type is unknown here. Text that is no JSON stays text."""
+    """Parse a setting of a method, whose type is unknown here. Text that is not JSON stays text."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:

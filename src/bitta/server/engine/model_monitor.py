@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelMonitor:
-    """Measures what the model serves and asks the guard about every complete window."""
+    """Monitor of the served model. The guard judges every complete window."""
 
     def __init__(
         self, settings: GuardSettings, *, n_classes: int, clock: Callable[[], float]
@@ -113,9 +113,9 @@ class ModelMonitor:
         self._start_window()
         return self.verdict
 
-    def rolled_back(self, *, to_source: bool) -> None:
-        """Start a new window with other weights."""
-        self._detector.rolled_back(to_source=to_source)
+    def reset_after_rollback(self, *, to_source: bool) -> None:
+        """Start a new window after a rollback."""
+        self._detector.reset_after_rollback(to_source=to_source)
         self._start_window()
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class ModelMonitor:
 
 
 class AnswerStatistics:
-    """Reads audits and answer counts from the store. If that fails, the last values stay."""
+    """Audits and answer counts of the store. If a read fails, the last values are returned."""
 
     def __init__(
         self, store: Store, learner: Learner, settings: GuardSettings, *, clock: Callable[[], int]

@@ -356,7 +356,7 @@ class Worker(Thread):
         self._needs_rollback = False
         self._position_offset = position - self.learner.n_session_samples
         self.answer_statistics.lineage_start = snapshot.seq
-        self.monitor.rolled_back(to_source=snapshot.step == 0)
+        self.monitor.reset_after_rollback(to_source=snapshot.step == 0)
         self.state_file.write(now=True)
         return snapshot.model_version
 
