@@ -78,7 +78,7 @@ def main() -> int:
 def lines(table: dict[str, Any]) -> list[str]:
     """Return the Markdown table of docs/how-to/serve.md."""
     rows = [
-        "|  | requests a second | of the bare endpoint's | p50 | p99 | windows that asked |",
+        "|  | requests per second | share of the bare endpoint | p50 | p99 | windows that asked |",
         "|---|---|---|---|---|---|",
     ]
     for kind in KINDS:

@@ -71,17 +71,18 @@ def lines(table: dict[str, Any]) -> list[str]:
     least, most = watched["least_mib"], watched["most_mib"]
     return [
         f"Of {sum(part['acknowledged'] for part in kill_parts):,} answers that were acknowledged "
-        f"between {sum(part['kills'] for part in kill_parts)} kills none was lost and none learned "
-        "twice.",
-        f"Of {len(ready)} restarts {too_long or 'none'} took three seconds or more, the longest "
-        f"{max(ready):.1f} ({_middle(kill_parts)}).",
-        f"{sent['pictures']:,} broken pictures, each sent {sent['times']} times: no 500, and "
-        f"memory grew by {after - before:.1f} MiB the last time (allowed: {MAX_GROWTH_MIB:g}).",
-        f"In {watched['minutes']:g} minutes of serving, asking and learning, what it keeps moved "
-        f"by {least['slope_per_10_minutes']:+.1f} MiB in ten minutes (allowed: "
-        f"{least['allowed_per_10_minutes']:g}), from {least['each'][0]:.0f} MiB to "
-        f"{least['each'][-1]:.0f}; the most it takes, with a step under way, from "
-        f"{most['median_of_first_half']:.0f} to {most['median_of_last_half']:.0f}.",
+        f"between {sum(part['kills'] for part in kill_parts)} kills, none was lost and none was "
+        "learned twice.",
+        f"Of {len(ready)} restarts, {too_long or 'none'} took three seconds or more. The longest "
+        f"took {max(ready):.1f} seconds ({_middle(kill_parts)}).",
+        f"{sent['pictures']:,} broken pictures were each sent {sent['times']} times. None caused a "
+        f"status 500. The memory grew by {after - before:.1f} MiB the last time (allowed: "
+        f"{MAX_GROWTH_MIB:g}).",
+        f"In {watched['minutes']:g} minutes of serving, asking and learning, the memory between "
+        f"learning steps changed by {least['slope_per_10_minutes']:+.1f} MiB in ten minutes "
+        f"(allowed: {least['allowed_per_10_minutes']:g}), from {least['each'][0]:.0f} MiB to "
+        f"{least['each'][-1]:.0f}. The peak during a step changed from "
+        f"{most['median_of_first_half']:.0f} to {most['median_of_last_half']:.0f} MiB.",
     ]
 
 

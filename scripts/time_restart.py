@@ -61,9 +61,9 @@ def main() -> int:
 def line(table: dict[str, Any]) -> str:
     """Return the sentence of docs/how-to/serve.md."""
     return (
-        f"Killed with SIGKILL and started again, it is ready after {table['median']:.1f} seconds "
-        f"(median of {len(table['seconds'])}, the longest {table['longest']:.1f}), of which "
-        f"importing torch takes {table['median_import_torch']:.1f}"
+        f"After SIGKILL and a new start, the server is ready in {table['median']:.1f} seconds "
+        f"(median of {len(table['seconds'])}, the longest {table['longest']:.1f}). The import of "
+        f"torch takes {table['median_import_torch']:.1f} seconds of this time"
     )
 
 
