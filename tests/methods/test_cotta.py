@@ -84,7 +84,7 @@ def test_anchor_equals_the_source_after_learning_reset_and_load(tmp_path):
     source = named_tensors(toy_classifier())
 
     def assert_source(held):
-        assert all(map(torch.equal, named_tensors(held.adapter.anchor.model).values(),
+        assert all(map(torch.equal, named_tensors(held.adapter.source_model.model).values(),
                        source.values()))  # fmt: skip
 
     session.step(images())

@@ -331,7 +331,7 @@ def test_source_model_never_changes_and_is_loaded(tmp_path):
     session.save(tmp_path / "s")
     with Session.load(tmp_path / "s", toy_classifier(seed=9)) as loaded, torch.no_grad():
         for adapter in (session.adapter, loaded.adapter):
-            assert torch.allclose(adapter.teacher(images(), statistics="running"), before)
+            assert torch.allclose(adapter.source_model(images(), statistics="running"), before)
 
 
 def test_training_stops_after_six_windows_without_gain():

@@ -43,7 +43,7 @@ class AdapterConfig(Config):
     """Score that selects the questions: mc_confidence, entropy, confidence, energy, random or last
     (the last rows of the batch)."""
     passes: int = 4
-    """Number N of MC-dropout passes that the policy is the mean of."""
+    """Number N of MC-dropout passes. The policy π is the mean of their softmaxes."""
     dropout: float = 0.3
     """Rate of MC-dropout. With 0 the policy is the plain softmax."""
     sites: Sites = None
@@ -76,6 +76,9 @@ class Adapter(ABC, Generic[A]):
 
     A method defines how it serves (`statistics`), what it observes (`observe`) and how it learns
     (`adapt`). Parameters change in `adapt` only. A method never sees ground truth.
+
+    The policy π is a second estimate of the class probabilities, the mean of stochastic passes. It
+    selects the questions, and some methods learn from it.
     """
 
     Config: ClassVar[type[AdapterConfig]]
@@ -123,7 +126,7 @@ class Adapter(ABC, Generic[A]):
         return self.wrapped.model
 
     def observe(self, inputs: Tensor) -> None:
-        """Update statistics by a batch of the stream. By default this does nothing."""
+        """Update statistics with a batch of the stream. By default this does nothing."""
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
@@ -155,16 +158,16 @@ class Adapter(ABC, Generic[A]):
     def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
         """Return a score of each row, (batch,), if the method selects questions by itself.
 
-        The rows with the highest scores are asked about, rows at -inf never. None leaves the
-        selection to the setting `selection`. This changes nothing.
+        Questions are asked about the rows with the highest scores, but never about rows with the
+        score -inf. With None the setting `selection` decides. This changes nothing.
         """
         return None
 
     @abstractmethod
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Learn from the samples of a batch without a question and from answers.
+        """Learn from answers, and from the samples of a batch that no question is about.
 
-        Either may be empty.
+        Both may be empty.
         """
 
     def forget(self, sample_ids: Iterable[int]) -> None:
@@ -199,7 +202,7 @@ class Adapter(ABC, Generic[A]):
         self.wrapped.can_fan_out = state["can_fan_out"]
 
     def close(self) -> None:
-        """Return the model to its owner."""
+        """Restore the model's modes, flags and layout. Its weights stay adapted."""
         self.wrapped.close()
 
 
@@ -233,7 +236,7 @@ class GradientConfig(AdapterConfig):
 
 G = TypeVar("G", bound=GradientConfig)
 
-_LESS_MEMORY = (
+_OUT_OF_MEMORY_REMEDY = (
     "set memory='low', a micro_batch (see docs/explanation/performance.md), or smaller memories "
     "and batches."
 )
@@ -254,8 +257,8 @@ class GradientAdapter(Adapter[G]):
         normaliser = self.make_normaliser()
         if normaliser is not None:
             wrapped.normaliser = normaliser
-            self.statistics = "running"  # A normaliser moves the running statistics.
-            self.is_capturable = False  # It remembers values between calls.
+            self.statistics = "running"  # The normaliser adapts the running statistics.
+            self.is_capturable = False  # The normaliser stores values between calls.
         self.trained_model = self.make_trained_model()
         """The model that is trained. It differs from `wrapped` if a teacher serves."""
         self.parameters = self._find_trainable(self.trained_model.model)
@@ -308,12 +311,12 @@ class GradientAdapter(Adapter[G]):
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Return the weighted terms of the loss by name. Terms without rows are left out.
 
-        It depends on its arguments and the weights only, and no decision depends on a tensor
-        value: a GPU replays the captured computation without running this function again.
+        If `is_capturable`, the terms depend only on the arguments and the weights, and no decision
+        depends on a tensor value: a GPU replays the captured computation instead of calling this.
         """
 
     def observe(self, inputs: Tensor) -> None:
-        """Let the running statistics follow the batch if the normaliser follows the stream."""
+        """Update the running statistics with the batch if the normaliser follows the stream."""
         normaliser = self.wrapped.normaliser
         if normaliser is not None and normaliser.follows_stream:
             with normaliser.observing():
@@ -326,7 +329,7 @@ class GradientAdapter(Adapter[G]):
         mixed = self.memory.mix_with(unlabelled)
         self._match_optimiser_layout()
         work = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
-        with explain_out_of_memory(work, _LESS_MEMORY):
+        with explain_out_of_memory(work, _OUT_OF_MEMORY_REMEDY):
             epochs = [self.update(mixed, 0)]
             for epoch in range(1, self.config.epochs):
                 self.between_updates()
@@ -401,12 +404,12 @@ class GradientAdapter(Adapter[G]):
         self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": saved})
 
     def close(self) -> None:
-        """Return the model to its owner and release the trained model."""
+        """Restore the model, and the trained model if it is another one."""
         self.trained_model.close()
         super().close()
 
     def _find_trainable(self, model: nn.Module) -> list[nn.Parameter]:
-        # A model that is frozen as a whole was loaded to serve; then all parameters may be trained.
+        # If all parameters are frozen, the model was loaded for inference. Ignore the flags then.
         all_frozen = not any(parameter.requires_grad for parameter in model.parameters())
         chosen = [p for p in self.select_parameters(model) if p.requires_grad or all_frozen]
         if not chosen:
@@ -451,7 +454,7 @@ PUBLISHED_BASELINE: Mapping[str, Any] = {
     "judged_among": "alike",
     "feedback_softmax": "double",
 }
-"""Settings by which the code published with BiTTA lets its baselines learn from answers."""
+"""Settings with which the code published with BiTTA trains its baselines on answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,11 +464,11 @@ class UnsupervisedConfig(GradientConfig):
     feedback_weight: float = 1.0
     """Weight of the loss on answered samples."""
     feedback_softmax: Literal["single", "double"] = "single"
-    """Number of softmaxes in the loss on answered samples. The code published with BiTTA has a
-    double one."""
+    """Number of softmaxes in the loss on answered samples. The code published with BiTTA applies
+    two."""
     judged_among: Literal["all", "judged", "alike"] = "all"
-    """Samples that go through the model together with an answered sample, and so share its batch
-    statistics: all samples of the step, the answered ones, or those with the same verdict."""
+    """Samples in the same forward pass as an answered sample, which determine its batch statistics:
+    all samples of the step, the answered ones, or those with the same verdict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -476,10 +479,10 @@ U = TypeVar("U", bound=UnsupervisedConfig)
 
 
 class UnsupervisedAdapter(GradientAdapter[U]):
-    """Method with its own loss on unlabelled samples, to which answers add a loss.
+    """Method with a loss on unlabelled samples. A second loss on answered samples is added to it.
 
-    The unlabelled samples go through the model by themselves, so that the method's own loss does
-    not depend on the answers.
+    The unlabelled samples have a forward pass of their own, so that the method's loss does not
+    depend on the answers.
     """
 
     training_statistics: Statistics = "batch"

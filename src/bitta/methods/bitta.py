@@ -2,8 +2,8 @@
 
 Lee et al., ICML 2025, "Test-Time Adaptation with Binary Feedback".
 Departures from the paper's text, which collapses if it is taken literally: the loss applies a
-second softmax to π, and adaptation normalises by the statistics of the mixed batch. The published
-code does both. Departure from that code: the statistics of a batch are observed before it is
+second softmax to π, and updates normalise by the statistics of the mixed batch. The published code
+does both. Departure from that code: the statistics of a batch are observed before it is
 served, so that the label served is the label judged. The presets `reference` (the code) and `paper`
 (the text, unstable) undo these choices. See docs/reference/methods/bitta.md.
 """
@@ -66,8 +66,8 @@ class BittaConfig(MectaConfig, GradientConfig):
     """Time at which the statistics of a batch are observed: before_serving, before_asking or
     after_asking."""
     policy: Literal["dropout", "augmentation", "ensemble", "softmax"] = "dropout"
-    """Passes that π is the mean of: passes with dropout, random views of the images, models with
-    noise on their weights, or one deterministic pass."""
+    """Passes whose mean is π: with dropout, on random views of the images, with noise on the
+    weights, or one deterministic pass."""
     perturbation: float = 0.1
     """Noise on the weights of the ensemble, in standard deviations of each tensor. The paper does
     not give a value."""
@@ -103,13 +103,13 @@ class BittaConfig(MectaConfig, GradientConfig):
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        # Backward repeats a part of a micro batch after the noise has left the weights.
+        # Backward repeats the forward pass of a micro batch, when the noise has been removed.
         is_possible = self.policy != "ensemble" or not self.micro_batch
         allowed = "0 with policy='ensemble', where memory='low' saves memory"
         require(is_possible, "micro_batch", self.micro_batch, allowed)
         uses_batch = self.mecta == "off" or self.adapt_statistics == "batch"
         require(uses_batch, "mecta", self.mecta, "'off' with adapt_statistics='running'")
-        # Both move the running statistics.
+        # MECTA and the stream memory both update the running statistics.
         is_alone = self.mecta == "off" or not self.stream_memory
         require(is_alone, "mecta", self.mecta, "'off' with a stream_memory")
 
@@ -126,7 +126,8 @@ class Bitta(GradientAdapter[BittaConfig]):
         self._sampling = self.sampling_settings(config.adapt_statistics)
         if self._sampling.rate:
             _ = self.wrapped.sites  # Raises an error now if the model has no dropout sites.
-        # By the statistics of a run of one class, the policy would doubt correct labels.
+        # A stream memory is used for long runs of one class. With the batch statistics of such a
+        # run, the policy would disagree with correct labels.
         self.policy_statistics = "running" if config.stream_memory else config.adapt_statistics
         self.stream = BalancedMemory(config.stream_memory) if config.stream_memory else None
         """Unlabelled samples to learn from instead of the batch, with their served labels."""
@@ -151,10 +152,10 @@ class Bitta(GradientAdapter[BittaConfig]):
         )
 
     def observe(self, inputs: Tensor) -> None:
-        """Let the running statistics follow the batch."""
+        """Update the running statistics with the batch."""
         if self.wrapped.normaliser is not None:
             super().observe(inputs)
-        elif self.stream is None:  # With a stream memory they follow its samples in `adapt`.
+        elif self.stream is None:  # With a stream memory, `adapt` updates them with its samples.
             self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
 
     def sampling_settings(self, statistics: Statistics) -> SamplingSettings:
@@ -190,9 +191,9 @@ class Bitta(GradientAdapter[BittaConfig]):
         return losses
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Eq. 11: α (correct - incorrect) + β agreement."""
+        """Eq. 11: return the terms of α (correct - incorrect) + β agreement."""
         if self.config.beta:
-            # Over the whole mixed batch: the deterministic label has the same batch statistics.
+            # Run the whole mixed batch, so that both passes have the same batch statistics.
             probs, plain = self._sampled_and_plain_probs(mixed.inputs, random_key)
             return self._feedback_term(mixed, probs) | self._agreement_term(mixed, probs, plain)
         if not (self.config.alpha and mixed.n_judged):
@@ -234,7 +235,7 @@ class Bitta(GradientAdapter[BittaConfig]):
         if not has_normaliser and self.config.policy in ("dropout", "softmax"):
             sampled, plain = self.wrapped.sample_with_plain(inputs, sampling, random_key)
             return softmax(sampled).mean(0), softmax(plain)
-        # Separately: the probe for a shared forward pass would move MECTA's statistics.
+        # Run two separate passes. The test for a shared one would change MECTA's statistics.
         with torch.no_grad():
             plain = softmax(self.wrapped(inputs, statistics=sampling.statistics))
         return self.sampled_probs(inputs, sampling, random_key), plain

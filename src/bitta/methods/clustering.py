@@ -14,7 +14,7 @@ from bitta.errors import SettingError
 
 
 def import_k_means() -> tuple[Any, type[Warning]]:
-    """Return scikit-learn's k-means, and its warning about too few different points."""
+    """Return scikit-learn's `KMeans`, and the class of its warning about too few points."""
     random_state = random.getstate()
     try:
         from sklearn.cluster import KMeans  # noqa: PLC0415 (an extra)
@@ -34,8 +34,8 @@ def draw_first_centres(
     """Draw the rows of the first centres by k-means++, (starts, clusters).
 
     Each centre is the best of a few candidates, drawn by their distance from the earlier centres.
-    The result is that of scikit-learn. scikit-learn computes the same distances again for each
-    centre of each start; here they are computed once, and all starts proceed together.
+    The result equals that of scikit-learn, which computes the same distances again for each centre
+    of each start. Here they are computed once for all starts.
     """
     n_trials = 2 + int(math.log(n_clusters))
     rng = np.random.RandomState(seed % 2**32)
@@ -81,7 +81,7 @@ class Clusters:
         points = _reduce_dimensions(features.detach().cpu().double())
         rows = draw_first_centres(points, masses, n_clusters=n_clusters, starts=starts, seed=seed)
         centres_by_start = iter(rows.numpy())
-        # Elkan's algorithm needs two clusters; Lloyd's limits the threads of other libraries.
+        # Elkan's algorithm needs two clusters. Lloyd's changes the thread limit of the process.
         model = k_means(
             n_clusters,
             init=lambda x, *_, **__: x[next(centres_by_start)],
@@ -98,7 +98,7 @@ class Clusters:
     def find_unanchored(self) -> list[tuple[int, int]]:
         """Return the central new sample and the size of each cluster without an anchor.
 
-        The largest cluster comes first. Samples are counted from the first new one.
+        The largest cluster comes first. A sample is given by its row among the new samples.
         """
         anchored = set(self.labels[: self.n_anchors].tolist())
         members: dict[int, list[int]] = {}
@@ -123,7 +123,7 @@ class Clusters:
 
 
 class ClusterCache:
-    """Remembers the last clusters: a batch is clustered to choose questions and to learn."""
+    """Cache of the last clusters. A batch is clustered twice: to choose questions and to learn."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Tensor, dict[str, int], Clusters] | None = None
@@ -141,7 +141,7 @@ class ClusterCache:
 
 
 def _reduce_dimensions(points: Tensor) -> Tensor:
-    """Centre the points and rotate them into as many dimensions as there are different points."""
+    """Centre and rotate the points, so that they need no more dimensions than there are points."""
     points = points - points.mean(0)
     different, number = points.unique(dim=0, return_inverse=True)
     if different.shape[1] <= different.shape[0]:

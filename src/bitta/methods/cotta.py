@@ -1,4 +1,4 @@
-"""CoTTA: a student learns from an averaged teacher, and some of its weights are restored.
+"""CoTTA: a student learns from an averaged teacher, and some student weights are restored.
 
 Wang et al., CVPR 2022, "Continual Test-Time Domain Adaptation".
 Departures from the authors' code: each image of a batch has its own augmentation parameters. The
@@ -46,16 +46,16 @@ class CottaConfig(UnsupervisedConfig):
     """Probability with which each weight of the student returns to its source value after a batch.
     The authors have .01 for CIFAR and .001 for ImageNet."""
     augment_below: float = 0.92
-    """Limit of the source model's mean confidence below which the teacher averages over augmented
-    views. The authors have .92 for CIFAR-10, .72 for CIFAR-100 and .1 for ImageNet; 0 for never."""
+    """The teacher averages over augmented views if the mean confidence of the source model is below
+    this. The authors have .92 for CIFAR-10, .72 for CIFAR-100, .1 for ImageNet. 0 turns it off."""
     n_augmentations: int = 32
     """Number of augmented views to average over. The default is the authors' value."""
     symmetric: bool = False
     """Average the loss with the one in which teacher and student are exchanged, as the authors do
     on ImageNet."""
     feedback_on: Literal["student", "teacher"] = "student"
-    """Model whose loss on answered samples counts. The code published with BiTTA has the teacher.
-    Answers then have no effect, because only the student is trained."""
+    """Model that the loss on answered samples is computed from. The code published with BiTTA uses
+    the teacher. Answers then have no effect, because only the student is trained."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {
@@ -89,7 +89,7 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
 
     def __init__(self, wrapped: WrappedModel, config: CottaConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
-        self.anchor = wrapped.clone_model()
+        self.source_model = wrapped.clone_model()
         """The source model. It never changes."""
         self.learns_from_feedback &= config.feedback_on == "student"
 
@@ -155,18 +155,18 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         return losses
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a saved state. The anchor gets the saved source weights."""
+        """Continue from a saved state. The source model gets the saved weights."""
         super().load_state_dict(state)
-        self.source_weights.restore(self.anchor.model)
+        self.source_weights.restore(self.source_model.model)
 
     def close(self) -> None:
-        """Return the model to its owner and release student and anchor."""
-        self.anchor.close()
+        """Restore the model, and close the student and the source model."""
+        self.source_model.close()
         super().close()
 
     def _needs_augmentation(self, inputs: Tensor) -> bool:
         """Return True if the mean confidence of the source model is below the limit."""
         if not self.config.augment_below:
             return False
-        confidence = softmax(self.anchor(inputs, statistics="batch")).amax(-1).mean()
+        confidence = softmax(self.source_model(inputs, statistics="batch")).amax(-1).mean()
         return bool(confidence < self.config.augment_below)

@@ -95,12 +95,12 @@ class Eta(UnsupervisedAdapter[EtaConfig]):
         return self.make_sgd(momentum=self.config.momentum, weight_decay=self.config.weight_decay)
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return the mean of exp(E₀ - H) H over the selected samples; no term without any."""
+        """Return the mean of exp(E₀ - H) H over the selected samples; no term if there are none."""
         logits = self.trained_model(inputs, statistics="batch")
         margin = self.config.entropy_margin * log(logits.shape[-1])
         entropies = entropy(logits)
         is_reliable = entropies.detach() < margin
-        is_selected = self._select_unlike_mean(softmax(logits.detach()), is_reliable)
+        is_selected = self._select_non_redundant(softmax(logits.detach()), is_reliable)
         if not is_selected.any():
             return {}
         weights = (margin - entropies.detach()).exp()
@@ -121,7 +121,7 @@ class Eta(UnsupervisedAdapter[EtaConfig]):
         mean = state["mean_probs"]
         self.mean_probs = None if mean is None else mean.to(self.wrapped.device)
 
-    def _select_unlike_mean(self, probs: Tensor, is_reliable: Tensor) -> Tensor:
+    def _select_non_redundant(self, probs: Tensor, is_reliable: Tensor) -> Tensor:
         """Select reliable rows that differ from the moving mean, (batch,), then move the mean."""
         if self.mean_probs is None:
             if is_reliable.any():
@@ -171,7 +171,7 @@ class Eata(Eta):
         named = self.trained_model.model.named_parameters()
         self._named_parameters = {name: p for name, p in named if id(p) in trained}
         self.fisher: dict[str, Tensor] = {}
-        """F by name of the parameter; empty until it is known."""
+        """F by name of the parameter; empty until it has been computed."""
         self._collected: FisherInformation | None = None
         """Fisher information that is still being computed from the stream."""
         self._unchecked: SourceStatistics | None = None
@@ -179,9 +179,9 @@ class Eata(Eta):
         self._start_fisher()
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
-        """Use the images for the Fisher information until there are enough; then adapt as ETA."""
+        """Add the images to the Fisher information until it is complete, then adapt as ETA does."""
         if self._unchecked is not None:
-            # Check now: a loaded session gets its weights after it has been made.
+            # Checked here, because a loaded session gets its weights after the constructor.
             self._unchecked.require_source(self.source_weights, path=self.config.source_statistics)
             self._unchecked = None
         if self._collected is not None and len(unlabelled):
@@ -227,7 +227,7 @@ class Eata(Eta):
             self._collected.load_state_dict(state["collected"])
 
     def close(self) -> None:
-        """Return the model to its owner and release the copy of the source model."""
+        """Restore the model and delete the copy of the source model."""
         self._stop_collecting()
         super().close()
 

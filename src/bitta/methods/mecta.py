@@ -117,10 +117,10 @@ class MectaNorm(Normaliser):
 
     @contextmanager
     def updating(self, random_key: RandomKey) -> Iterator[None]:
-        """Enclose one update. `random_key` draws the stored channels.
+        """Enclose one update. `random_key` determines which channels are stored.
 
-        The statistics move at the end: a forward pass that is repeated during backward must find
-        them unchanged.
+        The running statistics change at the end, because a forward pass that is repeated during
+        backward needs the same statistics as the first time.
         """
         self._update = update = _UpdateState(random_key, _layer_numbers(self._model))
         try:
@@ -131,7 +131,7 @@ class MectaNorm(Normaliser):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Let the forward passes inside, if they have gradients, move the statistics."""
+        """Record the statistics of forward passes with gradients for the end of the update."""
         assert self._update is not None
         self._update.is_recording = True
         try:
@@ -167,7 +167,7 @@ class MectaNorm(Normaliser):
         return -torch.expm1(-gaussian_distance(batch, running).mean())
 
     def _choose_channels(self, call: BatchNormCall, rate: Tensor) -> Tensor | None:
-        """Return the channels to store for backward; None if the gate stops the layer."""
+        """Return the channels to store for backward; None if the gate keeps the layer fixed."""
         n_channels = call.input.shape[1]
         if self._update is None:
             return torch.arange(n_channels, device=call.input.device)
@@ -245,7 +245,7 @@ class _MectaBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """dx = γ / σ_r (g - mean g - x̂ mean(g x̂)), dγ = Σ g (r x̂ + d), db = Σ g."""
         scale, *stored = ctx.saved_tensors
-        if not stored:  # The gate stopped the layer: statistics, scale and shift are constants.
+        if not stored:  # The gate keeps the layer fixed: all its values are constants.
             slopes = (gradient * _broadcast(scale, gradient)).to(gradient.dtype)
             return slopes, None, None, None, None, None, None
         channels, x, mean, inverse, moved_mean, moved_inverse = stored

@@ -5,7 +5,7 @@ Departures from the authors' code, which expects classes that the source does no
 such classes here, so their pool of samples is left out. The cross-entropy on known classes keeps
 its half weight and is always used. Otsu's threshold only excludes samples that are too far from
 every prototype. A batch is served before it is learned from. Both terms make one update. The
-default learning rate is a tenth of theirs, which is for batches of 256.
+default learning rate is a tenth of the authors', who use batches of 256.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,10 @@ class Gaussian:
         return Gaussian(self.mean.detach(), self.covariance.detach(), self.n)
 
     def moved(self, features: Tensor, *, horizon: int) -> "Gaussian":
-        """Add features, (batch, features). Beyond `horizon` features the mean is a moving one."""
+        """Return the Gaussian with features added, (batch, features).
+
+        After `horizon` features, mean and covariance are moving averages.
+        """
         n_new, total = len(features), self.n + len(features)
         # At least the batch size: a higher rate would make the covariance negative.
         rate = 1 / max(n_new, min(total, horizon))
@@ -65,9 +68,10 @@ class Gaussian:
 
 
 def symmetric_divergence(one: Gaussian, other: Gaussian) -> Tensor:
-    """Return KL(1 || 2) + KL(2 || 1). The diagonals grow by a 30th of the first one's maximum.
+    """Return KL(1 || 2) + KL(2 || 1).
 
-    The log-determinants cancel in the sum:
+    For stability, a 30th of the maximum of Σ1 is added to both diagonals. The log-determinants
+    cancel in the sum:
     ½ [tr(Σ2⁻¹ Σ1) + tr(Σ1⁻¹ Σ2) + (μ1 - μ2)ᵀ (Σ1⁻¹ + Σ2⁻¹) (μ1 - μ2)] - d.
     """
     n_features = len(one.mean)
@@ -81,7 +85,7 @@ def symmetric_divergence(one: Gaussian, other: Gaussian) -> Tensor:
 
 
 def otsu_threshold(scores: Tensor) -> Tensor:
-    """Return the threshold of 0, .01 ... .99 that splits the scores into the two tightest groups.
+    """Return the threshold, one of 0, .01, ..., .99, that gives the two groups least variance.
 
     It is infinite if no threshold splits them.
     """
@@ -97,7 +101,7 @@ def otsu_threshold(scores: Tensor) -> Tensor:
 
 
 def _group_spread(values: Tensor, member: Tensor) -> Tensor:
-    """Return the sum of squares of each group around its mean, divided by all values."""
+    """Return the sum of squares of each group around its mean, divided by the number of values."""
     means = (member @ values) / member.sum(1).clamp_min(1)
     return (member * (values - means.unsqueeze(1)).square()).mean(1)
 
@@ -118,7 +122,7 @@ class OwtttConfig(UnsupervisedConfig):
     delta: float = 0.1
     """Temperature that divides the cosines. The default is the authors' value."""
     queue: int = 512
-    """Number of latest scores from which the threshold is found. The default is the authors'."""
+    """Number of latest scores that determine the threshold. The default is the authors' value."""
     ce_scale: float = 0.2
     """Twice the weight of the cross-entropy. The authors have .2 on CIFAR, .05 on ImageNet."""
     da_scale: float = 1.0
@@ -169,7 +173,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         self._stream: Gaussian
         """Mean and covariance of the features so far."""
         self._next_stream: Gaussian
-        """The same with the batch of the current update."""
+        """`_stream` including the batch of the current update."""
         self._clear_stream()
         super().__init__(wrapped, config, seed=seed)
 
@@ -192,7 +196,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return self.training_logits(inputs)
 
     def training_logits(self, inputs: Tensor) -> Tensor:
-        """Return the same logits of any number of rows, also for the loss on answers."""
+        """Return the cosine logits of any number of rows. The loss on answers uses them, too."""
         if not len(inputs):
             return inputs.new_zeros((0, len(self._prototypes)))
         features, _ = self.trained_model.features(inputs, statistics="running")
@@ -253,7 +257,10 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return 1 - self.config.delta * logits.detach().amax(-1)
 
     def _check_source(self) -> None:
-        """Check at the first use: a loaded session gets its weights after it has been made."""
+        """Compare statistics and source model at the first use.
+
+        A loaded session gets its weights only after the constructor.
+        """
         if not self._is_checked:
             self._source.require_source(self.source_weights, path=self._path)
             self._is_checked = True

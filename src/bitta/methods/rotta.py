@@ -3,9 +3,9 @@
 Yuan et al., CVPR 2023, "Robust Test-Time Adaptation in Dynamic Scenarios".
 Departures from the authors' code: each image of a batch has its own augmentation parameters. The
 method learns from the memory once per batch (or window); with batches of 64 that is every 64
-samples, as there. Samples with a question are not offered to the memory. One value per channel
-moves no statistics. In models without BatchNorm, scale and shift of the other normalisation layers
-are trained.
+samples, as there. Samples with a question are not offered to the memory. A layer input with one
+value per channel does not change the running statistics. In models without BatchNorm, scale and
+shift of the other normalisation layers are trained.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ from bitta.seeding import RandomKey
 from bitta.types import Feedback, Losses, State, move_to_device
 
 Insertion: TypeAlias = Literal["quota", "until_full"]
-"""Time from which a class is limited to its share: from the start, or once the memory is full."""
+"""A class is limited to its share of the memory: always, or only once the memory is full."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class TimelyMemory:
         if self._storage is None:
             self._storage = inputs.new_empty((self.capacity, *inputs.shape[1:]))
         n_classes = logits.shape[1]
-        # One transfer from the device for everything that the rule needs.
+        # Fetch all values from the device in one transfer.
         table = torch.stack([logits.argmax(-1).double(), entropy(logits).double()]).T.tolist()
         row_by_slot: dict[int, int] = {}
         for row, (label, nats) in enumerate(table):
@@ -187,14 +187,15 @@ class RottaConfig(UnsupervisedConfig):
     lambda_u: float = 1.0
     """Weight of uncertainty in the removal score. The default is the authors' value."""
     insertion: Insertion = "quota"
-    """Limit of a class in the memory: at most its share, as in the authors' code (quota), or any
-    number until the memory is full, as in the code published with BiTTA (until_full)."""
+    """Rule for new samples. "quota": a class never exceeds its share, as in the authors' code.
+    "until_full": any class is stored until the memory is full, as in the code published with
+    BiTTA."""
     judged_among: Literal["all", "judged", "alike"] = "judged"
     """Samples that go through the student together with an answered sample. It has no effect here,
     because running statistics normalise them."""
     feedback_on: Literal["student", "teacher"] = "student"
-    """Model whose loss on answered samples counts. The code published with BiTTA has the teacher.
-    Answers then have no effect, because only the student is trained."""
+    """Model that the loss on answered samples is computed from. The code published with BiTTA uses
+    the teacher. Answers then have no effect, because only the student is trained."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "insertion": "until_full", "feedback_on": "teacher"}

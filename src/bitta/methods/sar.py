@@ -3,9 +3,9 @@
 Niu et al., ICLR 2023, https://openreview.net/forum?id=g2YraF75Tj
 Departures from the authors' code: the served label comes from a separate forward pass before the
 update (the same label). The top layers are found by structure instead of by name. Departure from
-the code published with BiTTA: recovery watches the entropy only. The loss on answers has a floor
-above the threshold in that code, so that one correct answer disables recovery.
-Kept from both: a batch without reliable samples still makes an update with zero gradients, and
+the code published with BiTTA: recovery depends on the entropy only. In that code it also depends on
+the loss on answers, which cannot fall below the threshold, so one correct answer disables recovery.
+As in both codes, a batch without reliable samples still makes an update with zero gradients, and
 recovery restores the weights but neither the momentum nor the moving average.
 """
 
@@ -36,14 +36,15 @@ class SarConfig(UnsupervisedConfig):
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov."""
     rho: float = 0.05
-    """Radius ρ within which the loss is made flat. The BiTTA paper has .5, its code .05."""
+    """Radius ρ of the neighbourhood in which SAM flattens the loss. The BiTTA paper has .5, its
+    code .05."""
     entropy_margin: float = 0.4
     """Limit E₀ of the entropy of reliable samples, in units of ln C."""
     recover_below: float = 0.2
     """Limit of the moving average below which the source weights are restored; 0 for never."""
     recovery_watches: Literal["entropy", "loss"] = "entropy"
-    """Value of the moving average: the entropy, or the loss with that on answers, as in the code
-    published with BiTTA."""
+    """Quantity that the moving average follows: the entropy, or the whole loss including that on
+    answers, as in the code published with BiTTA."""
     entropy_eps: float = 0.0
     """Constant inside the logarithm of the entropy. The code published with BiTTA has 1e-6."""
 
@@ -101,7 +102,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         if self._is_reliable is not None:
             is_reliable = is_reliable & self._is_reliable
         self._is_reliable = is_reliable
-        # Without reliable samples the loss is 0, and the update is made by momentum alone.
+        # Without reliable samples the loss is 0. The optimiser then moves by its momentum alone.
         total = torch.where(is_reliable, entropies, 0).sum()
         return {"entropy": total / is_reliable.sum().clamp_min(1)}
 

@@ -28,8 +28,8 @@ from bitta.types import Feedback, JudgedSamples, Losses, State, move_to_device
 
 _MAX_SOURCE_LIKE_PER_BATCH = 100
 _TERMS = ("correct", "incorrect", "source_like")
-_MAX_ANCHOR_SHARE = 0.2  # Share of the loss until there are enough source-like samples.
-_WINDOW = 6  # Updates per window of `LossPlateau`. The last one is ignored.
+_MAX_ANCHOR_SHARE = 0.2  # Limit of a, the weight of anchors, with few source-like samples.
+_WINDOW = 6  # Updates per window of `LossPlateau`. The mean leaves out the last one.
 _MAX_FAILED_WINDOWS = 6
 
 
@@ -37,7 +37,7 @@ _MAX_FAILED_WINDOWS = 6
 class SimattaConfig(GradientConfig):
     """Settings of SimATTA. The number of questions is a setting of the session.
 
-    It has anchors instead of memories of correct and incorrect samples.
+    Anchors are the answered samples. They replace the memories of correct and incorrect samples.
     """
 
     lr: float = 1e-4
@@ -62,10 +62,10 @@ class SimattaConfig(GradientConfig):
     cluster_growth: int = 3
     """Number of clusters added on each batch. The BiTTA paper has 3, the authors 1."""
     starts: int = 1
-    """Number of clusterings with other first centres, of which the best is used. The authors have
+    """Number of clusterings from different first centres. The best one is used. The authors have
     10."""
     cold_start: int = 100
-    """Number of source-like samples up to which anchors have at most a fifth of the loss. The
+    """With fewer source-like samples than this, anchors have at most a fifth of the loss. The
     default is the authors' value."""
     max_anchors: int = 192
     """Capacity of the memory of answered samples. The authors keep all."""
@@ -102,7 +102,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         super().__init__(wrapped, config, seed=seed)
         self.anchors = AnchorMemory(config.max_anchors)
         self.source_like = FifoMemory(config.max_source_like)
-        self.teacher = wrapped.clone_model()
+        self.source_model = wrapped.clone_model()
         """The source model. It never changes."""
         self._clusters = ClusterCache()
 
@@ -148,12 +148,15 @@ class Simatta(GradientAdapter[SimattaConfig]):
         return losses
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """(1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)) of drawn rows."""
+        """Return the terms of (1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)).
+
+        They are computed on a drawn mini-batch.
+        """
         counts, mini_batch = self._draw_mini_batch(mixed, random_key)
         return _drop_empty_terms(self._weighted_terms(*mini_batch), counts)
 
     def update(self, mixed: MixedBatch, epoch: int) -> dict[str, Tensor]:
-        """Draw a mini-batch and make one update. A GPU replays the update, not the drawing."""
+        """Draw a mini-batch and make one update. Only the update is captured as a CUDA graph."""
         random_key = RandomKey((self.seed, "adapt", self.version, epoch))
         counts, mini_batch = self._draw_mini_batch(mixed, random_key)
         terms = self.trained_model.run_or_replay(
@@ -182,21 +185,22 @@ class Simatta(GradientAdapter[SimattaConfig]):
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.source_weights.restore(self.teacher.model)
+        self.source_weights.restore(self.source_model.model)
         self.anchors.load_state_dict(state["anchors"], device=self.wrapped.device)
         self.source_like.load_state_dict(state["source_like"], device=self.wrapped.device)
 
     def close(self) -> None:
-        """Return the model to its owner and release the copy of the source model."""
-        self.teacher.close()
+        """Restore the model and delete the copy of the source model."""
+        self.source_model.close()
         super().close()
 
     @torch.no_grad()
     def _remember_answers(self, unlabelled: Tensor, feedback: Feedback) -> None:
-        """Add answers to the anchors. All anchors share the uncertain samples of their clusters.
+        """Add answers to the anchors, and update the weights of all anchors.
 
-        If no answer is late, these are the clusters that the questions came from. A late answer
-        represents its cluster among the samples with which it arrives.
+        The anchors in a cluster share its uncertain samples as weight. If no answer is late, these
+        are the clusters that the questions came from. A late answer is clustered with the batch in
+        which it arrives.
         """
         answered = torch.cat([feedback.correct.inputs, feedback.incorrect.inputs])
         features, entropies = self._compute_features(torch.cat([answered, unlabelled]))
@@ -219,7 +223,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """Add the samples of lowest entropy in the source model, with its labels."""
         rows, labels = torch.zeros(0).long(), torch.zeros(0).long()
         if len(unlabelled):
-            logits = self.teacher(unlabelled, statistics="running")
+            logits = self.source_model(unlabelled, statistics="running")
             entropies, labels = entropy(logits), logits.argmax(-1)
             order = entropies.argsort(stable=True)[:_MAX_SOURCE_LIKE_PER_BATCH]
             rows = order[entropies[order] < self.config.low_entropy]
@@ -413,7 +417,7 @@ def find_uncertain_rows(entropies: Tensor, min_entropy: float) -> Tensor:
 
 
 def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> float:
-    """a = |A| / (|A| + |S|), at most a fifth while S is small; 1 if S is empty."""
+    """Return a = |A| / (|A| + |S|), at most a fifth while S is small; 1 if S is empty."""
     if not n_source_like:
         return 1.0
     share = n_anchors / (n_anchors + n_source_like)
@@ -421,7 +425,10 @@ def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> floa
 
 
 def row_weights(n_correct: int, n_incorrect: int, n_source_like: int, *, share: float) -> Tensor:
-    """Return weights by which sums over rows become a, a and 1 - a times a mean, (3, rows)."""
+    """Return the weight of each row in each of the three terms, (3, rows).
+
+    The weighted sums are a, a and 1 - a times the mean over the rows of the term.
+    """
     parts = ((n_correct, share), (n_incorrect, share), (n_source_like, 1 - share))
     blocks = [torch.full((1, n), part) / max(1, n) for n, part in parts]
     weights: Tensor = torch.block_diag(*blocks)

@@ -32,7 +32,8 @@ class SottaConfig(UnsupervisedConfig):
     weight_decay: float = 0.0
     """Weight decay of Adam. The code published with BiTTA has 5e-4 on CIFAR."""
     rho: float = 0.05
-    """Radius ρ within which the loss is made flat. The BiTTA paper has .5, its code .05."""
+    """Radius ρ of the neighbourhood in which SAM flattens the loss. The BiTTA paper has .5, its
+    code .05."""
     capacity: int = 64
     """Capacity of the memory of confident samples."""
     confident: float = 0.99

@@ -1,7 +1,7 @@
 """Two methods without training: the source model, and batch statistics in BatchNorm layers.
 
 Nado et al., 2020, https://arxiv.org/abs/2006.10963; Schneider et al., NeurIPS 2020.
-There are no known departures. A model without BatchNorm serves as it is.
+There are no known departures. A model without BatchNorm is served unchanged.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ from bitta.types import Feedback, Losses, State
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SupportSet:
-    """Samples with their predicted labels. It never changes; `joined` returns a new one."""
+    """Immutable set of samples with their predicted labels."""
 
     inputs: Tensor  # (samples, ...)
     labels: Tensor  # (samples,) as predicted when the sample was added
@@ -34,7 +34,7 @@ class SupportSet:
         return len(self.labels)
 
     def joined(self, other: Self) -> Self:
-        """Return the samples of both sets, these first."""
+        """Return a set with the samples of both sets, this one first."""
         return type(self)(
             torch.cat([self.inputs, other.inputs]),
             torch.cat([self.labels, other.labels]),
@@ -74,7 +74,7 @@ class TastConfig(UnsupervisedConfig):
     neighbours: int = 4
     """Number of nearest support samples that a sample learns from. The authors try 1, 2, 4, 8."""
     tau: float = 10.0
-    """Factor of the cosines. The default is the authors' value."""
+    """Factor τ of the cosines in the softmax. The default is the authors' value."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"reference": {**PUBLISHED_BASELINE}}
 
@@ -109,7 +109,10 @@ class Tast(UnsupervisedAdapter[TastConfig]):
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return the log-probabilities of the neighbours, in the support set with these inputs."""
+        """Return the log of the neighbours' mean class probabilities.
+
+        The inputs join the support set for this call only.
+        """
         extended = self._extend_support(inputs)
         samples, centroids, support = self._compute_directions(inputs, extended)
         found = find_neighbours(samples, support, self.config.neighbours)
@@ -155,7 +158,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
 
     @torch.no_grad()
     def _extend_support(self, inputs: Tensor) -> SupportSet:
-        """Return the support set with these samples, labelled by the model as it is now."""
+        """Return the support set with these samples added, labelled by the current model."""
         logits = self.wrapped(inputs, statistics="batch")
         new = SupportSet(inputs, logits.argmax(-1), entropy(logits))
         per_class = min(self.config.filter_k, max(1, self.config.max_support // logits.shape[1]))
@@ -165,7 +168,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
     def _compute_directions(
         self, inputs: Tensor, support: SupportSet
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors of samples, class centroids and support set, from one forward."""
+        """Return unit vectors of samples, class centroids and support set, in one forward pass."""
         both = torch.cat([inputs, support.inputs])
         features, logits = self.trained_model.features(both, statistics="batch")
         samples, supporting = features.float().tensor_split((len(inputs),))
