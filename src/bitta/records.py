@@ -1,7 +1,8 @@
 """Records of predictions, questions and answers, shared by the server's store, API and client.
 
 The fields of a record are the fields of its JSON object in the API. Times are microseconds since
-1970, UTC.
+1970, UTC. An answer "stands" unless it was undone or replaced by a later answer of the same
+annotator.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,14 @@ Verdict: TypeAlias = Literal["correct", "incorrect", "skip"]
 AnnotatorKind: TypeAlias = Literal["HUMAN", "CODE", "MODEL"]
 """Kind of annotator: a person, a program that knows the truth, or a model that judges."""
 FeedbackStatus: TypeAlias = Literal["pending", "applied", "expired", "superseded"]
-"""State of an answer: not yet learned, learned, impossible to learn, replaced or undone."""
+"""State of an answer. "pending": not learned yet. "applied": learned. "expired": its image is gone,
+so it cannot be learned. "superseded": replaced or undone before it was learned."""
 QuestionReason: TypeAlias = Literal["uncertain", "audit"]
+"""Reason of a question: an uncertain prediction, or a random sample that measures accuracy."""
 QuestionStatus: TypeAlias = Literal["open", "closed", "expired"]
+"""State of a question: it takes answers, has enough of them, or was not answered in time."""
 SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]
+"""Reason of a snapshot: the source model, a regular interval, an operator, or a rollback."""
 Role: TypeAlias = Literal["client", "annotator", "operator"]
 """Role of an API key."""
 
@@ -26,7 +31,7 @@ class ServedPrediction:
     """Prediction that was served for one image."""
 
     prediction_id: str
-    """Names the prediction in every answer."""
+    """Id by which an answer refers to the prediction."""
     label: str
     class_index: int
     confidence: float
@@ -35,10 +40,12 @@ class ServedPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Right of one annotator to answer a question first, until a time."""
+    """Reservation of a question for one annotator."""
 
     token: str
+    """Secret that the annotator sends with the answer."""
     until: int
+    """Time at which the reservation ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +92,7 @@ class FeedbackRecord:
     predicted_label: str
     confidence: float
     uncertainty: float | None
-    """Null, like the reason, if nobody asked about this prediction."""
+    """Null if no question was asked about this prediction; `selection_reason` then is null too."""
     selection_reason: QuestionReason | None
     verdict: Verdict
     annotator_id: str
@@ -96,6 +103,7 @@ class FeedbackRecord:
     answered_at: int
     received_at: int
     lead_time_ms: int | None
+    """Milliseconds that the annotator took."""
     status: FeedbackStatus
     """A skip stays pending, because nothing can be learned from it."""
     supersedes_id: str | None
@@ -111,7 +119,7 @@ class FeedbackReceipt(FeedbackRecord):
     """Record of an answer that was just submitted."""
 
     repeated: bool = False
-    """True if an earlier request with the same idempotency key has stored it."""
+    """True if an earlier request with the same idempotency key stored it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +131,4 @@ class UndoReceipt:
     applied: bool
     """True if the model had already learned from the answer."""
     note: str
-    """Sentence for people that says what an undo means for the model."""
+    """Sentence for people: the effect of the undo on the model."""

@@ -22,7 +22,7 @@ def started_folder(tmp_path_factory):
     """Return a folder in which a server has run."""
     folder = tmp_path_factory.mktemp("started_folder")
     with start_server(settings(folder)) as server:
-        assert "as given" in server.start_message
+        assert "with the given weights" in server.start_message
     return folder
 
 

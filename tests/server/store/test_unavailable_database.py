@@ -128,7 +128,7 @@ def test_closing_while_locked_fails_the_waiting_changes(opened, tmp_path):
     with locked(tmp_path):
         serving = opened.log_served_batch(served_batch([20]))
         opened.close()
-        with pytest.raises(StoreClosed, match="closed before the database could take this change"):
+        with pytest.raises(StoreClosed, match="closed before the database could store this change"):
             serving.result()
 
 

@@ -1,4 +1,4 @@
-"""Thread-safe interface of the worker that owns the model."""
+"""Engine: the thread-safe interface of the worker that owns the model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future

@@ -1,8 +1,8 @@
-"""A session that can serve while it asks and learns.
+"""Session that can serve while it learns or chooses questions.
 
-Requests that arrive during a learning step or a question are served between two layers of the
-model, with the weights and statistics from before the step. They never complete a window. The log
-records them as served before the step, so a replay gives the same weights.
+Requests that arrive meanwhile are served between two layers of the model, with the weights and
+statistics from before the learning step. They never complete a window. The log records them as
+served before the step, so a replay gives the same weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from bitta.session import Session
 from bitta.types import Losses, Prediction
 
 Interrupt: TypeAlias = Callable[[], None]
-"""Called between two layers. It may serve by `InterruptibleSession.predict_in_interrupt`."""
+"""Function called between two layers. It may call `InterruptibleSession.predict_in_interrupt`."""
 
 
 def _ignore(_: Prediction) -> None:
@@ -60,13 +60,13 @@ class InterruptibleSession(Session):
 
     @property
     def n_interrupt_samples(self) -> int:
-        """Number of samples that `predict_in_interrupt` can serve now without a full window."""
+        """Number of samples that `predict_in_interrupt` can serve now, short of a full window."""
         if not self._window.size or self._serving_copy is None or self._serving_copy.is_outdated:
             return 0
         return self._window.size - self._window.n_new - 1
 
     def predict_in_interrupt(self, inputs: Tensor) -> Prediction:
-        """Serve up to `n_interrupt_samples` samples during a learning step or a question."""
+        """Serve up to `n_interrupt_samples` samples in an interrupt."""
         assert self._serving_copy is not None
         inputs = self._check_inputs(inputs)
         prediction = self._serving_copy.predict(inputs)
@@ -186,7 +186,7 @@ class ServingCopy:
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
-        """Predict with running statistics, also while the model itself runs in this thread."""
+        """Predict with running statistics. The model itself may be inside a forward pass."""
         # The interrupted forward pass may run in a mode that replaces batch normalisation.
         with torch._C.DisableTorchFunction():
             return Prediction.from_logits(self._network(inputs, statistics="running"))

@@ -1,6 +1,6 @@
-"""The learner: a session that serves, learns, saves and loads in the order of its log.
+"""Learner: the session that serves and learns, without threads and database.
 
-It has no threads and no database. The live server and a replay run the same code.
+The log records its calls in order. The live server and a replay of the log run the same learner.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class AnsweredSample:
     sample_id: int
     """Id of the sample in the memories of the method."""
     replaces_answer: bool = False
-    """True if the memory may hold the opposite answer of the same person. It is forgotten."""
+    """True if the memory may hold the opposite answer of the same person, which is then removed."""
 
 
 def derive_sample_id(prediction_id: str, annotator_id: str) -> int:
@@ -51,7 +51,7 @@ def derive_sample_id(prediction_id: str, annotator_id: str) -> int:
 
 
 class Learner:
-    """Model that serves, asks and learns. Every call is an event of the log."""
+    """Model that serves, chooses questions and learns."""
 
     def __init__(self, model: nn.Module, settings: ServeSettings) -> None:
         self.settings = settings
@@ -108,7 +108,7 @@ class Learner:
 
     @property
     def distance(self) -> float:
-        """Distance of the parameters from the source weights, relative to the norm of those."""
+        """Distance of the parameters from the source weights, ‖w - w₀‖ / ‖w₀‖."""
         source = self._session.adapter.source_weights.tensors
         now = dict(self._session.model.named_parameters())
         return weight_distance((now[name].detach().cpu() for name in now), (source[n] for n in now))
@@ -126,7 +126,7 @@ class Learner:
         try:
             inputs = self._source_model.prepare_inputs(sample[None])
             return int(self._source_model(inputs, statistics="running").argmax())
-        except ModelError:  # it has no running statistics, and one sample is no batch
+        except ModelError:  # without running statistics, one sample is not enough
             return None
 
     def serve(
@@ -137,10 +137,10 @@ class Learner:
         interrupt: Interrupt | None = None,
         skip_questions: bool = False,
     ) -> Prediction:
-        """Predict. If these samples complete a window, choose questions, unless they are skipped.
+        """Predict. If these samples complete a window, choose questions, unless `skip_questions`.
 
-        `on_prediction` is called once, before the questions are chosen. `interrupt` is called while
-        they are chosen.
+        `on_prediction` is called once, before questions are chosen. `interrupt` is called between
+        layers while questions are chosen.
         """
         session, n_windows = self._session, self.n_windows
         session.on_prediction = on_prediction or _ignore
@@ -183,13 +183,13 @@ class Learner:
         return losses
 
     def save(self, path: Path) -> None:
-        """Save everything that later events depend on in one file."""
+        """Save the complete state in one file."""
         with without_compiler():
             state = self._session.state_dict()
         save_state(path, {"lineage": self.lineage, "session": state})
 
     def load(self, path: Path) -> None:
-        """Continue from a saved file, in its lineage."""
+        """Continue from a saved state and its lineage."""
         state = load_state(path)
         with without_compiler():
             self._session = InterruptibleSession.from_state(
@@ -198,7 +198,7 @@ class Learner:
         self.lineage = state["lineage"]
 
     def close(self) -> None:
-        """Restore the model that was given."""
+        """Restore the given model."""
         self._session.close()
 
     def _as_answer(self, sample: AnsweredSample) -> Answer:
@@ -277,8 +277,8 @@ _COMPILER_METHODS = ("add_param_group", "state_dict", "load_state_dict")
 def without_compiler() -> Iterator[None]:
     """Build, save or load optimisers in this block without importing torch's compiler.
 
-    The import takes longer than everything else at the start of a server. It is needed for the
-    first update only; `CompilerImport` does it in the background.
+    The import takes longer than the rest of a server's start. Only the first update needs it;
+    `CompilerImport` runs it in the background.
     """
     wrapped = {name: getattr(Optimizer, name) for name in _COMPILER_METHODS}
     for name, method in wrapped.items():

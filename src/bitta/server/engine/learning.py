@@ -21,11 +21,11 @@ _CLAIM_SECONDS = 0.1
 """Longest wait for the store's answers. A healthy database takes less."""
 
 AnswersWithInputs: TypeAlias = Sequence[tuple[LearnableAnswer, Tensor | None]]
-"""Answers with their inputs, None where the input is gone."""
+"""Answers with their inputs. An input is None if its image is gone."""
 
 
 class WorkTimer:
-    """Timer that leaves out what runs inside `paused`."""
+    """Timer that does not count the time inside `paused` blocks."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class WorkTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave this block out. Nested blocks are left out once."""
+        """Do not count this block. Blocks may be nested."""
         if self._is_paused:
             yield
             return
@@ -47,7 +47,7 @@ class WorkTimer:
 
     @property
     def seconds(self) -> float:
-        """Seconds so far without the paused ones."""
+        """Counted seconds so far."""
         return self._clock() - self._started - self._paused_seconds
 
 
@@ -113,7 +113,7 @@ class LearningSteps:
             return False
         lost = [answer.feedback_id for answer, inputs in answers if inputs is None]
         if lost:
-            self._store.expire_answers(lost, "its image is not at hand any more")
+            self._store.expire_answers(lost, "its image is no longer available")
         n_updates = count(1)
 
         def after_update() -> None:
@@ -131,7 +131,7 @@ class LearningSteps:
         return True
 
     def release_answers(self) -> None:
-        """Release the claimed answers, because no step follows soon or the weights change."""
+        """Release the claimed answers. Call it before a pause, a rollback or the end."""
         if self._claim is not None:
             self._claim = None
             self._store.release_all_answers()

@@ -1,4 +1,4 @@
-"""Replay of a log: the same events in the same order give the same weights, bit for bit."""
+"""Replay of an event log. It gives the same weights as the server that wrote it, bit for bit."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -35,12 +35,12 @@ class _Progress:
     n_compared: int = 0
     differing: list[str] = field(default_factory=list)
     waiting: dict[int, list[tuple[Tensor, bool]]] = field(default_factory=lambda: defaultdict(list))
-    """Batches served during the next learning step, by the number of finished updates. The flag
-    says that the batch raised no questions."""
+    """Batches that were served during the next learning step, by the number of finished updates.
+    The flag is True if no questions were asked about the batch."""
 
 
 class Replay:
-    """Replays a log with a learner. Snapshots on the way are written to a folder."""
+    """Replay of a log with a learner. It writes the snapshots of the log to a folder."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Replay:
         self._progress = _Progress()
 
     def run(self) -> ReplayResult:
-        """Replay all events, with the number of threads that the log was written with."""
+        """Replay all events, with as many threads as the server that wrote the log."""
         n_threads = torch.get_num_threads()
         try:
             self._replay_events()
@@ -103,12 +103,12 @@ class Replay:
 
     def _on_served(self, body: Mapping[str, Any]) -> None:
         inputs = torch.stack([self._read_input(name) for name in body["prediction_ids"]])
-        silent = bool(body.get("silent", False))
+        skips_questions = bool(body.get("silent", False))
         self._progress.n_served += len(inputs)
         if body["during"] is None:
-            self._learner.serve(inputs, skip_questions=silent)
+            self._learner.serve(inputs, skip_questions=skips_questions)
         else:
-            self._progress.waiting[body["during"][1]].append((inputs, silent))
+            self._progress.waiting[body["during"][1]].append((inputs, skips_questions))
 
     def _on_learned(self, body: Mapping[str, Any]) -> None:
         waiting, n_updates = self._progress.waiting, 0
@@ -116,8 +116,8 @@ class Replay:
         def between_updates() -> None:
             nonlocal n_updates
             n_updates += 1
-            for inputs, silent in waiting.pop(n_updates, []):
-                self._learner.serve(inputs, skip_questions=silent)
+            for inputs, skips_questions in waiting.pop(n_updates, []):
+                self._learner.serve(inputs, skip_questions=skips_questions)
 
         replacing = body.get("overruling", ())
         answered = [
@@ -147,7 +147,7 @@ class Replay:
         self._learner.lineage = parse_version(body["version"])[0]
 
     def _on_recovered(self, body: Mapping[str, Any]) -> None:
-        """Load the snapshot of a restart, which lost everything after it."""
+        """Load the snapshot of a restart. Steps after the snapshot were lost."""
         self._on_started(body)
         self._progress.waiting.clear()
         self._learner.load(self._path(body["snapshot"]))

@@ -56,7 +56,10 @@ def first_line(error: BaseException) -> str:
 
 
 class RequestQueue:
-    """Queue that returns requests in batches. The first one waits at most `max_wait_seconds`."""
+    """Queue that returns requests in batches.
+
+    A request waits at most `max_wait_seconds` for others to join its batch.
+    """
 
     def __init__(self, *, max_batch: int, max_wait_seconds: float, capacity: int) -> None:
         self.max_batch, self.max_wait_seconds = max_batch, max_wait_seconds
@@ -107,8 +110,8 @@ class RequestQueue:
         """Take the next requests, all of one sample shape.
 
         They have at most `max_batch` samples, unless a single request has more. The call waits up
-        to `timeout` seconds for the first request. A waiting task ends the wait and returns an
-        empty batch, unless `timeout` is 0: then the caller cannot run tasks.
+        to `timeout` seconds for the first request. If a task waits, the batch is empty, so that the
+        caller can run the task first; with a `timeout` of 0, tasks are ignored.
         """
         with self._changed:
             if not self._requests and not self._tasks and timeout > 0:
@@ -129,7 +132,7 @@ class RequestQueue:
             return batch
 
     def next_due_batch(self, *, max_samples: int) -> list[InferenceRequest]:
-        """Take the next requests if the first one has waited long enough or enough are there."""
+        """Take the next requests if the first one is due, or if enough samples wait."""
         with self._changed:
             if not self._requests:
                 return []

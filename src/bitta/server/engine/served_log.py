@@ -70,11 +70,11 @@ class RecentSample:
 
 
 class RecentSamples:
-    """The newest samples, as many as fit into a number of bytes.
+    """Newest samples, as many as fit into `max_bytes`.
 
     Their inputs are stored in one block. Separate tensors would fragment the memory that learning
-    allocates and frees, and the process would grow to several times its size. One thread adds and
-    finds samples; any thread may copy an input.
+    allocates and frees, and the process would grow to several times its size. Only the worker adds
+    and finds samples; any thread may copy an input.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -83,7 +83,7 @@ class RecentSamples:
         self._id_by_position: dict[int, str] = {}
         self._block: Tensor | None = None
         self._ids: list[str] = []
-        """Prediction id for each row of the block, also after the sample was dropped."""
+        """Prediction id of each row of the block. It stays after the sample is dropped."""
         self._next_row = 0
         self._lock = Lock()
 
@@ -91,7 +91,7 @@ class RecentSamples:
         return len(self._samples)
 
     def add(self, sample: RecentSample) -> None:
-        """Copy a sample into the block, over the oldest one if the block is full."""
+        """Copy a sample into the block. If the block is full, overwrite the oldest one."""
         with self._lock:
             row = self._allocate_row(sample.prediction_id, sample.input)
             row.copy_(sample.input)
@@ -134,7 +134,7 @@ class RecentSamples:
 
 
 class ServedLog:
-    """Gives predictions their ids and writes them to the store in the background."""
+    """Log of served predictions: gives each an id, and writes it to the store in the background."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ServedLog:
         self._model_name, self._classes = model_name, classes
         self.recent = RecentSamples(settings.recent_bytes)
         self.n_unwritten = 0
-        """Number of predictions that were returned and are not stored yet."""
+        """Number of predictions that clients received and the store has not written yet."""
         self._writing: deque[tuple[Future[None], int]] = deque()
         self._next_expiry = 0.0
 
@@ -162,17 +162,17 @@ class ServedLog:
         first_position: int,
         version: str,
         during: tuple[int, int] | None,
-        silent: bool,
+        skips_questions: bool,
     ) -> ServedPredictions:
         """Add a batch. `first_position` is the index of its first sample among all served.
 
-        `during` is the learning step and the number of its finished updates, if one is running.
-        `silent` says that the batch completed a window without questions.
+        `during` is the running learning step and the number of its finished updates; None between
+        steps. `skips_questions` is True if the batch completes a window without questions.
         """
         samples = self._remember(inputs, first_position)
         served = self._to_served(prediction, samples, version)
         request_ids = [request.request_id for request in requests for _ in request.inputs]
-        self._write(served, samples, request_ids, during=during, silent=silent)
+        self._write(served, samples, request_ids, during=during, skips_questions=skips_questions)
         return served
 
     def ask(self, queries: Sequence[Query], *, position_offset: int) -> dict[str, Query]:
@@ -181,7 +181,7 @@ class ServedLog:
         `position_offset` is added to the positions of the queries.
         """
         found = [(q, self.recent.find_at(position_offset + q.position)) for q in queries]
-        # A window restored by a rollback holds older samples, which had other positions.
+        # After a rollback, the restored window holds samples that had other positions when served.
         matching = [(q, sample) for q, sample in found if sample is not None and _match(q, sample)]
         if self._settings.keep_images == "queried":
             self._keep_images([sample.input for _, sample in matching])
@@ -270,7 +270,7 @@ class ServedLog:
         request_ids: Sequence[str],
         *,
         during: tuple[int, int] | None,
-        silent: bool,
+        skips_questions: bool,
     ) -> None:
         """Write in the background. A crash may lose predictions; it never loses answers."""
         now = self._clock()
@@ -291,8 +291,8 @@ class ServedLog:
             model_name=self._model_name,
             model_version=served.model_version,
             predictions=predictions,
-            interrupted_epoch=during,
-            is_silent=silent,
+            during=during,
+            skips_questions=skips_questions,
         )
         self._writing.append((self._store.log_served_batch(batch), len(samples)))
         self.n_unwritten += len(samples)

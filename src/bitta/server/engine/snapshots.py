@@ -29,7 +29,7 @@ from bitta.version import __version__
 
 SNAPSHOT_FOLDER = "snapshots"
 _ID_PATTERN = "?" * 26
-"""Pattern of the ids of `new_id`. Other files in the folder are not touched."""
+"""Pattern of snapshot ids. Files with other names are never deleted."""
 _RETRY_SECONDS = 5.0
 """Waiting time after a snapshot that could not be written."""
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class SnapshotStore:
         self.last: StoredSnapshot | None = None
         """Snapshot that was taken or loaded last."""
         self._n_steps = 0
-        """Number of learning steps since then."""
+        """Number of learning steps since the last snapshot."""
         self._taken_at = monotonic()
         self._retry_at = 0.0
 
@@ -89,7 +89,7 @@ class SnapshotStore:
             },
         ).result()
         self.take("source")
-        return f"version {self._learner.version}, as given"
+        return f"version {self._learner.version} with the given weights"
 
     def take_last(self) -> None:
         """Take a snapshot at the end, and log that nothing is served after it."""
@@ -123,9 +123,11 @@ class SnapshotStore:
         return snapshot
 
     def find_before(self, n_windows: int) -> str:
-        """Return the newest snapshot from before the last windows; else the oldest of all.
+        """Return the id of the newest snapshot from before the last `n_windows` windows.
 
-        A learning step uses at most one window. Lineages that a restart has continued count too.
+        If there is none, return the id of the oldest snapshot. A snapshot counts as older if its
+        step is: a learning step uses at most one window. Snapshots from before a rollback do not
+        count, because their weights did not lead to the current ones.
         """
         last_step, continued = self._learner.step - n_windows, self._store.lineages_since_rollback()
         existing = [snapshot for snapshot in self._existing() if self._path(snapshot).is_file()]
@@ -138,14 +140,19 @@ class SnapshotStore:
         """Return the id of the newest readable snapshot."""
         return self._find_newest().id
 
-    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool) -> StoredSnapshot:
+    def roll_back(
+        self, snapshot_id: str, *, by: str, reason: str, repeat_answers: bool
+    ) -> StoredSnapshot:
         """Start a new lineage from a snapshot. Return the first snapshot of the new lineage.
 
-        The weights are loaded last: if the disk or the database fails, nothing has changed.
+        The weights are loaded last: if the disk or the database fails, nothing has changed. With
+        `repeat_answers`, answers that were learned after the snapshot become pending again.
         """
         existing = {snapshot.id: snapshot for snapshot in self._existing()}
         if snapshot_id not in existing:
-            raise UnknownSnapshot(f"there is no snapshot {snapshot_id!r}; take one that is listed.")
+            raise UnknownSnapshot(
+                f"there is no snapshot {snapshot_id!r}; use one from the list of snapshots."
+            )
         target = existing[snapshot_id]
         if not _is_intact(self._path(target), target.sha256):
             raise InputError(f"the file of snapshot {snapshot_id} is missing or damaged.")
@@ -156,7 +163,7 @@ class SnapshotStore:
             copy_into_lineage(self._path(target), path, lineage=lineage)
             version = f"{lineage}.{target.step}"
             new = _describe(path, new_snapshot_id, version, target.weights_hash, "rollback")
-            rollback = Rollback(target.id, new, self._learner.version, reason, by, again)
+            rollback = Rollback(target.id, new, self._learner.version, reason, by, repeat_answers)
             snapshot = self._store.log_rollback(rollback).result()
         try:
             self._learner.load(path)
@@ -181,7 +188,7 @@ class SnapshotStore:
     def _next_lineage(self, snapshot: StoredSnapshot) -> int:
         """Return the snapshot's lineage if the last process stopped cleanly, else a new one.
 
-        After a crash, lost steps may have served. Their versions must not name other weights.
+        Steps that a crash lost may have served predictions. Their versions must not be used again.
         """
         last = self._store.last_event(("started", "recovered", "stopped"))
         stopped_cleanly = last is not None and last.body.get("kept") == snapshot.id

@@ -1,4 +1,4 @@
-"""The thread that owns the model: it serves, asks, and learns between batches."""
+"""Worker: the thread that owns the model. It serves, asks questions, and learns between batches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ _LAST_COMMIT_SECONDS = 10.0
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 """Waiting time between two attempts to roll back after an error."""
 RELEASE_SECONDS = 60.0
-"""Interval at which freed memory is returned. It delays requests and the next allocation."""
+"""Interval at which freed memory is returned. Each return delays requests and allocations."""
 DEFAULT_PAUSE_REASON = "paused by an operator"
 _FORWARD_ERRORS = (RuntimeError, BittaError)
-"""Errors that a forward pass can raise: torch's, and ours in their place."""
+"""Errors that a forward pass can raise."""
 
 
 class MemoryRelease:
-    """Returns freed memory to the system once in a while, if there was work."""
+    """Return of freed memory to the system, at most once per `RELEASE_SECONDS`."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class MemoryRelease:
         self._has_worked = True
 
     def release_if_due(self) -> None:
-        """Return freed memory if there was work and the last time is long ago."""
+        """Return freed memory if there was work and the last release is long enough ago."""
         if self._has_worked and self._clock() - self._released_at >= RELEASE_SECONDS:
             self._release()
             self._has_worked, self._released_at = False, self._clock()
 
 
 class Worker(Thread):
-    """Thread that does everything about the model, until it is stopped."""
+    """Thread that owns the model: it serves, asks questions, learns and takes snapshots."""
 
     def __init__(
         self,
@@ -117,19 +117,19 @@ class Worker(Thread):
         """Distance from the source weights at the last window."""
         self.start_message = ""
         self._position_offset = 0
-        """Number of served samples that the session has not counted."""
+        """Served samples that the session does not count: its state is older after a rollback."""
         self._during: tuple[int, int] | None = None
-        """Step and number of finished updates while a learning step runs."""
+        """Running learning step and number of its finished updates; None between steps."""
         self._interrupt_batches: list[tuple[Tensor, Prediction]] = []
         """Batches served in an interrupt that the monitor has not counted yet."""
         self._compiler_import = CompilerImport()
         self._last_asking_version = ""
-        """Version of the last window that raised questions."""
+        """Model version that served the last window with questions."""
         self._stopping = Event()
         self._ended_cleanly = False
 
     def recover_and_start(self) -> None:
-        """Recover the last state and start the thread. Raise an error if there is none."""
+        """Recover the last state and start the thread."""
         self.start_message = self.snapshots.recover_or_start()
         self._position_offset = self.store.counts().served - self.learner.n_session_samples
         rollback = self.store.last_event(("rollback",))
@@ -185,7 +185,10 @@ class Worker(Thread):
         self.memory_release.release_if_due()
 
     def _handle_failure(self, error: Exception) -> None:
-        """Pause learning and plan a rollback. It runs later, since the error holds memory."""
+        """Pause learning and plan a rollback.
+
+        The rollback runs after this error is gone, because its traceback keeps tensors in memory.
+        """
         self.failure = f"learning failed: {first_line(error)}"
         _log.error("%s", self.failure, exc_info=error)
         self.queue.fail_taken(ModelError(self.failure))
@@ -198,7 +201,7 @@ class Worker(Thread):
         self._retry_seconds = min(2 * self._retry_seconds, _MAX_RETRY_SECONDS)
         try:
             snapshot_id = self.snapshots.newest_id()
-            self.roll_back(snapshot_id, by="guard", reason=self.failure, again=True)
+            self.roll_back(snapshot_id, by="guard", reason=self.failure, repeat_answers=True)
         except (BittaError, OSError) as error:
             _log.warning("the model cannot be rolled back yet: %s", first_line(error))
         else:
@@ -223,14 +226,21 @@ class Worker(Thread):
         """Serve a batch. Questions about a complete window are chosen after the response."""
         inputs = torch.cat([request.inputs for request in requests])
         version, n_windows, first = self.learner.version, self.learner.n_windows, self._position
-        silent = self.learner.is_window_completed_by(len(inputs)) and self._skips_questions()
+        skips_questions = (
+            self.learner.is_window_completed_by(len(inputs)) and self._skips_questions()
+        )
         self._count_interrupt_batches()
         timer = WorkTimer()
 
         def on_prediction(prediction: Prediction) -> None:
             nonlocal timer
             self._respond(
-                requests, inputs, prediction, first_position=first, version=version, silent=silent
+                requests,
+                inputs,
+                prediction,
+                first_position=first,
+                version=version,
+                skips_questions=skips_questions,
             )
             self.monitor.add_batch(inputs, prediction)
             timer = WorkTimer()
@@ -241,7 +251,10 @@ class Worker(Thread):
 
         try:
             prediction = self.learner.serve(
-                inputs, on_prediction=on_prediction, interrupt=interrupt, skip_questions=silent
+                inputs,
+                on_prediction=on_prediction,
+                interrupt=interrupt,
+                skip_questions=skips_questions,
             )
         except _FORWARD_ERRORS as error:
             if not fail_unanswered(requests, error):  # the choice of questions has failed
@@ -250,20 +263,20 @@ class Worker(Thread):
         if self.learner.n_windows > n_windows:
             asked = self.served_log.ask(prediction.queries, position_offset=self._position_offset)
             self.answer_statistics.compare_with_source(asked)
-            if not silent:
+            if not skips_questions:
                 self._last_asking_version = version
                 self.duty.add_learning(timer.seconds)
             self._end_window(prediction)
 
     def _skips_questions(self) -> bool:
-        """Return True after a failure, if learning lags behind, or with enough open questions."""
+        """Return True after a failure, while learning lags behind, or at `max_open` questions."""
         learning_lags = (
             self._last_asking_version == self.learner.version and self.duty.remaining_seconds() > 0
         )
         return bool(self.failure) or learning_lags or self.served_log.has_enough_open_questions()
 
     def _serve_in_interrupt(self) -> None:
-        """Serve requests that have waited long enough, inside a learning step or a question."""
+        """Serve requests that have waited long enough, between two layers of the model."""
         self.last_active_at = monotonic()
         if not self.queue.n_waiting or not (n_samples := self.learner.n_interrupt_samples):
             return
@@ -288,7 +301,7 @@ class Worker(Thread):
         *,
         first_position: int,
         version: str,
-        silent: bool = False,
+        skips_questions: bool = False,
     ) -> None:
         served = self.served_log.add(
             requests,
@@ -297,7 +310,7 @@ class Worker(Thread):
             first_position=first_position,
             version=version,
             during=self._during,
-            silent=silent,
+            skips_questions=skips_questions,
         )
         start = 0
         for request in requests:
@@ -345,14 +358,18 @@ class Worker(Thread):
         """Resume learning and asking. Call this in the worker's thread, like `roll_back`."""
         self.pause_reason = self.failure = ""
 
-    def roll_back(self, snapshot_id: str, *, by: str, reason: str, again: bool = False) -> str:
+    def roll_back(
+        self, snapshot_id: str, *, by: str, reason: str, repeat_answers: bool = False
+    ) -> str:
         """Serve with the weights of a snapshot. Return the new version.
 
-        `again` says that the answers learned after the snapshot are learned again.
+        With `repeat_answers`, answers that were learned after the snapshot are learned again.
         """
         position = self._position
         self.learning.release_answers()
-        snapshot = self.snapshots.roll_back(snapshot_id, by=by, reason=reason, again=again)
+        snapshot = self.snapshots.roll_back(
+            snapshot_id, by=by, reason=reason, repeat_answers=repeat_answers
+        )
         self._needs_rollback = False
         self._position_offset = position - self.learner.n_session_samples
         self.answer_statistics.lineage_start = snapshot.seq

@@ -81,7 +81,7 @@ def import_answer(
 ) -> ImportResult:
     """Store an exported answer with its state: standing, replaced or undone.
 
-    An answer that is stored already ends if the export says that it no longer stands.
+    If the answer is stored already and the export says that it no longer stands, mark it so.
     """
     answer = exported.answer
     stored = _find_answer(connection, feedback.c.idempotency_key == answer.idempotency_key)
@@ -105,7 +105,7 @@ def _insert_exported(
 ) -> bool:
     """Insert an exported answer. Return True if it replaces a standing answer.
 
-    It was in time in its own store, so the expiry of the question does not matter.
+    It was in time in the store it comes from, so it is stored even if the question has expired.
     """
     answer = exported.answer
     _check_prediction(connection, answer.prediction_id)

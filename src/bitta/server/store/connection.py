@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = "0001"
 """Revision of the newest file in `migrations/versions`."""
 SCHEMA_VERSION_TABLE = "bitta_schema"
-"""Not alembic's default name. Another program in the same database may use that."""
+"""Differs from alembic's default name, which another program in the database may use."""
 OWNER_LOCK_TIMEOUT = "3s"
 """Time for PostgreSQL to notice that the previous owner was killed."""
 _POSTGRES_TIMEOUT_MS = 30_000
-"""Limit for one statement, and for data that the database machine does not acknowledge."""
+"""Timeout of a statement, and of sent data that the database machine does not acknowledge."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Database:
     ) -> Self:
         """Connect to the database.
 
-        If `exclusive`, own the folder and the database: no other process can do so meanwhile.
+        If `exclusive`, lock the folder and the database against other servers.
         """
         folder_lock = lock_folder(data_dir) if exclusive else None
         try:

@@ -28,7 +28,7 @@ _POSTGRES_FULL = ("53100", "53200")
 _POSTGRES_BUSY = ("55P03", "40P01", "40001", "57014")
 """lock_not_available, deadlock_detected, serialization_failure, query_canceled"""
 _POSTGRES_UNUSABLE = ("08", "53", "57P", "58", "25006")
-"""Lost connection, insufficient resources, shutdown, system error, read-only server."""
+"""Prefixes: lost connection, insufficient resources, shutdown, system error, read-only server."""
 _DISK_FULL = {ENOSPC, EDQUOT, EFBIG}
 
 
@@ -81,9 +81,9 @@ class StoreFull(StoreUnavailable):
 
 
 def translate_database_error(error: BaseException) -> StoreUnavailable | None:
-    """Return the store's error for a database that cannot be used.
+    """Return the store's error if the database cannot be used.
 
-    Return None if the error does not mean that: the statement itself is wrong.
+    Return None for other errors, such as a wrong statement.
     """
     if isinstance(error, StoreUnavailable):
         return error

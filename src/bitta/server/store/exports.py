@@ -107,7 +107,7 @@ def _csv_cell(value: object) -> object:
 def _labelstudio_file(
     records: Iterable[FeedbackRecord], annotator_names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield one task per prediction. The format has no form for undone or replaced answers."""
+    """Yield one task per prediction. The format cannot express undone or replaced answers."""
     by_prediction = attrgetter("prediction_id")
     standing = sorted((record for record in records if record.standing), key=by_prediction)
     separator = "[\n"

@@ -21,7 +21,7 @@ from bitta.server.store.writer import append_event
 _log = logging.getLogger(__name__)
 _HEX_DIGITS = frozenset("0123456789abcdef")
 _TEMPORARY_ERRORS = {EMFILE, ENFILE, ENOMEM}
-"""Errors of reading that do not mean that the file is damaged."""
+"""Errors of a read that may succeed later: the file is not damaged."""
 
 
 class KeptImages:

@@ -29,7 +29,7 @@ _CACHE_MICROSECONDS = 1_000_000
 """Time for which a key that another process revoked may still be accepted."""
 _Submit: TypeAlias = Callable[[Callable[[Connection], Any]], Future[Any]]
 _ValidKeys: TypeAlias = list[tuple[bytes, KeyRecord]]
-"""Hashes of the tokens, and the records of their keys."""
+"""Token hash and record of each valid key."""
 
 
 class ApiKeys:
@@ -74,7 +74,7 @@ class ApiKeys:
     def verify(self, token: str) -> KeyRecord | None:
         """Return the valid key of a token, or None.
 
-        The time this takes does not depend on the similarity of the token to a valid one.
+        The duration does not depend on how similar the token is to a valid one.
         """
         token_hash = _hash(token)
         found = None

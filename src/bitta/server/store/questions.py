@@ -45,14 +45,13 @@ _ADD_PREDICTIONS = insert(predictions)
 def log_served_batch(connection: Connection, *, batch: ServedBatch, at: int) -> None:
     """Log a forward pass and add its predictions."""
     new = batch.predictions
-    interrupted = batch.interrupted_epoch
     body = {
         "first_position": min((prediction.position for prediction in new), default=None),
         "prediction_ids": [prediction.id for prediction in new],
         "model_version": batch.model_version,
-        "during": None if interrupted is None else list(interrupted),
+        "during": None if batch.during is None else list(batch.during),
     }
-    if batch.is_silent:
+    if batch.skips_questions:
         body["silent"] = True
     shared: dict[str, Any] = {
         "event_seq": append_event(connection, kind="served", body=body, at=at),
@@ -240,5 +239,5 @@ def _to_row(new: NewPrediction | NewQuestion) -> dict[str, Any]:
 
 
 def _replace_nan(value: object) -> object:
-    """Replace NaN and infinities by 0. A diverged model yields them, and JSON has no form."""
+    """Replace NaN and infinities by 0. A diverged model yields them; JSON cannot express them."""
     return 0.0 if isinstance(value, float) and not math.isfinite(value) else value

@@ -55,7 +55,7 @@ _RECENT_ROWS = 1000
 
 
 class StoreReader:
-    """Reads of committed data. Each is one short transaction."""
+    """Reads of committed data. Each read is one short transaction."""
 
     def __init__(self, reader: Engine) -> None:
         self._reader = reader
@@ -70,7 +70,7 @@ class StoreReader:
         return [to_learnable_answer(row) for row in rows]
 
     def answers_after(self, seq: int) -> list[LearnableAnswer]:
-        """Return all answers after an event, by seq, whatever their status."""
+        """Return all answers after an event, by seq, with any status."""
         rows = self._rows(select_learnable_answers().where(feedback.c.seq > seq))
         return [to_learnable_answer(row) for row in rows]
 
@@ -118,7 +118,7 @@ class StoreReader:
             return trace_lineages(connection, transitions=["recovered"])
 
     def newest_lineage(self) -> int:
-        """Return the lineage that was begun last, even if all its snapshots are dropped."""
+        """Return the number of the newest lineage, even if all its snapshots are dropped."""
         with read_transaction(self._reader) as connection:
             return newest_lineage(connection)
 

@@ -93,7 +93,7 @@ def check_line(name: str, value: object) -> None:
 
 
 def check_id(name: str, value: object, *, max_length: int, optional: bool = False) -> None:
-    """Accept an id of ASCII letters and digits, which can be a part of a URL."""
+    """Accept an id of ASCII letters and digits, because it can be part of a URL."""
     check_text(name, value, max_length=max_length, optional=optional)
     if isinstance(value, str) and not (value.isascii() and value.isalnum()):
         raise InputError(f"{name} is {value!r}; give letters and digits")
@@ -114,7 +114,7 @@ def check_finite(name: str, value: object, *, optional: bool = False) -> None:
 
 
 def check_integer(name: str, value: object, *, optional: bool = False) -> None:
-    """Accept a whole number from 0 that fits into a column."""
+    """Accept a whole number of 0 or more that fits into a column."""
     if value is None and optional:
         return
     if type(value) is not int or not 0 <= value <= _MAX_INTEGER:
@@ -122,7 +122,7 @@ def check_integer(name: str, value: object, *, optional: bool = False) -> None:
 
 
 def check_weight(name: str, value: object) -> None:
-    """Accept a finite number from 0."""
+    """Accept a finite number of 0 or more."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
         raise InputError(f"{name} is {value!r}; give a finite number from 0")
 
@@ -172,15 +172,15 @@ class ServedBatch:
     model_name: str
     model_version: str
     predictions: Sequence[NewPrediction]
-    interrupted_epoch: tuple[int, int] | None = None
-    """Step and epoch of the learning step that was interrupted to serve the batch."""
-    is_silent: bool = False
+    during: tuple[int, int] | None = None
+    """Learning step during which the batch was served, and number of its finished updates."""
+    skips_questions: bool = False
     """True if no questions are asked about the window that this batch completes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPrediction:
-    """Row of the predictions."""
+    """Row of the table of predictions."""
 
     id: str
     event_seq: int
@@ -208,12 +208,12 @@ class NewQuestion:
     reason: QuestionReason
     expires_at: int
     overlap: int = 1
-    """Number of verdicts that close it. As many annotators can hold it at the same time."""
+    """Number of verdicts that close it, and of annotators who can hold it at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredQuestion:
-    """Row of the questions, with fields of its prediction."""
+    """Row of the table of questions, with fields of its prediction."""
 
     prediction_id: str
     asked_seq: int
@@ -282,7 +282,7 @@ class ExportedAnswer:
     id: str | None = None
     """Kept if it is given, because other answers can refer to it."""
     uncertainty: float | None = None
-    """Used, like the reason, if the store has no question about the prediction."""
+    """Used, like `selection_reason`, only if the store has no question about the prediction."""
     selection_reason: QuestionReason | None = None
     supersedes_id: str | None = None
     standing: bool = True
@@ -364,7 +364,7 @@ class NewSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """Row of the snapshots."""
+    """Row of the table of snapshots."""
 
     id: str
     seq: int
@@ -487,7 +487,7 @@ class NewImage:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """Row of the images. The file is gone if `deleted_at` is set."""
+    """Row of the table of images. The file is gone if `deleted_at` is set."""
 
     sha256: str
     n_bytes: int

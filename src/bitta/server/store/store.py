@@ -50,8 +50,9 @@ class Store(StoreReader):
     """
 
     images: KeptImages
-    """Files of images. Read them here; write them with `keep_images`."""
+    """Image files. Use it to read; write with `Store.keep_images`."""
     keys: ApiKeys
+    """API keys."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         super().__init__(database.reader)
@@ -74,9 +75,9 @@ class Store(StoreReader):
     ) -> Self:
         """Open the database, or create it, and upgrade its schema.
 
-        Without a `url` it is a SQLite file in the data folder. Commands beside a running server
-        (keys, exports) open it with `exclusive=False`: they own nothing, and must not serve, ask
-        or learn. `create=False` refuses a database that does not exist.
+        Without a `url` it is a SQLite file in the data folder. Commands that run beside a server
+        (keys, exports) open it with `exclusive=False`: they do not lock the folder, and must not
+        serve, ask or learn. `create=False` refuses a database that does not exist.
         """
         if not create and is_missing(url, data_dir):
             raise SettingError(
@@ -187,7 +188,7 @@ class Store(StoreReader):
     def import_answer(self, exported: ExportedAnswer) -> Future[ImportResult]:
         """Store an exported answer, even if its question has expired.
 
-        An answer that was undone or replaced in its own store does not stand here. Raises
+        An answer that was undone or replaced in the store it comes from does not stand here. Raises
         `IdempotencyConflict` for the same key with another body, and `UnknownPrediction`.
         """
         at = self._clock()
@@ -260,8 +261,8 @@ class Store(StoreReader):
     ) -> Future[RestartResult]:
         """Log a restart from a snapshot. Answers that were learned after it become pending.
 
-        `lineage` is the lineage that begins, if the previous process ended in disorder. Raises
-        `UnknownSnapshot`.
+        `lineage` is the number of the new lineage; None if the previous process stopped cleanly and
+        its lineage continues. Raises `UnknownSnapshot`.
         """
         change = partial(
             versions.log_restart,

@@ -1,7 +1,7 @@
 """Changes to model versions: learned steps, snapshots, rollbacks and restarts.
 
-A version is "LINEAGE.STEP". Every rollback, and every restart after a disorderly end, begins a new
-lineage that continues from a snapshot of an earlier one.
+A version is "LINEAGE.STEP". Every rollback, and every restart after a crash, begins a new lineage.
+It continues from a snapshot of an earlier lineage.
 """
 
 import json
@@ -52,7 +52,7 @@ _NOT_APPLIED: dict[str, Any] = dict.fromkeys((*_APPLIED_COLUMNS, "claimed_at"))
 _PENDING_AGAIN = _NOT_APPLIED | {
     "status": case((feedback.c.standing, "pending"), else_="superseded")
 }
-"""Values of an answer that is no longer learned. It stays superseded if it does not stand."""
+"""Values of an answer that is pending again. If it does not stand, it becomes superseded."""
 _SUPERSEDED = _NOT_APPLIED | {"status": "superseded"}
 _EARLIER = feedback.alias("earlier")
 _CLAIMED = feedback.alias("claimed")
@@ -103,9 +103,10 @@ def _compare_with_learned_answers(connection: Connection) -> set[str]:
 
 
 def _find_learned_answers(connection: Connection) -> dict[str, RowMapping]:
-    """Return, by pending answer, the learned answer of the same annotator that it replaces.
+    """Return the learned answer that each pending answer of the same annotator replaces.
 
-    It is the last one in the lineages that led to the current weights.
+    Keys are ids of pending answers. If an annotator has several learned answers, the last one in
+    the lineages that led to the current weights counts.
     """
     columns = [_EARLIER.c[name] for name in ("id", "verdict", *_APPLIED_COLUMNS)]
     found = (
@@ -243,7 +244,8 @@ def log_restart(
 def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[str]:
     """Make answers pending that are claimed, or that were learned after a snapshot.
 
-    Return the ids of the latter, by seq. Answers of lineages that a rollback left stay applied.
+    Return the ids of those learned after it, by seq. Answers that were learned in steps that a
+    rollback discarded stay applied.
     """
     last_steps = trace_lineages(connection)
     if last_steps.get(target.lineage, -1) < target.step:
@@ -308,7 +310,7 @@ def trace_lineages(
 
 
 def newest_lineage(connection: Connection, *, include_dropped: bool = True) -> int:
-    """Return the lineage that was begun last.
+    """Return the number of the newest lineage.
 
     `include_dropped` counts lineages whose snapshots are dropped. Lineages that a restart began
     always count: a restart makes no snapshot.

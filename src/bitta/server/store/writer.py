@@ -1,6 +1,6 @@
-"""Writing thread of the store, and the event log.
+"""Writing thread of the store, and the function that appends to the event log.
 
-The thread takes all changes that wait and commits them in one transaction.
+The thread commits all waiting changes in one transaction.
 """
 
 import json
@@ -27,15 +27,16 @@ from bitta.server.store.schema import events
 
 T = TypeVar("T")
 _MAX_GROUP = 256
-"""Maximal number of changes in one transaction."""
+"""Maximum number of changes in one transaction."""
 _MAX_WAITING = 10_000
 """Queue limit. Above it only `must` changes are accepted."""
 _GATHER_SECONDS = 0.02
-"""Time for which `must` changes are gathered before a commit. Nobody waits for them."""
+"""Time for which `must` changes are gathered before a commit, because no caller waits for them."""
 _RETRY_SECONDS = 0.2
 """Time between two attempts to write."""
 _ERROR_MEMORY_SECONDS = 15.0
-"""Time for which a failure predicts the next one. One attempt can take 10 seconds."""
+"""Time for which `last_error` reports a failure. It is longer than one attempt, which can take 10
+seconds."""
 _MAX_FINAL_ATTEMPTS = 3
 """Attempts to write `must` changes when the store is closed while the database is unavailable."""
 _ADD_EVENT = insert(events).returning(events.c.seq)
@@ -104,7 +105,7 @@ class Writer:
         self._engine = engine
         self._queue: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._retries: list[_Task[Any]] = []
-        """`must` tasks that the database could not take yet."""
+        """`must` tasks that the database could not store yet."""
         self._last_error: tuple[StoreUnavailable, float] | None = None
         """Last error of the database and its time; None after a successful commit."""
         self._is_closing = False
@@ -180,11 +181,11 @@ class Writer:
                 n_final_attempts += 1
         for task in self._retries:
             task.future.set_exception(
-                StoreClosed("the store was closed before the database could take this change")
+                StoreClosed("the store was closed before the database could store this change")
             )
 
     def _retry(self) -> None:
-        """Try the tasks again, the oldest first and alone, so that a failing attempt is cheap."""
+        """Try the tasks again. The oldest goes first and alone, so that a failure costs little."""
         sleep(_RETRY_SECONDS)
         tasks, self._retries = self._retries, []
         n = 1
@@ -224,7 +225,7 @@ class Writer:
             return
         if self._last_error is not None:
             self._last_error = None
-            _log.warning("the database takes changes again")
+            _log.warning("the database accepts changes again")
         for outcome in outcomes:
             outcome.report()
         self._call_listeners()
@@ -263,7 +264,7 @@ class Writer:
         if isinstance(error, StoreUnavailable):
             if self._last_error is None:
                 message = driver_message(error.__cause__ or error)
-                _log.warning("the database takes no changes: %s", message)
+                _log.warning("the database does not accept changes: %s", message)
             self._last_error = error, monotonic()
         for task in group:
             if task.must and isinstance(error, StoreUnavailable):
