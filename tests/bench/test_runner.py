@@ -190,7 +190,7 @@ def test_a_result_of_other_settings_is_not_overwritten(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     run_experiment(experiment, out=tmp_path)
     other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="x")
-    with pytest.raises(InputError, match="is the result of other settings"):
+    with pytest.raises(InputError, match="was made with other settings"):
         run_experiment(other, out=tmp_path)
     assert (
         run_experiment(other, out=tmp_path, overwrite=True).experiment["method"]["name"] == "tent"
@@ -297,5 +297,5 @@ def test_a_finished_result_is_not_taken_for_that_of_other_data(tmp_path):
     run_experiment(Experiment.read(path), out=tmp_path)
     run_experiment(Experiment.read(path), out=tmp_path, resume=True)
     write_experiment(tmp_path, inputs=np.zeros((100, 3, 8, 8), np.float32))
-    with pytest.raises(InputError, match="is the result of other stream"):
+    with pytest.raises(InputError, match="was made with another stream"):
         run_experiment(Experiment.read(path), out=tmp_path, resume=True)

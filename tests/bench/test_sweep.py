@@ -278,10 +278,10 @@ def test_files_with_other_settings_are_refused(tmp_path):
     other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="")
     with pytest.raises(RunStopped):
         run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
-    with pytest.raises(InputError, match="is the checkpoint of other settings; delete it"):
+    with pytest.raises(InputError, match="is a checkpoint with other settings; delete it"):
         check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path))
     run_experiment(experiment, out=tmp_path)
-    with pytest.raises(InputError, match="is the result of other settings; delete it"):
+    with pytest.raises(InputError, match="is a result with other settings; delete it"):
         check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path, outdated="rerun"))
 
 
@@ -295,7 +295,7 @@ def test_setting_missing_in_older_result_has_its_default(tmp_path):
     assert ExistingRun.find(experiment, tmp_path).result == older
     assert run_experiment(experiment, out=tmp_path, resume=True) == older
     changed = experiment.as_table() | {"method": {**method, "stream_memory": 4}}
-    with pytest.raises(InputError, match="is the result of other settings"):
+    with pytest.raises(InputError, match="is a result with other settings"):
         ExistingRun.find(Experiment.from_table(changed, name=""), tmp_path)
 
 
@@ -340,13 +340,14 @@ def test_result_with_other_data_or_weights_is_refused(tmp_path):
     known = {}
     check_origin(experiment, result, tmp_path, known)
     (origin,) = known.values()
-    assert origin == {part: result.environment[part] for part in ("stream", "source_weights")}
+    others = {"stream": "another stream", "source_weights": "other source weights"}
+    assert origin == {part: result.environment[part] for part in others}
     for part in origin:
         other = replace(result, environment=result.environment | {part: "other"})
-        with pytest.raises(InputError, match=f"the result of other {part.replace('_', ' ')}; del"):
+        with pytest.raises(InputError, match=f"was made with {others[part]}; del"):
             check_origin(experiment, other, tmp_path, known)
     write_experiment(tmp_path, n=24)
-    with pytest.raises(InputError, match="the result of other stream"):
+    with pytest.raises(InputError, match="was made with another stream"):
         check_origin(experiment, result, tmp_path, {})
 
 

@@ -37,11 +37,11 @@ class FeedbackConfig(Config):
     every: int = 1
     """Ask in every n-th batch only."""
     total: int = -1
-    """Largest number of questions in all; -1 for no limit."""
+    """Largest total number of questions; -1 for no limit."""
     labels: Literal["verdict", "full"] = "verdict"
     """Kind of answer: a verdict (right or wrong), or the full class label."""
     equal: Literal["count", "bits", "seconds"] = "count"
-    """Quantity that n_queries keeps equal between both kinds: questions, bits or seconds."""
+    """Unit of the budget n_queries: questions (count), bits, or seconds of an annotator."""
     flip: float = 0.0
     """Probability of a wrong verdict; .008 by default if equal is "seconds"."""
     error: float = 0.0
@@ -106,7 +106,7 @@ class FeedbackConfig(Config):
 
     @property
     def error_rates(self) -> tuple[float, ...]:
-        """Probability of an error of each annotator. There is one unless several are named."""
+        """Error probability of each annotator; one value unless `annotators` lists several."""
         if not self.annotators:
             return (self.error if self.labels == "full" else self.flip,)
         try:
@@ -118,7 +118,7 @@ class FeedbackConfig(Config):
         return rates
 
     def price(self, n_classes: int) -> float:
-        """Return the cost of one question in verdicts."""
+        """Return the cost of one question. A verdict costs 1."""
         if self.labels == "verdict" or self.equal == "count":
             return 1.0
         return (
@@ -159,7 +159,7 @@ def build_annotators(
 
 
 def close_feedback_log(source: FeedbackSource) -> None:
-    """Mark the log as complete, or check that a replayed log was used to its end."""
+    """Mark a recorded log as complete, or check that all answers of a replayed log were used."""
     if isinstance(source, FeedbackRecorder | FeedbackReplay):
         source.end()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bitta.bench.experiment import Experiment
 
 OnPreparationBatch = Callable[[int, int, float], None]
-"""Called after every batch of the preparation: batches done, batches in all, loss."""
+"""Called after every batch of the preparation: batches done, total number of batches, loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class BeforeStream(Config, ABC):
     def identity(self, context: "PreparationContext") -> Mapping[str, Any]:
         """Return plain values of the experiment that the prepared model depends on.
 
-        Settings of this class, stream, source weights, seed and device need not be among them.
-        Runs with the same values share one prepared model.
+        Leave out the settings of this class, the stream, the source weights, the seed and the
+        device: they are always compared. Runs with the same values share one prepared model.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class PreparationProgress:
 
     @property
     def is_save_due(self) -> bool:
-        """True if the last save is long enough ago."""
+        """True if `save_every_seconds` have passed since the last save."""
         return monotonic() >= self._next_save
 
     def restore_weights(self, model: nn.Module) -> None:
@@ -117,7 +117,7 @@ class PreparationProgress:
         self._write(model, {"state": state, "seconds": self.seconds})
 
     def finish(self, model: nn.Module, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Save the weights and the result. Return the result with the time that it took."""
+        """Save the weights and the result. Return the result with the time of the preparation."""
         self.result = {**result, "seconds": self.seconds}
         self._write(model, {"result": self.result})
         return self.result

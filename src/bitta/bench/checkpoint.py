@@ -1,4 +1,4 @@
-"""Files of a run: result, checkpoint and lock; and the decision whether existing files are used."""
+"""Result, checkpoint and lock files of a run, and the rules for using existing files."""
 
 import json
 import os
@@ -27,11 +27,13 @@ from bitta.version import NUMERICS_VERSION
 
 _SECONDS_BETWEEN_LOCK_ATTEMPTS = 0.1
 _PATH_SEPARATOR = "; then "
+OTHER_ORIGINS = {"stream": "another stream", "source_weights": "other source weights"}
+"""Parts of the origin of a result, and what an error calls another one."""
 
 OutdatedPolicy = Literal["refuse", "rerun", "keep"]
 """Treatment of results with another numerics version."""
 OriginCache = dict[tuple[StreamConfig, ModelConfig, int], dict[str, str]]
-"""Hashes of data and weights. Most runs of a sweep share them."""
+"""Hashes of data and weights by stream, model and seed. Most runs of a sweep share them."""
 
 
 def result_path(experiment: Experiment, out: Path) -> Path:
@@ -46,7 +48,7 @@ def checkpoint_path(experiment: Experiment, out: Path) -> Path:
 
 @contextmanager
 def file_lock(path: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock that belongs to a file. The lock disappears with its process.
+    """Hold the lock that belongs to a file. The lock is released when the process ends.
 
     `on_wait` is called between attempts to get the lock. It may raise an exception to give up.
     """
@@ -79,24 +81,24 @@ def _try_lock(lock_path: Path) -> int | None:
 
 def read_result(path: Path) -> RunResult:
     """Read the result of a finished run."""
-    with _advice("the run is repeated"):
+    with _advise_deletion("the run is repeated"):
         return RunResult.load(path)
 
 
 def read_checkpoint(path: Path) -> State:
     """Read the checkpoint of an unfinished run."""
-    with _advice("the run starts from the beginning"):
+    with _advise_deletion("the run starts from the beginning"):
         return load_state(path)
 
 
 def read_preparation(path: Path) -> State:
     """Read the file of a model that was prepared before the stream."""
-    with _advice("the model is prepared again"):
+    with _advise_deletion("the model is prepared again"):
         return load_state(path)
 
 
 @contextmanager
-def _advice(consequence: str) -> Iterator[None]:
+def _advise_deletion(consequence: str) -> Iterator[None]:
     """Add to the error about a damaged file that it can be deleted."""
     try:
         yield
@@ -106,10 +108,10 @@ def _advice(consequence: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds:
-    """Time of a run over all its processes. Work after the last checkpoint of a kill is missing."""
+    """Time of a run over all its processes, without work that a kill has lost."""
 
     start_up: float = 0.0
-    """Time until the first batch is requested, without the images that it makes."""
+    """Time until the first batch is requested, without the time for making images."""
     making: float = 0.0
     """Decoding and corrupting images. On a GPU most of it overlaps with `learning`."""
     waiting: float = 0.0
@@ -280,7 +282,7 @@ class ExistingRun:
         identity = read_checkpoint(checkpoint).get("identity", {})
         _refuse_other_settings(checkpoint, "checkpoint", experiment, identity.get("experiment"))
         if identity.get("numerics_version") == NUMERICS_VERSION:
-            # An existing result is outdated. This run was started to replace it.
+            # If there is a result, it is outdated, and this run was started to replace it.
             return cls(None, checkpoint, is_outdated=False)
         return cls(result, checkpoint, is_outdated=True)
 
@@ -297,14 +299,14 @@ def refuse_outdated(labels: Sequence[str]) -> None:
 
 
 def check_origin(experiment: Experiment, result: RunResult, path: Path, cache: OriginCache) -> None:
-    """Refuse a result with other data or source weights."""
+    """Raise an error if a result was made with other data or source weights."""
     key = (experiment.stream, experiment.model, experiment.seed)
     if key not in cache:
         cache[key] = _find_origin(experiment)
     for part, value in cache[key].items():
         if result.environment.get(part) != value:
             raise InputError(
-                f"{str(path)!r} is the result of other {part.replace('_', ' ')}; delete it, or "
+                f"{str(path)!r} was made with {OTHER_ORIGINS[part]}; delete it, or "
                 "choose another folder (--out)."
             )
 
@@ -323,6 +325,6 @@ def _refuse_other_settings(
 ) -> None:
     if found is None or not experiment.matches(found):
         raise InputError(
-            f"{str(path)!r} is the {kind} of other settings; delete it, give this run another "
+            f"{str(path)!r} is a {kind} with other settings; delete it, give this run another "
             "name, or choose another folder (--out)."
         )

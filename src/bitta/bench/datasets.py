@@ -56,7 +56,7 @@ class DatasetRequest:
 
     @property
     def geometry_argument(self) -> dict[str, Geometry]:
-        """Geometry as an argument for a reader. Empty if the reader has its own."""
+        """Keyword argument `geometry` for a reader; empty if the reader uses its own default."""
         return {"geometry": self.geometry} if self.geometry != Geometry() else {}
 
     def folder(self, name: str) -> Path:
@@ -64,7 +64,7 @@ class DatasetRequest:
         return set_folder(name, self.path)
 
     def sample(self, domain: Domain, *, name: str = "") -> Domain:
-        """Draw `n_samples` of a domain. Domains with the same `name` get the same rows."""
+        """Draw `n_samples` random samples of a domain. The same `name` gives the same rows."""
         rows = self.rows(len(domain.labels), name or domain.name)
         return Domain(
             domain.name, SelectedImages(domain.images, rows), domain.labels[rows], domain.classes
@@ -84,7 +84,7 @@ class DatasetRequest:
 
 
 DatasetReader = Callable[[DatasetRequest], tuple[list[Domain], str]]
-"""Returns domains, and a line that says where they come from."""
+"""Returns domains, and their origin for the protocol line."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class CorruptedImages(Images):
     def fingerprint(self) -> str:
         """Hash of the clean images and of the corruption."""
         clean = self._clean
-        # Two corrupted images are part of it, so that a changed corruption is another stream.
+        # Include two corrupted images: a change to the corruption code changes the fingerprint.
         examples = self._corrupt(self._rows[:2])
         return hash_parts(
             clean if isinstance(clean, Tensor) else clean.fingerprint,
@@ -283,7 +283,7 @@ def _select_domains(domains: list[Domain], names: Sequence[str]) -> list[Domain]
     by_name = {domain.name: domain for domain in domains}
     for name in names:
         if name not in by_name:
-            raise SettingError(f"there is no domain {name!r}; there are {', '.join(by_name)}.")
+            raise SettingError(f"there is no domain {name!r}; choose from {', '.join(by_name)}.")
     return [by_name[name] for name in names] or domains
 
 

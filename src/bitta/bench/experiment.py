@@ -27,7 +27,7 @@ class ModelConfig(Config):
     weights: str = ""
     """A file written by `bitta pretrain`, or embedded:digits-resnet8, embedded:cifar10-resnet8."""
     factory: str = ""
-    """Instead: module:function that returns any nn.Module, its weights loaded."""
+    """Instead of weights: module:function that returns an nn.Module with loaded weights."""
     logits: str = ""
     """Attribute of the model's output that holds the logits, if it is an object."""
 
@@ -41,7 +41,7 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that decides a result."""
+    """All settings that determine the result of a run."""
 
     name: str
     stream: StreamConfig

@@ -23,7 +23,7 @@ from bitta.streams import Domain
 from bitta.version import __version__
 
 SEVERITIES = (1, 2, 3, 4, 5)
-_SETTINGS = "bitta.json"
+_SETTINGS_FILE = "bitta.json"
 
 
 def make_corrupted(
@@ -35,7 +35,7 @@ def make_corrupted(
     seed: int = 0,
     on_made: Callable[[str, float], None] = lambda *_: None,
 ) -> float:
-    """Write the files that are missing. Return the seconds of corrupting, without file writing.
+    """Write the missing files. Return the seconds spent on corrupting, without writing.
 
     `on_made` gets the name and seconds of each corruption. A folder that was made with other
     settings is refused.
@@ -91,20 +91,20 @@ def contact_sheet(images: Tensor, path: str | Path, *, seed: int = 0) -> None:
 
 
 def name_of_corrupted_set(folder: Path) -> str:
-    """Return the name of the set that was corrupted; empty if the folder was not made here."""
+    """Return the name of the set that was corrupted; empty if bitta did not make the folder."""
     return str(_read_settings(folder).get("set", ""))
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / _SETTINGS).read_text()))
+        return dict(json.loads((folder / _SETTINGS_FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
 
 
 def _record_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings, or check that the folder was made with the same ones."""
-    path = folder / _SETTINGS
+    path = folder / _SETTINGS_FILE
     if path.exists():
         found = _read_settings(folder)
         if found != settings:
@@ -114,7 +114,7 @@ def _record_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
     elif any(folder.glob("*.npy")):
         raise InputError(
-            f"{str(folder)!r} holds arrays that were not made here; give another --out."
+            f"{str(folder)!r} holds arrays that bitta did not make; give another --out."
         )
     write_atomically(path, (json.dumps(settings) + "\n").encode())
 

@@ -36,14 +36,14 @@ def load_source_model(config: ModelConfig) -> tuple[nn.Module, ModelCard | None]
 
 
 def image_size_of(card: ModelCard | None) -> Mapping[str, int]:
-    """Return how images are resized and cropped: by the card, or else to the input size."""
+    """Return resize and crop of the images: those of the card, or else the input size."""
     if card is None or card.preprocessing or len(card.input_shape) != 3:
         return card.preprocessing if card else {}
     return {"resize": card.input_shape[-1], "crop": card.input_shape[-1]}
 
 
 def match_classes(model: nn.Module, card: ModelCard | None, classes: Sequence[str]) -> nn.Module:
-    """Put the outputs of the model in the order of the stream's classes, if both have names.
+    """Return a model with outputs in the order of the stream's classes, if both have names.
 
     If the model knows none of the names, but the number of classes is the same, its order is kept.
     """
@@ -56,9 +56,9 @@ def match_classes(model: nn.Module, card: ModelCard | None, classes: Sequence[st
     if len(classes) == len(known) and len(unknown) in (0, len(classes)):
         return model
     raise InputError(
-        f"the stream's {len(classes)} classes, {unknown[0]!r} among them, and the model's "
-        f"{len(known)}, {known[0]!r} among them, are not the same; give a model of the stream's "
-        "classes, or name both alike."
+        f"the stream has {len(classes)} classes, such as {unknown[0]!r}, but the model has "
+        f"{len(known)} others, such as {known[0]!r}; give a model with the stream's classes, or "
+        "use the same class names in both."
     )
 
 
@@ -66,7 +66,7 @@ def match_classes(model: nn.Module, card: ModelCard | None, classes: Sequence[st
 def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: LogitsOf) -> None:
     """Check with one small forward pass that the shapes and numbers of classes match.
 
-    `inputs` are a few of the stream, `truth` holds all of its labels.
+    `inputs` are a few images of the stream, `truth` holds all labels of the stream.
     """
     wrapped = WrappedModel(model, logits=logits)
     try:

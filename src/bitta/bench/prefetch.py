@@ -14,6 +14,7 @@ from bitta.streams import Stream, as_floats
 from bitta.types import Batch
 
 _N_READY = 4
+"""Number of batches that are kept ready."""
 
 LoadedBatch: TypeAlias = tuple[Batch, torch.cuda.Event | None]
 """A batch on its device. The copy to a GPU is complete after the event."""
@@ -110,7 +111,7 @@ class Prefetch:
             return replace(batch, inputs=inputs), self._copy_stream.record_event()
 
     def _wait_for_copy(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
-        """Return the batch. Work that is queued from now on waits for the copy."""
+        """Return the batch. GPU work that is queued from now on waits for the copy."""
         if copied is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(copied)

@@ -40,11 +40,11 @@ from bitta.streams import Domain, set_folder
 from bitta.types import State
 
 _CHUNK_VALUES = 2**26
-"""Values that are augmented at a time."""
+"""Number of pixel values that are augmented at a time."""
 _N_MEASUREMENTS = 20
 """Number of times that accuracy is measured during training."""
-_N_EAGER_STEPS = 3
-"""Updates before a CUDA graph is captured. Libraries choose their kernels in them."""
+_N_EAGER_UPDATES = 3
+"""Eager updates before a CUDA graph is captured, in which libraries choose their kernels."""
 PART_BYTES = 12_000_000
 """Size of the parts of weights that are kept under version control."""
 
@@ -136,19 +136,19 @@ class Trainer:
         model.to(memory_format=self.layout)  # type: ignore[call-overload]
         self._optimiser = _build_optimiser(model, recipe, fused=self.device.type == "cuda")
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._n_eager_steps = 0
+        self._n_eager_updates = 0
         self._pixels = self._labels = self._loss = torch.empty(0)
 
     def update(self, images: Tensor, labels: Tensor) -> Tensor:
         """Learn from one batch of uint8 images. Every batch must have the same size."""
         for group in self._optimiser.param_groups:
             group["lr"] = self.lr
-        if self.device.type == "cuda" and self._n_eager_steps >= _N_EAGER_STEPS:
+        if self.device.type == "cuda" and self._n_eager_updates >= _N_EAGER_UPDATES:
             loss = self._replay(images, labels)
         else:
             self._optimiser.zero_grad(set_to_none=True)
             loss = self._backward(self._as_pixels(images), labels)
-            self._n_eager_steps += 1
+            self._n_eager_updates += 1
         self._optimiser.step()
         self.n_updates_done += 1
         return loss
@@ -237,7 +237,7 @@ class EpochRecord:
 
 
 class TrainingStopped(Exception):  # noqa: N818 (requested, not an error)
-    """Raised when training stops on request. Its checkpoint holds everything so far."""
+    """Raised when training stops on request. The checkpoint holds the training so far."""
 
 
 def training_checkpoint_path(out: Path) -> Path:
@@ -295,7 +295,7 @@ def pretrain(
 
 
 def _read_earlier(out: Path, recipe: Recipe) -> tuple[ModelCard, dict[str, Any]] | None:
-    """Return card and log of finished weights of this recipe. Refuse those of another one."""
+    """Return card and log if the weights are finished. Refuse weights of another recipe."""
     if describe_weights(out, name="").n_files == 0:
         return None
     card = read_card(out)
@@ -327,7 +327,7 @@ class _TrainingCheckpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if the last save is long enough ago."""
+        """True if `save_every_seconds` have passed since the last save."""
         return monotonic() >= self._next_save
 
     def save(self, epochs: Sequence[EpochRecord]) -> None:
@@ -399,7 +399,7 @@ def _run_epoch(
 def _make_batches(
     images: Tensor, labels: Tensor, recipe: Recipe, epoch: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield whole batches in random order. Many are augmented at a time."""
+    """Yield whole batches in random order. Several batches are augmented at a time."""
     order = torch.randperm(len(labels), generator=generator(recipe.seed, "order", epoch))
     order = order[: len(order) - len(order) % recipe.batch_size].to(images.device)
     labels = labels.to(images.device)

@@ -47,7 +47,7 @@ class PreparedModels:
 
     @contextmanager
     def open(self, identity: Mapping[str, Any]) -> Iterator[PreparationProgress]:
-        """Lock the preparation with this identity and return its progress so far."""
+        """Lock the preparation with this identity and yield its progress so far."""
         check_writable(self.folder)
         path = self.folder / f"{table_hash(identity)[:16]}.safetensors"
         with file_lock(path, on_wait=self.on_wait):
@@ -177,14 +177,14 @@ def _check_source_statistics(model: nn.Module, experiment: Experiment) -> None:
     path = asdict(experiment.settings).get("source_statistics")
     if path and isinstance(model, ClassSubset):
         raise InputError(
-            f"{path!r} covers all classes of the model in its order, but this stream has only "
-            "some of them, or another order; leave out method.source_statistics, or use a method "
+            f"{path!r} has statistics of all classes in the model's order, but this stream has "
+            "fewer classes, or another order; leave out method.source_statistics, or use a method "
             "that does not need it."
         )
 
 
-def served_labels(session: Session) -> Callable[[Tensor], Tensor]:
-    """Return a function that predicts labels as the session would, and changes nothing."""
+def make_label_predictor(session: Session) -> Callable[[Tensor], Tensor]:
+    """Return a function that predicts the session's labels without changing the session."""
     wrapped = session.adapter.wrapped
 
     def predict(inputs: Tensor) -> Tensor:
@@ -203,5 +203,5 @@ def _predict_source_labels(wrapped: WrappedModel, inputs: Tensor) -> Tensor:
 
 
 def _finite_labels(prediction: Prediction) -> Tensor:
-    """Return the labels, with -1, which is never right, where the outputs are not finite."""
+    """Return the labels, and -1, which counts as wrong, where outputs are not finite."""
     return prediction.labels.where(prediction.confidence.isfinite(), -1)

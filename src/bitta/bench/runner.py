@@ -14,6 +14,7 @@ from torch import Tensor
 from bitta.bench.annotators import close_feedback_log
 from bitta.bench.before_stream import OnPreparationBatch
 from bitta.bench.checkpoint import (
+    OTHER_ORIGINS,
     ActiveRun,
     RunClock,
     RunProgress,
@@ -27,7 +28,7 @@ from bitta.bench.checkpoint import (
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import device_named
 from bitta.bench.prefetch import Prefetch
-from bitta.bench.run_setup import PreparedModels, RunSetup, served_labels, set_up_run
+from bitta.bench.run_setup import PreparedModels, RunSetup, make_label_predictor, set_up_run
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource
 from bitta.metrics import (
@@ -47,7 +48,7 @@ from bitta.streams import Stream
 from bitta.types import Batch, Prediction
 
 OnStep = Callable[[int, int, StepRecord], None]
-"""Called after every batch: batches done, batches in all, record of the batch."""
+"""Called after every batch: batches done, total number of batches, record of the batch."""
 _PREPARED_MODELS = "before-stream"
 """Subfolder of prepared models."""
 
@@ -73,14 +74,14 @@ class RunOptions:
     checkpoint_seconds: float = 30.0
     """Time between two checkpoints."""
     eager: bool = False
-    """Use the plain execution path."""
+    """Use the eager execution path, without CUDA graphs."""
     precision: Precision = "auto"
-    """Arithmetic. A run may continue from its checkpoint on another path."""
+    """Precision of convolutions and matrix products. It may change when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCallbacks:
-    """Functions that a run calls on its way. Each may raise an exception to end the run."""
+    """Functions that a run calls. Each may raise an exception to end the run."""
 
     on_preparation: OnPreparationBatch = lambda *_: None
     """Called after every batch of a preparation in [before_stream]."""
@@ -103,25 +104,23 @@ def run(
     path = result_path(experiment, options.out)
     earlier = read_result(path) if path.exists() and not options.overwrite else None
     if earlier is not None and not experiment.matches(earlier.experiment):
-        raise _other_result_error(path, "settings")
+        raise _other_result_error(path, "other settings")
     check_writable(options.out)
     checkpoint = checkpoint_path(experiment, options.out)
     setup = set_up_run(experiment, clock)
     stream, model = setup.stream, setup.model.to(device)
-    circumstances = describe_environment(device, weight_hash(model)) | {
-        "stream": stream.fingerprint
-    }
+    environment = describe_environment(device, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and options.resume:
-        for part in ("stream", "source_weights"):
-            if earlier.environment.get(part) != circumstances[part]:
-                raise _other_result_error(path, part.replace("_", " "))
+        for part, other in OTHER_ORIGINS.items():
+            if earlier.environment.get(part) != environment[part]:
+                raise _other_result_error(path, other)
         return earlier
     identity = {"experiment": experiment.as_table()} | {
-        part: circumstances[part] for part in ("stream", "source_weights")
+        part: environment[part] for part in OTHER_ORIGINS
     }
-    circumstances["identity"] = table_hash(identity)
-    identity["numerics_version"] = circumstances["numerics_version"]
-    session, progress = _begin(setup, identity, options, callbacks)
+    environment["identity"] = table_hash(identity)
+    identity["numerics_version"] = environment["numerics_version"]
+    session, progress = _start_or_resume(setup, identity, options, callbacks)
     reset_peak_memory(device)
     batches = Prefetch(stream, device, start=len(progress.steps))
     active = ActiveRun(session, progress, batches, clock, n_earlier_steps=len(progress.steps))
@@ -131,7 +130,7 @@ def run(
             active, len(stream), partial(save_checkpoint, checkpoint, identity), options, callbacks
         )
         close_feedback_log(session.feedback_source)
-        result = _make_result(setup, active, circumstances)
+        result = _make_result(setup, active, environment)
     result.save(path)
     checkpoint.unlink(missing_ok=True)
     return result
@@ -139,7 +138,7 @@ def run(
 
 def _other_result_error(path: Path, difference: str) -> InputError:
     return InputError(
-        f"{str(path)!r} is the result of other {difference}; give this run a name of its own "
+        f"{str(path)!r} was made with {difference}; give this run another name "
         "(--set name=...) or another folder (--out)."
     )
 
@@ -169,13 +168,13 @@ def _run_stream(
                 raise RunStopped(n_done, n_batches)
 
 
-def _make_result(setup: RunSetup, active: ActiveRun, circumstances: Mapping[str, Any]) -> RunResult:
+def _make_result(setup: RunSetup, active: ActiveRun, environment: Mapping[str, Any]) -> RunResult:
     session, progress = active.session, active.progress
     wrapped = session.adapter.wrapped
     return RunResult(
         experiment=setup.experiment.as_table(),
         protocol=_describe_protocol(setup.experiment, setup.stream),
-        environment=circumstances,
+        environment=environment,
         steps=progress.steps,
         reliability=progress.reliability,
         forwards=wrapped.counts.forwards,
@@ -195,10 +194,10 @@ def _make_result(setup: RunSetup, active: ActiveRun, circumstances: Mapping[str,
 
 
 def _before_and_after(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
-    """Return what was measured before the stream, with the accuracy on clean images after it."""
+    """Return the values from before the stream, with the accuracy on clean images after it."""
     values = dict(active.progress.before_stream)
     if setup.clean is not None:
-        after = setup.clean.accuracy(served_labels(active.session))
+        after = setup.clean.accuracy(make_label_predictor(active.session))
         values["clean"] = asdict(Forgetting(len(setup.clean), values["clean"], after))
     return values
 
@@ -209,7 +208,7 @@ def _describe_protocol(experiment: Experiment, stream: Stream) -> str:
 
 
 def _run_step(session: Session, batch: Batch, progress: RunProgress, timer: DeviceTimer) -> None:
-    """Give a batch to the session and record what happened."""
+    """Run one step of the session and record its outcome."""
     if batch.reset:
         session.reset()
     timer.start()
@@ -252,7 +251,7 @@ def _add_policy(reliability: Reliability, prediction: Prediction, truth: Tensor)
     return reliability.add(confidence, label == truth)
 
 
-def _begin(
+def _start_or_resume(
     setup: RunSetup, identity: Mapping[str, Any], options: RunOptions, callbacks: RunCallbacks
 ) -> tuple[Session, RunProgress]:
     """Return a session, new or from the checkpoint, and the progress so far."""
@@ -281,7 +280,7 @@ def _begin(
         **asdict(experiment.settings),
     )
     if experiment.before_stream is not None:
-        # Errors of the method about this model come before the work, not after it.
+        # Raise errors of the method about this model before the preparation, not after it.
         start(copy=True).close()
     values = _run_before_stream(setup, identity, options, callbacks)
     return start(), RunProgress(before_stream=values)

@@ -1,4 +1,4 @@
-"""Make source statistics from images that a model was trained on."""
+"""Compute source statistics from the images that a model was trained on."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -64,9 +64,9 @@ def make_statistics(
     device: str = "cpu",
     on_batch: Callable[[int, int], None] = lambda *_: None,
 ) -> SourceStatistics:
-    """Pass images of the source through the model and write the statistics to a file.
+    """Pass training images through the source model and write the statistics to a file.
 
-    `on_batch` is called with the batches done and the batches in all.
+    `on_batch` is called with the batches done and the total number of batches.
     """
     target_device = device_named(device)
     if out.is_dir():
@@ -81,7 +81,7 @@ def make_statistics(
         domain.labels,
         logits=logits,
     )
-    # Full precision, because the statistics are made once and used as long as the model serves.
+    # Use full precision: the statistics are computed once and used in every later run.
     wrapped = WrappedModel(source_model.to(target_device), logits=logits, precision="float32")
     with closing(wrapped):
         statistics = SourceStatistics.compute(
@@ -140,5 +140,5 @@ EMBEDDED: Mapping[str, Callable[[], Domain]] = {
     "embedded:cifar10": _cifar10_pack,
     "embedded:digits": _digits_pack,
 }
-"""Images that ship with bitta. They are like the source's, but no model was trained on them."""
+"""Images that ship with bitta. They resemble training images, but no model has seen them."""
 SETS = (*LOADERS, *EMBEDDED)

@@ -35,11 +35,11 @@ from bitta.types import Answer, Feedback, Query, State
 _FORMAT = 1
 _WINDOW = 64
 """Samples per window when single requests are timed."""
-_FEW = 4
-"""Images and memory of the small cases on which operations are counted."""
+_SMALL_CASE_SIZE = 4
+"""Batch size and memory capacity of the small cases on which operations are counted."""
 _PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
-"""Large enough to use the whole device, small enough for a second or two."""
+"""Sides of the timed matrices. They occupy the whole device and take a second or two."""
 _N_MATMUL_WARM_UP, _N_MATMUL = 3, 10
 _DEFAULT: Mapping[str, Any] = {
     "model": "resnet18", "n_classes": 10, "batch": 64, "n_queries": 3, "memory": 64, "passes": 4,
@@ -151,7 +151,7 @@ def _check_case(case: SpeedCase, *, has_gradient: bool) -> None:
 
 
 class AlternatingAnnotator:
-    """Answers correct and incorrect in turn, so that both memories change."""
+    """Annotator that alternates correct and incorrect, so that both memories change."""
 
     def __init__(self) -> None:
         self._open: list[Query] = []
@@ -239,7 +239,7 @@ class SpeedConditions:
     batches: int = 20
     """Number of timed batches."""
     warm_up: int = 5
-    """Number of batches before. A graph is captured after shapes have repeated."""
+    """Number of batches before the timed ones, in which CUDA graphs are captured."""
 
     def __post_init__(self) -> None:
         require(check_integer("batches", self.batches) >= 1, "batches", self.batches, "1 or more")
@@ -261,7 +261,7 @@ class SpeedConditions:
 def measure_speed(
     case: SpeedCase, conditions: SpeedConditions, *, rate: Callable[[Execution], float]
 ) -> SpeedMeasurement:
-    """Time a case. Report a case that does not fit into memory, or that the model does not allow.
+    """Time a case. If it does not fit into memory or is refused, return the reason as `failure`.
 
     `rate` returns the matmul rate of the device in the arithmetic of an execution path.
     """
@@ -374,14 +374,16 @@ def flops_per_batch(case: SpeedCase, step: Callable[[SpeedCase], Callable[[], ob
 
     `step` prepares a case on the plain path with full memories and returns a function that runs one
     batch. The cost is linear in the batch size and in the memories. It is measured on small cases
-    with as many questions, which fit into memory where the case itself may not.
+    with the same number of questions, because the case itself may not fit into memory.
     """
-    batch = min(case.batch, max(_FEW, case.n_queries))
-    small = replace(case, batch=batch, memory=_FEW)
+    batch = min(case.batch, max(_SMALL_CASE_SIZE, case.n_queries))
+    small = replace(case, batch=batch, memory=_SMALL_CASE_SIZE)
     count = _count_flops(step(small))
     per_image = _count_flops(step(replace(small, batch=batch + 1))) - count
-    per_memory_entry = (_count_flops(step(replace(small, memory=2 * _FEW))) - count) / _FEW
-    more_images, more_entries = case.batch - batch, case.memory - _FEW
+    per_memory_entry = (
+        _count_flops(step(replace(small, memory=2 * _SMALL_CASE_SIZE))) - count
+    ) / _SMALL_CASE_SIZE
+    more_images, more_entries = case.batch - batch, case.memory - _SMALL_CASE_SIZE
     return round(count + per_image * more_images + per_memory_entry * more_entries)
 
 
@@ -393,7 +395,7 @@ def _count_flops(step: Callable[[], object]) -> int:
 
 
 def matmul_rate(device: torch.device, execution: Execution) -> float:
-    """Return the operations per second of a large matrix product; the best of several."""
+    """Return the operations per second of a large matrix product, the best of several runs."""
     side = _MATMUL_SIDES[device.type]
     dtype = torch.bfloat16 if execution.precision == "bfloat16" else torch.float32
     random = torch.Generator(device).manual_seed(0)

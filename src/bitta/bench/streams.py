@@ -217,7 +217,7 @@ def build_clean_images(
 
 
 def _match_labels(domain: Domain, classes: Sequence[str]) -> Domain:
-    """Number the labels as the stream does, and drop classes that the stream does not have."""
+    """Renumber the labels as in the stream, and drop images of classes that it does not have."""
     if not classes or tuple(classes) == domain.classes:
         return domain
     indices = {name: index for index, name in enumerate(classes)}

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.2
 _MAX_ATTEMPTS = 2
 
 RunState = Literal["waiting", "running", "done", "found", "failed"]
-"""`found` is a run that was finished before the sweep."""
+"""`found` is a run that was already finished before the sweep."""
 WorkerCommand = Callable[[int], Sequence[str]]
 """Returns the command that starts a worker. The argument is its pipe for reports."""
 
@@ -103,7 +103,7 @@ class SweepProgress:
             n_done = run.done if run.activity == "batch" else 0
             seconds = run.seconds_per_batch or _mean_of_similar(speeds, experiment.method)
             left.append((n_batches - n_done) * seconds)
-        # The workers share the work at best evenly, and a run cannot be divided.
+        # At best the workers share the work evenly. A run cannot be divided.
         return max(sum(left) / self.n_workers, *left)
 
 
@@ -141,7 +141,7 @@ def sweep(
 
 
 def check_existing_runs(jobs: Sequence[Job], options: SweepOptions) -> None:
-    """Refuse to overwrite or mix results of other settings or another numerics version."""
+    """Raise an error if a folder holds results with other settings or numerics versions."""
     outdated = []
     for job in jobs:
         # An unreadable file is the failure of one run. Its worker reports it.
@@ -280,7 +280,7 @@ class _WorkerProcess:
     def assign(self, run: RunStatus, line: str) -> None:
         """Give the worker a run."""
         self.run = run
-        with suppress(BrokenPipeError):  # the worker has died; the end of its pipe tells so
+        with suppress(BrokenPipeError):  # the worker has died; `poll` notices its closed pipe
             self._stdin.write(line.encode())
             self._stdin.flush()
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep: every experiment, times every combination of the values in its [sweep]."""
+"""Runs of a sweep: every experiment with every combination of the values in its [sweep]."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -65,7 +65,7 @@ def log_path(experiment: Experiment, out: Path) -> Path:
 
 
 def execute_jobs(report_pipe: int, *, parent: int, should_stop: Callable[[], bool]) -> None:
-    """Execute jobs until there are no more, a stop is requested, or the sweep process is gone."""
+    """Execute jobs until none is left, a stop is requested, or the sweep process has ended."""
     origins: OriginCache = {}
 
     def must_stop() -> bool:
@@ -105,7 +105,7 @@ class _Reporter:
             self._send({"event": activity, "done": done, "total": total})
 
     def waiting(self) -> None:
-        """Report that another process has this run, or the model that it needs."""
+        """Report that another process executes this run, or prepares its model."""
         self.progress("waiting", 0, 0)
 
     def end(self, outcome: Outcome, error: str = "") -> None:

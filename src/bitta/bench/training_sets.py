@@ -112,7 +112,7 @@ def _coloured_tests(digits: Tensor, numerals: Tensor) -> tuple[Domain, ...]:
 
 
 def _pacs(folder: Path, source: str, side: int) -> TrainingSet:
-    return _one_domain(
+    return _split_source_domain(
         folder,
         source,
         side,
@@ -123,16 +123,18 @@ def _pacs(folder: Path, source: str, side: int) -> TrainingSet:
 
 
 def _folders(folder: Path, source: str, side: int) -> TrainingSet:
-    return _one_domain(folder, source, side, f"{folder.name}, {source}", "")
+    return _split_source_domain(folder, source, side, f"{folder.name}, {source}", "")
 
 
-def _one_domain(folder: Path, source: str, side: int, text: str, terms: str) -> TrainingSet:
-    """Train on nine tenths of a domain. Measure on the last tenth and the other domains."""
+def _split_source_domain(
+    folder: Path, source: str, side: int, text: str, terms: str
+) -> TrainingSet:
+    """Return nine tenths of a domain to train on. Hold out the last tenth and other domains."""
     size = {"resize": side, "crop": side}
     domains = {domain.name: domain for domain in read_folders(folder, geometry=Geometry(**size))}
     if source not in domains:
         raise InputError(
-            f"there is no domain {source!r} in {str(folder)!r}; there are {', '.join(domains)}."
+            f"there is no domain {source!r} in {str(folder)!r}; choose from {', '.join(domains)}."
         )
     domain = domains.pop(source)
     if len(domain.labels) < 2:
