@@ -20,7 +20,7 @@ def images(n=6):
 def test_plain_logits_equal_those_of_a_whole_forward(norm, can_fan_out):
     wrapped = WrappedModel(toy_classifier(norm))
     wrapped.can_fan_out = can_fan_out
-    sampled, plain = wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
+    sampled, plain = wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
     with torch.no_grad():
         assert torch.equal(plain, wrapped(images(), statistics="batch"))
     assert torch.equal(sampled, wrapped.sample(images(), SAMPLING, RandomKey((3,))))
@@ -40,9 +40,9 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 
         layer.forward = counted
     wrapped = WrappedModel(model)
-    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))  # probes, too
+    wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))  # probes, too
     calls.clear()
-    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
+    wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
     assert {name: calls.count(name) for name in calls} == {
         "stem": 1, "stage1.0.conv": 1, "stage2.0.conv": 2, "head": 2,
     }  # fmt: skip
@@ -51,7 +51,7 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 def test_shared_prefix_leaves_no_trace_on_the_model():
     model = toy_classifier()
     wrapped = WrappedModel(model)
-    wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
+    wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert all(not module._forward_hooks for module in model.modules())
 
@@ -67,7 +67,7 @@ def test_module_used_before_and_after_the_site_runs_again():
 
     wrapped = WrappedModel(Shared(), sites=["site"])
     x = torch.randn(5, 4, generator=generator(4))
-    _, plain = wrapped.sample_with_plain(x, SAMPLING, RandomKey((0,)))
+    _, plain = wrapped.sample_with_deterministic(x, SAMPLING, RandomKey((0,)))
     with torch.no_grad():
         assert torch.equal(plain, wrapped(x, statistics="batch"))
 
@@ -80,7 +80,7 @@ def test_gradients_reach_modules_before_the_first_site(norm):
         wrapped = WrappedModel(model)
         wrapped.can_fan_out = True
         if with_plain:
-            sampled, _ = wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
+            sampled, _ = wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
         else:
             sampled = wrapped.sample(images(), SAMPLING, RandomKey((3,)))
         loss = sampled.softmax(-1).mean(0).square().sum()
@@ -93,7 +93,7 @@ def test_gradients_are_tracked_again_after_an_exception():
     wrapped.can_fan_out = True
     wrapped.model.head.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        wrapped.sample_with_plain(images(), SAMPLING, RandomKey((3,)))
+        wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
     assert torch.is_grad_enabled()
     assert all("forward" not in module.__dict__ for module in wrapped.model.modules())
 
@@ -145,7 +145,7 @@ def doubling_hook():
 def test_models_whose_prefix_cannot_be_shared_run_twice(make, site, passes):
     model, x = make(), torch.randn(5, 4, generator=generator(4))
     wrapped, how = WrappedModel(model, sites=[site]), SamplingSettings("batch", 0.3, passes)
-    sampled, plain = wrapped.sample_with_plain(x, how, RandomKey((0,)))
+    sampled, plain = wrapped.sample_with_deterministic(x, how, RandomKey((0,)))
     sampled.sum().backward()
     assert torch.allclose(sampled, wrapped.sample(x, how, RandomKey((0,))), atol=1e-6)
     with torch.no_grad():

@@ -194,8 +194,10 @@ class Bitta(GradientAdapter[BittaConfig]):
         """Eq. 11: return the terms of α (correct - incorrect) + β agreement."""
         if self.config.beta:
             # Run the whole mixed batch, so that both passes have the same batch statistics.
-            probs, plain = self._sampled_and_plain_probs(mixed.inputs, random_key)
-            return self._feedback_term(mixed, probs) | self._agreement_term(mixed, probs, plain)
+            probs, deterministic = self._sampled_and_deterministic_probs(mixed.inputs, random_key)
+            return self._feedback_term(mixed, probs) | self._agreement_term(
+                mixed, probs, deterministic
+            )
         if not (self.config.alpha and mixed.n_judged):
             return {}
         probs = self.sampled_probs(mixed.inputs, self._sampling, random_key)
@@ -213,32 +215,36 @@ class Bitta(GradientAdapter[BittaConfig]):
             return {}
         return {"feedback": self.config.alpha * torch.stack(terms).sum()}
 
-    def _agreement_term(self, mixed: MixedBatch, probs: Tensor, plain: Tensor) -> dict[str, Tensor]:
+    def _agreement_term(
+        self, mixed: MixedBatch, probs: Tensor, deterministic: Tensor
+    ) -> dict[str, Tensor]:
         *_, probs = mixed.split(probs)
-        *_, plain = mixed.split(plain)
+        *_, deterministic = mixed.split(deterministic)
         if not len(probs):
             return {}
-        labels = plain.argmax(-1)
+        labels = deterministic.argmax(-1)
         agrees = probs.argmax(-1) == labels
         if self.config.agreement == "threshold":
-            agrees = plain.amax(-1) > self.config.threshold
+            agrees = deterministic.amax(-1) > self.config.threshold
         second_softmax = self.config.second_softmax
         loss = policy_loss(probs, labels, second_softmax=second_softmax, where=agrees)
         return {"agreement": self.config.beta * loss}
 
-    def _sampled_and_plain_probs(
+    def _sampled_and_deterministic_probs(
         self, inputs: Tensor, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         """Return π, and without gradient the softmax of one deterministic pass."""
         sampling = self._sampling
         has_normaliser = self.wrapped.normaliser is not None
         if not has_normaliser and self.config.policy in ("dropout", "softmax"):
-            sampled, plain = self.wrapped.sample_with_plain(inputs, sampling, random_key)
-            return softmax(sampled).mean(0), softmax(plain)
+            sampled, deterministic = self.wrapped.sample_with_deterministic(
+                inputs, sampling, random_key
+            )
+            return softmax(sampled).mean(0), softmax(deterministic)
         # Run two separate passes. The test for a shared one would change MECTA's statistics.
         with torch.no_grad():
-            plain = softmax(self.wrapped(inputs, statistics=sampling.statistics))
-        return self.sampled_probs(inputs, sampling, random_key), plain
+            deterministic = softmax(self.wrapped(inputs, statistics=sampling.statistics))
+        return self.sampled_probs(inputs, sampling, random_key), deterministic
 
     def _replace_by_stream_memory(self, stream: BalancedMemory, unlabelled: Tensor) -> Tensor:
         """Add new samples to the stream memory. Observe and return all its samples."""

@@ -163,8 +163,10 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
     is_capturable: bool = False
 
     def __init__(self, wrapped: WrappedModel, config: OwtttConfig, *, seed: int = 0) -> None:
-        self._path = config.source_statistics
-        self._source = SourceStatistics.load_for(self._path, wrapped.model, method="OWTTT")
+        self._statistics_path = config.source_statistics
+        self._source = SourceStatistics.load_for(
+            self._statistics_path, wrapped.model, method="OWTTT"
+        )
         self._prototypes = F.normalize(self._source.prototypes).to(wrapped.device)
         self._reference = Gaussian(self._source.mean, self._source.covariance).to(wrapped.device)
         self._is_checked = False
@@ -262,7 +264,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         A loaded session gets its weights only after the constructor.
         """
         if not self._is_checked:
-            self._source.require_source(self.source_weights, path=self._path)
+            self._source.require_source(self.source_weights, path=self._statistics_path)
             self._is_checked = True
 
     def _clear_stream(self) -> None:

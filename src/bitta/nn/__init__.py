@@ -1,4 +1,4 @@
-"""Changes to any `nn.Module` that are undone at the end: statistics, dropout, fast execution."""
+"""Temporary changes to any `nn.Module`: BatchNorm statistics, dropout, fast execution."""
 
 from bitta.nn.batchnorm import (
     BatchNormCall,

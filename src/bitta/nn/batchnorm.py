@@ -1,4 +1,4 @@
-"""Choose the statistics by which BatchNorm layers normalise, without touching the layers.
+"""Choose the statistics with which BatchNorm layers normalise, without changing the layers.
 
 Every BatchNorm layer, whatever its class, calls `torch.nn.functional.batch_norm`. That call is
 intercepted while a forward pass runs. The layers and their flags stay as they are.
@@ -40,7 +40,7 @@ def norm_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(slots=True)
 class RowLayout:
-    """Describes the rows that flow through the model at the moment."""
+    """Layout of the rows in the current forward pass."""
 
     n_passes: int = 1
     """Number of stochastic passes in the rows, one after another."""
@@ -68,8 +68,8 @@ class BatchNormCall(NamedTuple):
 class Normaliser(ABC):
     """Replaces normalisation by batch statistics in every BatchNorm layer of a model.
 
-    A method gives a normaliser to its model. The normaliser moves the running statistics by its
-    own rule. The context managers tell it what a forward pass is for.
+    A method gives a normaliser to its model. The normaliser updates the running statistics by its
+    own rule. The context managers mark the purpose of the forward passes inside them.
     """
 
     follows_stream: ClassVar[bool] = False
@@ -120,7 +120,7 @@ def use_statistics(
 
 
 class CallDetector(TorchFunctionMode):
-    """Detects if a function is called inside."""
+    """Context manager that records if a function is called in it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -140,6 +140,8 @@ class CallDetector(TorchFunctionMode):
 
 
 class _BatchNormInterceptor(TorchFunctionMode):
+    """Context manager that replaces calls of `torch.nn.functional.batch_norm`."""
+
     def __init__(
         self,
         statistics: Statistics,
@@ -222,9 +224,9 @@ def _normalise_precisely(call: BatchNormCall, n_passes: int, *, momentum: float)
 def needs_precise_sums(x: Tensor) -> bool:
     """Return True for images in channels-last layout on a CPU.
 
-    For this layout torch's own kernel adds hundreds of thousands of numbers one after another. Its
-    variance is off by up to 1e-4 and its gradients by up to a percent. That is enough to make a
-    model learn visibly worse.
+    For this layout torch's own kernel adds hundreds of thousands of numbers one after another. The
+    error is up to 1e-4 in its variance and up to a percent in its gradients. With such gradients
+    models learn visibly worse.
     """
     is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return is_channels_last and x.device.type == "cpu" and not x.is_contiguous()
@@ -235,7 +237,7 @@ def normalise_passes_precisely(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise each pass by its own statistics. Also return mean and variance, (passes, C).
 
-    Every sum is a `torch.sum`, which adds in parts.
+    Every sum is computed by `torch.sum`, which adds in blocks and so rounds little.
     """
     zeros = x.new_zeros(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     weight = zeros + 1 if weight is None else weight
@@ -245,6 +247,8 @@ def normalise_passes_precisely(
 
 
 class _PreciseBatchNorm(torch.autograd.Function):
+    """Batch normalisation of channels-last images with precise sums, and its gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, n_passes: int, eps: float
@@ -266,7 +270,7 @@ class _PreciseBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate through mean and variance, too."""
+        """Return the gradients of x, weight and bias. Mean and variance depend on x, too."""
         x, weight, means, inverses = ctx.saved_tensors
         out = torch.empty_like(x)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
@@ -294,8 +298,8 @@ def _rows_by_pass(x: Tensor, n_passes: int) -> tuple[Tensor, ...]:
 class RobustNorm(Normaliser):
     """Robust batch normalisation (RoTTA, 2023).
 
-    The running statistics move by `rate` towards those of the batch, then normalise it. Gradients
-    flow through the share of the batch.
+    The running statistics move by `rate` towards those of the batch, then normalise the batch.
+    Gradients also flow through the batch's part of these statistics.
     """
 
     def __init__(self, rate: float) -> None:

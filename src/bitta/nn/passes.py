@@ -33,8 +33,8 @@ def dropout_at(
 ) -> Iterator[None]:
     """Apply dropout after each site in one forward pass.
 
-    Several passes fan out at the first site that runs. From there on `rows.n_passes` is their
-    number. `kernels` allows Triton kernels.
+    Several passes fan out at the first site that runs: the batch is repeated for each pass. After
+    that site `rows.n_passes` is the number of passes. `kernels` allows Triton kernels.
     """
     dropout = _Dropout(rate, passes, random_key, rows, kernels)
     n_calls = [0] * len(sites)
@@ -140,7 +140,7 @@ def _make_mask(x: Tensor, rate: float, words: _RandomWords) -> Tensor:
     """Return 1 for each kept element, else 0, (passes, *x.shape), in the memory layout of x."""
     drawn, start = words.draw(x)
     drawn = drawn[:, start : start + x.numel()]
-    # In the type of x from the start: a CPU is slow at mixing types.
+    # Create the mask in the type of x: operations on mixed types are slow on a CPU.
     mask = torch.ge(drawn, fused.keep_threshold(rate), out=x.new_empty(drawn.shape))
     return mask.as_strided((len(mask), *x.shape), (x.numel(), *_dense_strides(x)))
 
@@ -182,7 +182,7 @@ def _change_first_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any
 class SharedPrefix:
     """Outputs of the modules before the first site, for reuse in a second forward pass.
 
-    Operations of the model between these modules are computed again on the same values.
+    Operations in the model's own `forward`, between these modules, are computed twice.
     """
 
     def __init__(self, model: nn.Module, sites: tuple[str, ...]) -> None:
@@ -254,23 +254,23 @@ _FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionErr
 """Errors that a forward pass can raise."""
 
 
-def explain_mismatch(fast: Callable[[], Tensor], plain: Tensor) -> str:
-    """Return the reason why the fast path differs from the plain one; empty if it does not."""
+def explain_mismatch(fast: Callable[[], Tensor], reference: Tensor) -> str:
+    """Return the reason why the fast result differs from the reference; empty if it does not."""
     try:
         output = fast()
     except _FORWARD_ERRORS as error:
         return (str(error) or type(error).__name__).splitlines()[0]
-    if _is_close(output, plain, min_scale=1.0):
+    if _is_close(output, reference, min_scale=1.0):
         return ""
     return "its rows do not stay independent after the first site"
 
 
 def same_outputs(
-    fast: Callable[[], Sequence[Tensor]], plain: Callable[[], Sequence[Tensor]]
+    fast: Callable[[], Sequence[Tensor]], reference: Callable[[], Sequence[Tensor]]
 ) -> bool:
     """Return True if both return the same tensors. An error counts as a difference."""
     try:
-        one, two = fast(), plain()
+        one, two = fast(), reference()
     except _FORWARD_ERRORS:
         return False
     return len(one) == len(two) and all(map(_is_close, one, two))

@@ -22,7 +22,8 @@ _LAYOUTS = torch.contiguous_format, torch.channels_last
 
 
 LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
-"""Position of the logits in a model's output: a name, an index, a function, or None for all."""
+"""Position of the logits in a model's output: a name, an index, or a function that extracts them.
+None if the output is the logits."""
 
 
 def extract_logits(output: Any, position: LogitsOf, *, n_rows: int) -> Tensor:
@@ -59,10 +60,10 @@ def _extract_part(output: Any, position: LogitsOf) -> Any:
 
 
 class ModelRestorer:
-    """Record of a model's modes, gradients and memory layout, by which they are restored.
+    """Record of a model's modes, gradients and memory layout before a session, to restore them.
 
-    The record is stored on the model. A new session on the same model can so take over from one
-    that was never closed.
+    The record is stored on the model. If a session was never closed, the next session on the same
+    model finds the record and restores the model first.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -132,7 +133,7 @@ class PreparedModel:
         self.execution = execution
         self.graphs = CudaGraphs(self.counts, enabled=self.execution.graphs)
         self._logits = logits
-        self._path: dict[str, Any] = {"eager": eager, "precision": precision}
+        self._execution_options: dict[str, Any] = {"eager": eager, "precision": precision}
         self._modules = list(model.modules())
         self._restorer = ModelRestorer(model)
         model.eval()
@@ -162,7 +163,7 @@ class PreparedModel:
         if not len(inputs):
             raise InputError("inputs hold no sample; leave empty batches out.")
         if not inputs.isfinite().all():
-            # Such an image would stay in the running statistics forever.
+            # Such values would make the running statistics NaN forever.
             raise InputError("inputs hold values that are not finite; leave such images out.")
         inputs = inputs.detach().to(self.device, self._dtype)
         self._check_layout(inputs)
@@ -178,7 +179,7 @@ class PreparedModel:
         *,
         step: int | None = None,
     ) -> Tensors:
-        """Run work on the model. Replay it as a CUDA graph once its shapes have settled.
+        """Run work on the model. Replay it as a CUDA graph once its shapes are stable.
 
         See `CudaGraphs.run` for the arguments.
         """
@@ -248,7 +249,7 @@ class PreparedModel:
     def _check_layout(self, inputs: Tensor) -> None:
         """Check once if the model accepts channels-last images; otherwise use contiguous ones.
 
-        A model that takes views may not accept them.
+        A model that calls `Tensor.view` may not accept them.
         """
         if self._layout_is_checked:
             return
@@ -275,9 +276,9 @@ _MAX_BLOCK = 16
 
 
 def _has_unsafe_gradient(module: nn.Module) -> bool:
-    """Return True for a convolution whose channels-last gradient on a CPU writes out of bounds.
+    """Return True if the channels-last gradient of a convolution writes out of bounds on a CPU.
 
-    oneDNN does so for strided 1x1 filters with few channels (its open issue 6035).
+    This is a bug of oneDNN for strided 1x1 filters with few channels (its open issue 6035).
     """
     return (
         isinstance(module, nn.Conv2d)

@@ -51,11 +51,11 @@ def find_sites(model: nn.Module, sites: Sites = None) -> tuple[str, ...]:
 
 
 def _find_stages(model: nn.Module) -> tuple[str, ...]:
-    """Return the ends of the stages, or of the quarters of a single chain of blocks.
+    """Return the last module of each stage, or of each quarter of a single chain of blocks.
 
-    A block is a module type that is repeated side by side. If there are several types, the
-    outermost one with a large share of the parameters is used: this excludes layers inside blocks
-    and a repeated stem.
+    Blocks are sibling modules of the same type. If several types are repeated, the outermost one
+    with a large share of the parameters is used: this excludes layers inside blocks and a repeated
+    stem.
     """
     chains: dict[type[nn.Module], list[tuple[str, list[str]]]] = {}
     size: dict[type[nn.Module], int] = {}
@@ -82,7 +82,7 @@ def _find_dropouts(model: nn.Module) -> tuple[str, ...]:
 
 
 def _find_activations(model: nn.Module) -> tuple[str, ...]:
-    """Return the ends of the quarters of a plain chain of layers, by its activations."""
+    """Return the last activation of each quarter of the model, for a plain chain of layers."""
     names = [name for name, module in model.named_modules() if isinstance(module, _ACTIVATIONS)]
     return _last_of_quarters(names)
 
@@ -162,7 +162,7 @@ def norm_parameters_below_top(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _stages_with_children(model: nn.Module) -> list[str]:
-    """Return the ends of stages or of quarters of blocks, without single activations."""
+    """Return the names found by `find_sites`, without modules such as single activations."""
     try:
         sites = find_sites(model)
     except ModelError:

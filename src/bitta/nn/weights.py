@@ -40,8 +40,10 @@ class SavedWeights:
         """Write the saved tensors into a model, in place."""
         target = named_tensors(model)
         if target.keys() != self.tensors.keys():
-            odd = sorted(target.keys() ^ self.tensors.keys())
-            raise InputError(f"saved weights belong to another model; {odd[0]!r} is in only one.")
+            unmatched = sorted(target.keys() ^ self.tensors.keys())
+            raise InputError(
+                f"saved weights belong to another model; {unmatched[0]!r} is in only one."
+            )
         for name, tensor in target.items():
             saved = self.tensors[name]
             if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
@@ -74,7 +76,7 @@ def weight_hash(model: nn.Module | SavedWeights) -> str:
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, *, rate: float) -> None:
-    """teacher <- (1 - rate) teacher + rate student, in place. Buffers stay as they are."""
+    """Set teacher ← (1 - rate) teacher + rate student, in place. Buffers stay as they are."""
     for average, new in zip(teacher.parameters(), student.parameters(), strict=True):
         average.lerp_(new, rate)
 
@@ -94,11 +96,11 @@ def restore_stochastically(
 def perturbed_weights(
     model: nn.Module, *, size: float, random_key: RandomKey, number: int = 0
 ) -> Iterator[None]:
-    """Add Gaussian noise to the weights in forward passes inside. Gradients go to the weights.
+    """Add Gaussian noise to the weights in the forward passes inside.
 
-    `size` is relative to the standard deviation of each tensor. Each `number` has its own noise.
-    The hooks of this function keep `WrappedModel` from replaying CUDA graphs, because the noisy
-    weights are at new addresses each time.
+    Gradients reach the original weights. `size` is relative to the standard deviation of each
+    tensor. Each `number` has its own noise. The noisy weights are at new addresses each time, so
+    `WrappedModel` must not replay CUDA graphs; the hooks of this function prevent that.
     """
     noisy = {
         id(weight): _add_noise(

@@ -1,4 +1,4 @@
-"""Run a prepared classifier: with either statistics, deterministically or stochastically."""
+"""Forward passes of a classifier: running or batch statistics, deterministic or stochastic."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -40,7 +40,11 @@ class SamplingSettings:
 
 
 class WrappedModel(PreparedModel):
-    """Prepared model with the kinds of forward passes that methods need."""
+    """Prepared model with the kinds of forward passes that methods need.
+
+    A deterministic pass has no dropout. A stochastic pass has dropout at `sites`. A fan-out runs N
+    stochastic passes in one forward pass, which repeats the batch at the first site.
+    """
 
     def __init__(
         self,
@@ -55,9 +59,9 @@ class WrappedModel(PreparedModel):
         self._sites = find_sites(model, sites) if sites is not None else None
         super().__init__(model, logits=logits, eager=eager, precision=precision, counts=counts)
         self.can_fan_out: bool | None = None
-        """True if N passes share one forward pass; None before the first stochastic pass."""
+        """True if the model allows a fan-out; None before the first stochastic pass."""
         self.low_memory = False
-        """Store no activations of stochastic passes, and repeat the passes for their gradient."""
+        """Store the activations of one stochastic pass at a time. Backward repeats each pass."""
         self.micro_batch = 0
         """Rows that go through the model at once if gradients are computed; 0 for all."""
         self.normaliser: Normaliser | None = None
@@ -66,7 +70,7 @@ class WrappedModel(PreparedModel):
         self._head: str | None = None
 
     def clone_model(self) -> "WrappedModel":
-        """Return a copy of the model on the same path. Its passes are added to our counts."""
+        """Return a copy with the same settings. Both count their passes in the same counters."""
         try:
             model = deepcopy(self.model)
         except (RuntimeError, TypeError) as error:
@@ -75,7 +79,11 @@ class WrappedModel(PreparedModel):
                 "copy of the model; use another method."
             ) from None
         clone = WrappedModel(
-            model, logits=self._logits, sites=self._sites, counts=self.counts, **self._path
+            model,
+            logits=self._logits,
+            sites=self._sites,
+            counts=self.counts,
+            **self._execution_options,
         )
         clone.can_fan_out, clone.normaliser = self.can_fan_out, self.normaliser
         return clone
@@ -92,10 +100,12 @@ class WrappedModel(PreparedModel):
 
         `momentum` is the rate at which running statistics follow the batch.
         """
-        run = partial(self._run_plain, statistics=statistics, momentum=momentum)
+        run = partial(self._run_deterministic, statistics=statistics, momentum=momentum)
         if torch.is_grad_enabled():
             return self._run_in_micro_batches(run, inputs)
-        return self._replay_logits(("plain", statistics, momentum), run, inputs, RandomKey(()))
+        return self._replay_logits(
+            ("deterministic", statistics, momentum), run, inputs, RandomKey(())
+        )
 
     def features(
         self, inputs: Tensor, *, statistics: Statistics, momentum: float = 0.0
@@ -107,12 +117,12 @@ class WrappedModel(PreparedModel):
                 few = inputs[:N_PROBE_ROWS]
                 self._head = find_head(self.model, lambda: self._forward(few))
         with record_inputs(self.model.get_submodule(self._head)) as recorded:
-            logits = self._run_plain(inputs, statistics=statistics, momentum=momentum)
+            logits = self._run_deterministic(inputs, statistics=statistics, momentum=momentum)
         return recorded[-1].flatten(1), logits
 
     @torch.no_grad()
     def observe(self, inputs: Tensor, *, momentum: float) -> None:
-        """Let the running statistics follow this batch."""
+        """Update the running statistics with this batch, at the rate `momentum`."""
         if not batch_norms(self.model):
             return
 
@@ -126,7 +136,7 @@ class WrappedModel(PreparedModel):
 
     @contextmanager
     def statistics_restored(self) -> Iterator[None]:
-        """Let running statistics move inside, and restore them at the end."""
+        """Restore the running statistics at the end of the block."""
         norms = [norm for norm in batch_norms(self.model) if norm.running_mean is not None]
         buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
         saved = [buffer.clone() for buffer in buffers]
@@ -137,7 +147,10 @@ class WrappedModel(PreparedModel):
                 torch._foreach_copy_(buffers, saved)
 
     def sample(self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey) -> Tensor:
-        """Return stochastic logits, (passes, batch, classes). At rate 0 one pass stands for all."""
+        """Return stochastic logits, (passes, batch, classes).
+
+        With a dropout rate of 0 all passes are equal, and only one is returned.
+        """
         if sampling.rate == 0:
             return self(inputs, statistics=sampling.statistics).unsqueeze(0)
         self._probe_fan_out(inputs, sampling)
@@ -146,7 +159,7 @@ class WrappedModel(PreparedModel):
             return self._run_in_micro_batches(partial(run, random_key=random_key), inputs)
         return self._replay_logits(("sample", sampling), run, inputs, random_key)
 
-    def sample_with_plain(
+    def sample_with_deterministic(
         self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey
     ) -> tuple[Tensor, Tensor]:
         """Return stochastic logits, and deterministic logits of the same rows without gradient.
@@ -156,16 +169,16 @@ class WrappedModel(PreparedModel):
         """
         self._check_layout(inputs)
         if sampling.rate == 0:
-            plain = self(inputs, statistics=sampling.statistics)
-            return plain.unsqueeze(0), plain.detach()
+            deterministic = self(inputs, statistics=sampling.statistics)
+            return deterministic.unsqueeze(0), deterministic.detach()
         self._probe_fan_out(inputs, sampling)
         stores_activations = not (self.low_memory or self.micro_batch)
         if stores_activations and self._probe_shared_prefix(inputs, sampling):
             return self._run_with_shared_prefix(inputs, sampling, random_key)
         with torch.no_grad():
-            plain = self._run_plain(inputs, statistics=sampling.statistics)
+            deterministic = self._run_deterministic(inputs, statistics=sampling.statistics)
         run = partial(self._run_passes, sampling=sampling, random_key=random_key)
-        return self._run_in_micro_batches(run, inputs), plain
+        return self._run_in_micro_batches(run, inputs), deterministic
 
     def _replay_logits(
         self, name: Hashable, run: Callable[..., Tensor], inputs: Tensor, random_key: RandomKey
@@ -176,7 +189,7 @@ class WrappedModel(PreparedModel):
         return self.run_or_replay(name, work, [inputs], random_key)["logits"]
 
     def _run_in_micro_batches(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Run with gradients. Backward repeats each micro batch, whose activations are dropped."""
+        """Run with gradients. Activations of micro batches are not kept: backward repeats them."""
         self._check_layout(inputs)
         size = self.micro_batch or len(inputs)
         if size >= len(inputs):
@@ -189,7 +202,7 @@ class WrappedModel(PreparedModel):
             )
         return torch.cat(outputs, dim=-2)
 
-    def _run_plain(
+    def _run_deterministic(
         self,
         inputs: Tensor,
         *,
@@ -262,7 +275,7 @@ class WrappedModel(PreparedModel):
 
     @torch.no_grad()
     def _probe_fan_out(self, inputs: Tensor, sampling: SamplingSettings) -> None:
-        """Compare once, on a few rows, fan-out with separate passes of the same masks."""
+        """Check once, on a few rows, that a fan-out gives the same logits as separate passes."""
         if self.can_fan_out is not None:
             return
         few = inputs[:N_PROBE_ROWS] if len(inputs) > 1 else torch.cat([inputs, inputs])
@@ -284,27 +297,27 @@ class WrappedModel(PreparedModel):
     ) -> tuple[Tensor, Tensor]:
         prefix = SharedPrefix(self.model, self.sites)
         with prefix.record():
-            plain = self._run_plain(
+            deterministic = self._run_deterministic(
                 inputs, statistics=sampling.statistics, with_gradient=False
             ).detach()
         with prefix.reuse():
-            return self._run_passes(inputs, sampling=sampling, random_key=random_key), plain
+            return self._run_passes(inputs, sampling=sampling, random_key=random_key), deterministic
 
     def _probe_shared_prefix(self, inputs: Tensor, sampling: SamplingSettings) -> bool:
-        """Compare once, on a few rows, a shared prefix with two whole forward passes."""
+        """Check once, on a few rows, that a shared prefix gives the same as two full passes."""
         if self._has_hooks:
             return False
         if self._can_share_prefix is None:
             few, random_key = inputs[:N_PROBE_ROWS], RandomKey((0,))
 
             def run_shared() -> list[Tensor]:
-                sampled, plain = self._run_with_shared_prefix(few, sampling, random_key)
-                return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
+                sampled, deterministic = self._run_with_shared_prefix(few, sampling, random_key)
+                return [sampled, deterministic, *compute_probe_gradients(sampled, self.model)]
 
             def run_separately() -> list[Tensor]:
                 sampled = self._run_passes(few, sampling=sampling, random_key=random_key)
-                plain = self._run_plain(few, statistics=sampling.statistics)
-                return [sampled, plain, *compute_probe_gradients(sampled, self.model)]
+                deterministic = self._run_deterministic(few, statistics=sampling.statistics)
+                return [sampled, deterministic, *compute_probe_gradients(sampled, self.model)]
 
             with self._probing():
                 self._can_share_prefix = same_outputs(run_shared, run_separately)

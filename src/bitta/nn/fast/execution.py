@@ -29,9 +29,9 @@ def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if the error, or one that it came from, is a lack of memory.
+    """Return True if the error, or an earlier one that led to it, is a lack of memory.
 
-    While a graph is captured, a lack of memory causes other errors.
+    A lack of memory during the capture of a graph is followed by other errors.
     """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
@@ -55,16 +55,17 @@ class Execution:
     """Capture work with constant shapes as CUDA graphs and replay it."""
     precision: Literal["float32", "tf32", "bfloat16", "the model's own precision"]
     channels_last: bool
+    """Use the channels-last memory layout for images and filters."""
     fused: bool
     """Update all parameters in one kernel."""
     kernels: bool
-    """Normalise and drop passes by Triton kernels."""
+    """Use Triton kernels for batch normalisation and dropout."""
 
     @classmethod
     def choose(
         cls, device: torch.device, dtype: torch.dtype, *, eager: bool, precision: Precision
     ) -> Self:
-        """Choose the fastest path for a model of this type, or the plain one if `eager`."""
+        """Choose the fastest path for a model of this type, or the slow one if `eager`."""
         allowed = get_args(Precision)
         require(precision in allowed, "precision", precision, ", ".join(allowed))
         is_cuda = device.type == "cuda"
@@ -72,7 +73,7 @@ class Execution:
         if precision == "auto":
             precision = "bfloat16" if is_recent and not eager else "float32"
         if precision == "tf32" and not is_recent:
-            precision = "float32"  # The device has no such mode.
+            precision = "float32"  # The device does not support TF32.
         is_fast, is_single = is_cuda and not eager, dtype == torch.float32
         # The kernels round in another order, so they are not used for float32.
         is_reduced = is_fast and is_recent and is_single and precision != "float32"

@@ -21,7 +21,8 @@ _MAX_SLICES, _SLICES_AT_ONCE = 256, 32
 _DROPOUT_BLOCK = 2048
 
 Draw: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]
-"""Returns random 16-bit words for a tensor, (passes, words), and its first word."""
+"""Returns random 16-bit words, (passes, words), and the index of the word for the first element of
+the given tensor."""
 
 
 @cache
@@ -69,7 +70,7 @@ def normalise_passes(
 
 
 def drop_passes(x: Tensor, draw: Draw, n_passes: int, *, rate: float, is_fanned: bool) -> Tensor:
-    """Apply dropout to each pass by its own words, (passes * rows, ...).
+    """Apply dropout to each pass with its own random words, (passes * rows, ...).
 
     If `is_fanned`, the rows already hold all passes. Backward draws the words again instead of
     storing them.
@@ -189,7 +190,7 @@ class _FusedDropout(torch.autograd.Function):
                 gradient, words, out, *settings, FANNED=True, SIZE=_DROPOUT_BLOCK
             )
         else:
-            kernels.undrop[(n_blocks,)](
+            kernels.drop_backward[(n_blocks,)](
                 gradient, words, out, *settings, PASSES=n_passes, SIZE=_DROPOUT_BLOCK
             )
         return out, None, None, None, None

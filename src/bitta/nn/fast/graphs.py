@@ -16,7 +16,7 @@ from bitta.seeding import Key, RandomKey, derive_seed
 
 Tensors: TypeAlias = dict[str, Tensor]
 Work: TypeAlias = Callable[..., Tensors]
-"""Function of tensors and of `random_key`. It may change weights in place."""
+"""Function of tensors and of `random_key` that runs on a GPU. It may change weights in place."""
 
 _MIN_STABLE_STEPS = 3
 
@@ -50,9 +50,9 @@ class PassCounts:
 class CudaGraphs:
     """Runs work eagerly until its shapes have been stable for a few steps, then replays a graph.
 
-    There is one graph per name, in memory of its own. While a memory of samples fills, each answer
-    gives an update a new shape that never comes again. Each time the shapes of some work settle
-    anew, they must be stable for twice as long, so that few graphs are captured in vain.
+    There is one graph per name, in memory of its own. Work runs eagerly while its shapes change, as
+    an update does while the memories of answers fill. After each capture, new shapes must be stable
+    for twice as many steps before the next capture, so that few captured graphs go unused.
     """
 
     def __init__(self, counts: PassCounts, *, enabled: bool) -> None:
@@ -116,7 +116,7 @@ class CudaGraphs:
     ) -> bool:
         started, counts = perf_counter(), self._counts.values()
         self._graphs.pop(name, None)  # Frees its memory before the next graph takes more.
-        # Eager runs left matmul workspaces that are not needed any more. Capturing takes its own.
+        # Free the matmul workspaces of eager runs. Capturing allocates its own.
         torch._C._cuda_clearCublasWorkspaces()
         try:
             with self._running():
@@ -139,7 +139,7 @@ class CudaGraphs:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Run work that is called by other work as a part of it."""
+        """Mark that work is running. Work called inside runs eagerly, as a part of it."""
         self._is_running = True
         try:
             yield
@@ -148,7 +148,7 @@ class CudaGraphs:
 
 
 RandomAddresses: TypeAlias = list[tuple[Key, torch.device | str]]
-"""Keys and devices of the generators that some work asks for, in order."""
+"""Keys and devices of the generators that some work requests, in order."""
 
 
 class _ShapeHistory:
@@ -176,7 +176,7 @@ class _ShapeHistory:
         self._step = step
 
     def note_replay(self) -> None:
-        """Restart the count: the captured signature came again."""
+        """Restart the count of stable steps, because the captured signature was used again."""
         self._signature, self._n_steps = self.captured, 0
 
     def note_capture(self) -> None:
@@ -252,5 +252,7 @@ class _ReplayingKey(RandomKey):
         """Return the generator of this address."""
         recorded, generator = next(self._generators, (None, None))
         if generator is None or recorded != place:
-            raise RuntimeError(f"it draws at {place}, but it drew at {recorded} before")
+            raise RuntimeError(
+                f"it draws random numbers for {place}, but for {recorded} in the eager run"
+            )
         return generator

@@ -115,7 +115,7 @@ def normalise_backward(
     x, gradient, statistics, totals, weight, out, n_rows, n_channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of x, also through mean and variance."""
+    """Compute the gradient of x. Mean and variance depend on x, too."""
     block, number = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
@@ -149,7 +149,7 @@ def drop(x, words, out, n, stride, offset, level, scale, FANNED: tl.constexpr, S
 
 
 @triton.jit
-def undrop(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.constexpr,
+def drop_backward(gradient, words, out, n, stride, offset, level, scale, PASSES: tl.constexpr,
            SIZE: tl.constexpr):  # fmt: skip
     """Add the gradients of the passes in which the same x was dropped."""
     place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
