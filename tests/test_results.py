@@ -49,7 +49,7 @@ def test_nan_predictions_have_no_calibration_error(tmp_path):
     sure = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
     kept = result([step(confidence=7.5), step(confidence=4.0)], policy_reliability=sure)
     lost = replace(kept, steps=[step(confidence=7.5), step(confidence=0.0, n_correct=0)])
-    assert (kept.first_lost_batch, lost.first_lost_batch) == (None, 2)
+    assert (kept.first_nan_batch, lost.first_nan_batch) == (None, 2)
     assert kept.ece is not None
     assert kept.policy_ece is not None
     lost.save(tmp_path / "r.json")

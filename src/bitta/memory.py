@@ -1,4 +1,4 @@
-"""Memories of samples: FIFO, class-balanced, confident, with feedback, and the serving window."""
+"""Memories of samples: FIFO, class-balanced, confident, answered, and the serving window."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -276,7 +276,7 @@ class MixedBatch(NamedTuple):
 
 
 class FeedbackMemory:
-    """M_C and M_I of the paper's Algorithm 1."""
+    """Memories of samples judged correct and incorrect, M_C and M_I of the paper's Algorithm 1."""
 
     def __init__(self, *, correct: int, incorrect: int) -> None:
         self.correct = FifoMemory(correct)
@@ -342,7 +342,7 @@ class SampleWindow:
         return self.n_new + n_samples >= self.size
 
     def with_recent(self, inputs: Tensor) -> Tensor:
-        """Return the window as it will be with these inputs, which come last."""
+        """Return the content that the window would have after these inputs are added."""
         n_earlier = max(self.size, self.n_new + len(inputs)) - len(inputs)
         if self._inputs is None or not n_earlier:
             return inputs

@@ -247,7 +247,7 @@ class Forgetting:
 
 
 SCALING_AXES = ("batch", "memory", "n_classes", "passes")
-"""Fields of a case along which its run time is compared."""
+"""Fields of a case whose effect on the run time is measured."""
 DOES_NOT_FIT = "does not fit"
 """Value of `SpeedMeasurement.failure` for a case that runs out of memory."""
 
@@ -301,13 +301,13 @@ class SpeedMeasurement:
     """Samples times forward passes, per batch."""
     backwards: int = 0
     flops: int = 0
-    """Operations of convolutions and matrix products per batch, counted on the plain path."""
+    """Operations of convolutions and matrix products per batch, counted on the eager path."""
     matmul_share: float = 0.0
     """Rate of these operations divided by the measured matmul rate of the machine."""
 
     @property
     def images_per_second(self) -> float:
-        """Samples served, selected from and learned from per second."""
+        """Samples per second, including selection and learning."""
         return 1000 * self.case.batch / self.ms if self.ms else 0.0
 
     def as_table(self) -> dict[str, Any]:
@@ -357,7 +357,10 @@ def fit_growth_exponent(points: Sequence[tuple[float, float]]) -> float:
 def find_scaling_curves(
     measurements: Sequence[SpeedMeasurement], *, min_cases: int = 3
 ) -> list[ScalingCurve]:
-    """Return a curve for every `min_cases` or more cases along one axis, two of them measured."""
+    """Return a curve for each group of cases that differ along one axis only.
+
+    A group has at least `min_cases` cases. At least two of them were measured.
+    """
     curves = []
     for axis in SCALING_AXES:
         for group in _group_along_axis(measurements, axis):

@@ -76,7 +76,9 @@ class RunResult:
     final_weights: str
     """Hash of the weights after the last batch."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further values, such as the price of a question."""
     spreads: LabelEntropies = field(default_factory=dict)
+    """Entropy of the served and of the true labels, by domain."""
     policy_reliability: Reliability = field(default_factory=Reliability)
     """Reliability of the policy on the samples for which it was computed."""
 
@@ -115,7 +117,7 @@ class RunResult:
         return sum(getattr(step, count) for step in self.steps)
 
     @property
-    def first_lost_batch(self) -> int | None:
+    def first_nan_batch(self) -> int | None:
         """First batch, from 1, in which all predictions were NaN; None if there was none."""
         return next((n for n, step in enumerate(self.steps, 1) if step.confidence == 0), None)
 
@@ -123,14 +125,15 @@ class RunResult:
     def ece(self) -> float | None:
         """Expected calibration error of the served labels in percent.
 
-        It is None if predictions became NaN: they would look like justified low confidence.
+        It is None if predictions became NaN. They count as confidence 0, which would look well
+        calibrated.
         """
-        return self.reliability.ece if self.first_lost_batch is None else None
+        return self.reliability.ece if self.first_nan_batch is None else None
 
     @property
     def policy_ece(self) -> float | None:
         """Expected calibration error of the policy in percent; also None if it was not computed."""
-        is_measured = any(self.policy_reliability.count) and self.first_lost_batch is None
+        is_measured = any(self.policy_reliability.count) and self.first_nan_batch is None
         return self.policy_reliability.ece if is_measured else None
 
     @property
@@ -282,7 +285,7 @@ def percent_correct(steps: Collection[StepRecord]) -> float:
 
 
 def describe_environment(device: torch.device, weights: str) -> dict[str, Any]:
-    """Return versions, machine and source weights. Results are compared together with them."""
+    """Return versions, machine and source weights, which are stored with a result."""
     return {
         "bitta": __version__,
         "torch": torch.__version__,

@@ -27,11 +27,11 @@ class Candidates:
     logits: Callable[[], Tensor]
     """Computes the logits of the predictions, (batch, classes)."""
     key: Key
-    """Key of the random numbers, if a score draws any."""
+    """Key of the random numbers that a score function may draw."""
 
 
 ScoreFunction: TypeAlias = Callable[[Candidates], Tensor]
-"""Returns the uncertainty of each candidate, (batch,). The highest are asked about."""
+"""Returns the uncertainty of each candidate, (batch,). Questions are asked about the highest."""
 
 
 _ROUNDING_TOLERANCE = 1e-9
@@ -182,7 +182,7 @@ class QuerySelector:
         # A stable sort orders ties by row on every device.
         order = scores.sort(descending=True, stable=True).indices
         order = order if n_audits else order[:n_uncertain]
-        # One transfer from the device for everything that the questions need.
+        # Fetch all values from the device in one transfer.
         columns = [order, prediction.labels[order], scores[order]]
         table = torch.stack([column.double() for column in columns])
         samples = [_ScoredSample(int(row), int(label), u) for row, label, u in table.T.tolist()]

@@ -66,7 +66,7 @@ class Session:
         seed: Seed of all randomness of the session.
         copy: Adapt a copy and leave the caller's model unchanged.
         logits: Position of the logits in the model's output, or a function that extracts them.
-        eager: Use the plain path on a GPU too, without CUDA graphs and fused kernels.
+        eager: Run without CUDA graphs and fused kernels on a GPU, too.
         precision: Arithmetic of the fast path on a GPU. "auto" takes bfloat16 where it is
             supported.
         settings: Settings of the method, by keyword.
@@ -207,7 +207,7 @@ class Session:
         self.adapter.reset()
 
     def close(self) -> None:
-        """Return the model to the caller, with the weights it has learned."""
+        """Restore everything about the model but its weights, which stay adapted."""
         self.adapter.close()
 
     def __enter__(self) -> Self:
@@ -243,9 +243,9 @@ class Session:
     ) -> Self:
         """Continue a session from the tree returned by `state_dict`.
 
-        A state does not hold everything. Pass these again: the use of the hardware (`eager`,
-        `precision`), a `method` that is not in the table, a `feedback` source other than `Human`,
-        and `logits` if it is a function.
+        Some arguments are not saved. Pass them again: `eager` and `precision`, a `method` that is
+        a class of your own, a `feedback` source other than `Human`, and `logits` if it is a
+        function.
         """
         if state.get("format") != _FORMAT:
             raise InputError(
@@ -372,7 +372,7 @@ class Session:
         return chosen
 
     def _ask(self, inputs: Tensor, queries: tuple[Query, ...]) -> None:
-        """Pass questions to the feedback source. The other samples stay as unlabelled ones."""
+        """Pass questions to the feedback source. Keep the other samples to learn from."""
         self.feedback_source.ask(queries)
         queried = {query.index for query in queries}
         others = torch.tensor([row for row in range(len(inputs)) if row not in queried])

@@ -40,7 +40,10 @@ class SourceStatistics:
     def compute(
         cls, wrapped: WrappedModel, batches: Iterable[Tensor], *, fisher_samples: int = 2000
     ) -> Self:
-        """Compute the statistics of source images. Only the first ones add Fisher information."""
+        """Compute the statistics of source images.
+
+        The Fisher information is computed from the first `fisher_samples` images.
+        """
         moments, fisher = _FeatureSums(), FisherInformation(wrapped, fisher_samples)
         for batch in batches:
             inputs = wrapped.prepare_inputs(batch)
@@ -86,7 +89,7 @@ class SourceStatistics:
         if statistics.prototypes.shape not in shapes:
             classes, features = statistics.prototypes.shape
             raise ModelError(
-                f"{path!r} holds statistics of {features} features of {classes} classes, and "
+                f"{path!r} holds statistics of {features} features and {classes} classes, but "
                 f"{type(model).__name__} has no such last layer; {_HOW_TO_MAKE} from this model."
             )
         return statistics

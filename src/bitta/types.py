@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 State: TypeAlias = dict[str, Any]
-"""Tree of dicts, lists, tensors, numbers, strings and None that an object can be restored from."""
+"""Saved state of an object: a tree of dicts, lists, tensors, numbers, strings and None."""
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """Verdict on one query; with the class if the annotator names classes."""
+    """Verdict on one query, and the class if the annotator names classes."""
 
     query: Query
     correct: bool
@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def known_label(self) -> int | None:
-        """The right label as far as the answer tells it: the class named, or a correct label."""
+        """True class if the answer reveals it: the named class, or the label judged correct."""
         return self.query.label if self.correct and self.label is None else self.label
 
 

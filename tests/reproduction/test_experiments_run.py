@@ -67,7 +67,7 @@ def test_it_runs_on_a_small_tree(name, place, tmp_path, monkeypatch):
     monkeypatch.setenv("BITTA_DATA", str(place / "data"))
     experiment = JOBS[name]
     result = run_experiment(experiment, out=tmp_path)
-    assert result.first_lost_batch is None
+    assert result.first_nan_batch is None
     asked = experiment.feedback.n_queries
     asks = METHODS[experiment.method].n_queries if asked < 0 else asked
     assert (result.total("n_asked") > 0) == (asks > 0)

@@ -78,7 +78,7 @@ def _disk(radius: float, alias_sigma: float) -> Tensor:
     disk = (steps[:, None] ** 2 + steps[None] ** 2 <= radius**2).float()
     window = gaussian_weights(alias_sigma, rim)
     smooth = (window[:, None] * window[None])[None, None]
-    # Reflection without the edge keeps the sum of a disk that fills the window.
+    # Reflect without repeating the edge, so that a disk that fills the window keeps its sum.
     padded = F.pad((disk / disk.sum())[None, None], [rim] * 4, mode="reflect")
     kernel: Tensor = F.conv2d(padded, smooth)[0, 0]
     empty = int((kernel.amax(1) > 1e-9).nonzero()[0])

@@ -85,12 +85,15 @@ def jpeg_compression(x: Tensor, severity: int, _rng: torch.Generator) -> Tensor:
 def _convert_pictures(x: Tensor, convert: Callable[[Image.Image], Image.Image]) -> Tensor:
     pixels = x.mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     out = np.stack([np.asarray(convert(Image.fromarray(picture))) for picture in pixels])
-    # The caller truncates. Half a level is added, because these levels are whole numbers.
+    # The levels are whole numbers. Add half a level, because the caller truncates.
     return (torch.from_numpy(out).to(x.device).permute(0, 3, 1, 2).float() + 0.5) / 255
 
 
 def _affine_positions(n: int, side: int, reach: float, rng: torch.Generator) -> Tensor:
-    """Return the (x, y) that each pixel is read from, (n, side, side, 2). Three points move."""
+    """Return the (x, y) that each pixel is read from, (n, side, side, 2).
+
+    Random shifts of three points by up to `reach` pixels define the affine map.
+    """
     centre, size = side // 2, side // 3
     corners = [[centre + size, centre + size], [centre + size, centre - size],
                [centre - size, centre - size]]  # fmt: skip

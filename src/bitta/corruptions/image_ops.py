@@ -80,8 +80,8 @@ def blur_along_lines(x: Tensor, *, radius: int, sigma: float, angles: Tensor) ->
     Coordinates are clamped. Tap i reads the pixel displaced by
     (ceil(i sin a - 1/2), ceil(i cos a - 1/2)).
     """
-    falling = torch.exp(-(torch.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
-    weights = (falling / falling.sum()).tolist()
+    gaussian = torch.exp(-(torch.arange(2 * radius + 1) ** 2) / (2 * sigma**2))
+    weights = (gaussian / gaussian.sum()).tolist()
     radians = torch.deg2rad(angles.double())
     side = x.shape[-1]
     steps = torch.arange(side, device=x.device)

@@ -119,7 +119,10 @@ def brightness(x: Tensor, severity: int, _rng: torch.Generator) -> Tensor:
 def _plasma(
     n_maps: int, side: int, decay: float, rng: torch.Generator, device: torch.device
 ) -> Tensor:
-    """Diamond-square noise on a torus, (n_maps, side, side) in [0, 1]. Side is a power of two."""
+    """Return diamond-square noise on a torus, (n_maps, side, side) in [0, 1].
+
+    `side` is a power of two.
+    """
     plane = torch.zeros(n_maps, side, side, device=device)
     amplitude, step = 100.0, side
     while step >= 2:
@@ -127,8 +130,8 @@ def _plasma(
         corners = plane[:, ::step, ::step]
         right, below = corners.roll(-1, 2), corners.roll(-1, 1)
 
-        def add_noise(mean: Tensor, reach: float = amplitude**2) -> Tensor:
-            return mean + uniform(mean.shape, -1, 1, rng) * reach
+        def add_noise(mean: Tensor, scale: float = amplitude**2) -> Tensor:
+            return mean + uniform(mean.shape, -1, 1, rng) * scale
 
         centres = add_noise((corners + right + below + right.roll(-1, 1)) / 4)
         plane[:, half::step, half::step] = centres

@@ -1,4 +1,4 @@
-"""Contract of a feedback source."""
+"""Interface of a feedback source."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable

@@ -68,7 +68,7 @@ class AnswerLog:
 
 
 def header_line(source: str, settings: Mapping[str, Any]) -> bytes:
-    """Return the first line of a log: the class of the feedback source and a hash of settings."""
+    """Return the first line of a log. It names the feedback source and holds a settings hash."""
     canonical = json.dumps(settings, sort_keys=True, default=str)
     return encode_line(
         {
@@ -92,7 +92,7 @@ def encode_line(content: LogEntry | LogEnd | Mapping[str, Any]) -> bytes:
 
 
 def read_log(path: Path) -> AnswerLog:
-    """Read and check a log. A last line without a line break is ignored: it was cut."""
+    """Read and check a log. A last line without a line break is incomplete and is ignored."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -135,7 +135,7 @@ class FeedbackRecorder:
 
     `end`, or the end of a `with` block without an error, marks the log as complete. An existing
     log is overwritten only with `overwrite`, and only if it has the same source class and
-    `settings`. Pass as `settings` what determines the answers, if that should be checked.
+    `settings`. `settings` are values that determine the answers. The log stores their hash.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def initialise(model: nn.Module, *, seed: int) -> None:
 
 
 def _initialise_convolution(module: nn.Conv2d, rng: torch.Generator) -> None:
-    """Initialise a convolution He-normal. One with a bias embeds patches and keeps the scale."""
+    """Initialise a convolution: He-normal, or with unit gain if it has a bias (patch embedding)."""
     if module.bias is None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", generator=rng)
         return

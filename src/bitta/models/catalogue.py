@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from bitta.errors import InputError, unknown_name_error
-from bitta.models.tensor_files import locate, parts_of, plain_path
+from bitta.models.tensor_files import locate, parts_of, whole_path
 from bitta.models.weights import ModelCard, read_card
 
 EMBEDDED = "embedded:"
@@ -17,13 +17,13 @@ _SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class WeightsEntry:
-    """Weights file in a list. A file that cannot be used has a problem in place of a card."""
+    """Weights file in a list. A file that cannot be used has a problem instead of a card."""
 
     name: str
     """Value for model.weights in an experiment."""
     n_bytes: int
     n_files: int
-    """Number of files. It is 0 if there is only the log of the training."""
+    """Number of files. It is 0 if only the training log exists."""
     card: ModelCard | None
     problem: str = ""
 
@@ -50,13 +50,13 @@ def weights_path(name: str) -> Iterator[Path]:
 def list_weights(folder: str | Path) -> list[WeightsEntry]:
     """Return the embedded weights, then those in a folder and its subfolders, sorted by name.
 
-    The log of a training stands for weights that are not there.
+    Weights of which only the training log exists are listed with 0 files.
     """
     entries = []
     for name in embedded_names():
         with weights_path(EMBEDDED + name) as path:
             entries.append(describe_weights(path, name=EMBEDDED + name))
-    wholes = {plain_path(path) for path in Path(folder).rglob(f"[!.]*{_SUFFIX}")}
+    wholes = {whole_path(path) for path in Path(folder).rglob(f"[!.]*{_SUFFIX}")}
     logs = {path.with_suffix(_SUFFIX): path for path in Path(folder).rglob("[!.]*.json")}
     for whole in sorted(wholes | logs.keys()):
         if whole in wholes:
@@ -67,7 +67,7 @@ def list_weights(folder: str | Path) -> list[WeightsEntry]:
 
 
 def _read_card_from_log(path: Path) -> ModelCard | None:
-    """Return the model card in the log of a training, or None for another file."""
+    """Return the model card in a training log, or None for another file."""
     try:
         log = json.loads(path.read_text())
         return ModelCard.from_text(json.dumps(log["card"]), path=str(path))
@@ -77,7 +77,7 @@ def _read_card_from_log(path: Path) -> ModelCard | None:
 
 def describe_weights(path: Path, *, name: str) -> WeightsEntry:
     """Describe a weights file or a set of parts. A problem is returned, not raised."""
-    whole = plain_path(path)
+    whole = whole_path(path)
     present = [whole] if whole.exists() else parts_of(whole)
     n_bytes = sum(part.stat().st_size for part in present)
     try:

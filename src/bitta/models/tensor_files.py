@@ -1,7 +1,8 @@
 """Tensors in one safetensors file, or in several parts if files must stay small.
 
-Parts are named NAME-00001-of-00003.safetensors. Each part holds the metadata of the whole and a
-hash of all tensors, so parts of different files are never combined.
+The path without the number of a part is that of the whole, also if only parts exist. Parts are
+named NAME-00001-of-00003.safetensors. Each part holds the metadata of the whole and a hash of all
+tensors, so parts of different files are never combined.
 """
 
 import os
@@ -33,9 +34,9 @@ def write_tensors(
 ) -> list[Path]:
     """Write one file, or as many parts as needed. Older files of that name are deleted."""
     path = Path(path)
-    if plain_path(path) != path:
+    if whole_path(path) != path:
         raise InputError(
-            f"{str(path)!r} is the name of a part; use {plain_path(path).name!r} instead."
+            f"{str(path)!r} is the name of a part; use {whole_path(path).name!r} instead."
         )
     groups = (
         [list(tensors)] if part_bytes is None else _group_into_parts(tensors, metadata, part_bytes)
@@ -56,7 +57,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return all tensors and the metadata. `path` is the plain path or that of any part."""
+    """Return all tensors and the metadata. `path` is the whole or any of its parts."""
     tensors: dict[str, Tensor] = {}
     paths = locate(path)
     headers = []
@@ -65,7 +66,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors |= part_tensors
         headers.append(header)
     hashes = {header.get(_WHOLE_HASH_KEY) for header in headers}
-    # Parts of other libraries hold no hash.
+    # Parts that other libraries wrote hold no hash.
     if hashes not in ({None}, {_hash_tensors(tensors, headers[0])}):
         raise InputError(
             f"the {len(paths)} parts of {str(path)!r} do not belong together or are damaged; "
@@ -108,23 +109,23 @@ def locate(path: str | Path) -> list[Path]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the existing parts of a plain path. Some may be missing."""
+    """Return the existing parts of a whole. Some may be missing."""
     if not path.parent.is_dir():
         return []
     found = (other for other in path.parent.iterdir() if other.suffix == path.suffix)
-    return sorted(part for part in found if plain_path(part) == path and part != path)
+    return sorted(part for part in found if whole_path(part) == path and part != path)
 
 
 def check_target(path: Path) -> None:
     """Refuse a file name that weights cannot be written to."""
-    if path.suffix != ".safetensors" or plain_path(path) != path or path.is_dir():
+    if path.suffix != ".safetensors" or whole_path(path) != path or path.is_dir():
         raise InputError(
             f"weights cannot be written to {str(path)!r}; allowed: a file name that ends in "
             ".safetensors, without the number of a part."
         )
 
 
-def plain_path(path: Path) -> Path:
+def whole_path(path: Path) -> Path:
     """Return the path of the whole for a part, and any other path unchanged."""
     name = _PART.match(path.stem)
     return path if name is None else path.with_name(name[1] + path.suffix)

@@ -196,7 +196,7 @@ def _describe_domains(row: Row, n_domains: int) -> str:
 
 def _describe_nan_outputs(row: Row) -> str:
     """Return the batch from which on all predictions are NaN; empty if there is none."""
-    batches = {seed: batch for seed, run in row.runs.items() if (batch := run.first_lost_batch)}
+    batches = {seed: batch for seed, run in row.runs.items() if (batch := run.first_nan_batch)}
     if not batches:
         return ""
     first = format_range(list(batches.values()))

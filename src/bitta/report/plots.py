@@ -392,7 +392,7 @@ def _bin_percentages(
 
 def _finite_runs(row: Row) -> list[RunResult]:
     """Return the runs without a batch of NaN predictions."""
-    return [run for run in row.runs.values() if run.first_lost_batch is None]
+    return [run for run in row.runs.values() if run.first_nan_batch is None]
 
 
 def _reliability_title(row: Row) -> str:

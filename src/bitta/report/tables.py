@@ -451,7 +451,7 @@ def agreement_line(result: RunResult) -> str:
 
 def collapse_line(result: RunResult) -> str:
     """Return a warning about a collapsed run; empty if it has not collapsed."""
-    if batch := result.first_lost_batch:
+    if batch := result.first_nan_batch:
         return (
             f"all predictions are NaN from batch {batch} of {len(result.steps)} on: the weights "
             "have diverged; try a smaller method.lr."

@@ -1,4 +1,4 @@
-"""Data as it arrives: sets, their domains, the order, batches."""
+"""Data streams: data sets and their domains, the order of samples, batches."""
 
 from bitta.streams.arrays import read_arrays, read_corrupted
 from bitta.streams.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar10, read_cifar100

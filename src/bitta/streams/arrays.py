@@ -109,7 +109,7 @@ def _read_npz(path: str | Path) -> dict[str, np.ndarray]:
 
 _N_SEVERITIES = 5
 _N_PROBED = 8
-"""Images that are looked at to find out if a severity is there."""
+"""Number of images that are checked to find out if a severity exists."""
 
 
 def read_corrupted(

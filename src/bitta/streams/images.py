@@ -21,7 +21,10 @@ from bitta.errors import InputError
 
 
 class Images(Protocol):
-    """Base class of images that are read when they are needed. A tensor can replace it."""
+    """Base class of images that are read or generated on access.
+
+    A `Domain` holds one of these, or a tensor.
+    """
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -34,11 +37,11 @@ class Images(Protocol):
         """Hash that identifies these images, computed without decoding all of them."""
 
     def prepare(self) -> None:
-        """Make the images now, if they have to be made. Most classes have nothing to do."""
+        """Generate the images now, if they are not stored. Most classes have nothing to do."""
         return
 
     def release(self) -> None:
-        """Free the memory of images that were made. A later access makes them again."""
+        """Free the memory of generated images. A later access generates them again."""
         return
 
 

@@ -19,7 +19,7 @@ from bitta.types import Batch
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """Consecutive samples with one name. A batch never contains samples of two visits."""
+    """Consecutive samples of one domain, or of a mixture. A batch never spans two visits."""
 
     name: str
     domains: Tensor  # (samples,) index of the domain of each sample
@@ -175,7 +175,7 @@ def correlated_order(labels: Tensor, *, beta: float, seed: int) -> Tensor:
 
 
 class Stream:
-    """Fixed sequence of batches. A batch never contains samples of two visits."""
+    """Fixed sequence of batches. A batch never spans two visits."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Stream:
 
     @property
     def protocol(self) -> str:
-        """One line for each result, with samples, order, reset, batch size and seed."""
+        """One line that describes samples, order, resets, batch size and seed."""
         arrangement = self.arrangement
         is_shuffled = arrangement.labels == "iid"
         within = "shuffled within" if is_shuffled else f"dirichlet {arrangement.beta:g} within"
@@ -256,7 +256,7 @@ class Stream:
         return self._batch_slices[number][0]
 
     def prepare(self, visit: int) -> None:
-        """Make the images of a visit, if they have to be made."""
+        """Generate the images of a visit now, if they are generated rather than stored."""
         for index in self._domains_by_visit[visit]:
             self.domains[index].prepare()
 

@@ -81,7 +81,7 @@ def extract(
 ) -> None:
     """Add the content of an archive to a folder.
 
-    If the archive is damaged, the files before the damage stay in the folder.
+    If the archive is damaged, the files that were unpacked before the error stay in the folder.
     """
     archive = Path(archive)
     if not archive.is_file():

@@ -111,7 +111,7 @@ def is_equal(one: dict[str, Any], two: dict[str, Any]) -> bool:
 
 
 def list_flags(model: nn.Module) -> list[tuple[Any, ...]]:
-    """Return all that a session changes and restores: modes, hooks, forwards, gradients."""
+    """Return everything that a session changes and restores: modes, hooks, forwards, gradients."""
     modules = [
         (
             name,
@@ -218,7 +218,7 @@ def batch_sizes_vary(subject: Subject) -> None:
 
 
 def answers_matter(subject: Subject) -> None:
-    """Verdicts change the weights exactly if the method learns from feedback, also if late."""
+    """Verdicts, also late ones, change the weights if and only if `learns_from_feedback`."""
     for is_late in (False, True):
         weights = []
         for correct in (True, False):
