@@ -28,7 +28,7 @@ from bitta.streams import embedded_pack
 OUT = Path(__file__).parents[1] / "src" / "bitta" / "assets" / "passes.json"
 PROTOCOL = (
     "embedded:cifar10-resnet8 on embedded CIFAR-10 images with gaussian noise of severity 5, "
-    "batches of 64, the fortieth counted, memories of answers full"
+    "in the fortieth batch of 64, with full memories of answers"
 )
 WEIGHTS = "embedded:cifar10-resnet8"
 BATCH_SIZE, N_BATCHES, N_QUERIES, N_CLASSES = 64, 40, 3, 10

@@ -1,4 +1,4 @@
-"""bitta demo: compare four methods on a small stream, in one minute on a CPU."""
+"""bitta demo: compare four methods on a small stream, in about a minute on a CPU."""
 
 import argparse
 from collections.abc import Mapping

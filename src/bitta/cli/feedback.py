@@ -19,8 +19,8 @@ examples:
   bitta feedback import answers.jsonl
   bitta feedback replay --model weights.safetensors
 
-An import stores only answers that are not stored yet, so it can be repeated. Answers that were
-undone or replaced stay so.
+An import stores only answers that are not stored yet, so it can be repeated. Undone answers stay
+undone, and replaced answers stay replaced.
 
 A replay repeats all serving and learning of the log in the same order, and compares the weights
 with every snapshot. They are bit-identical on the same version of torch with the same number of

@@ -1,4 +1,4 @@
-"""bitta report: make tables, plots and a page from results."""
+"""bitta report: make tables, plots and a web page from results."""
 
 import argparse
 import os

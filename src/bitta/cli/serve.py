@@ -105,7 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="change a setting of the method (repeatable)")  # fmt: skip
     add("--keep-images", choices=("none", "queried", "all"),
         help="images to keep: none, those in questions, or all (default: queried)")  # fmt: skip
-    add("--check", action="store_true", help="check that the server could run, and exit")
+    add("--check", action="store_true", help="check the settings, model, data and port, then exit")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def _check(settings: "ServeSettings") -> int:
-    """Check all that can fail at the start. Only tables of a database server remain."""
+    """Check everything that can fail at the start, except the tables of a database server."""
     from bitta.server.bootstrap import load_model_from_settings  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415

@@ -139,16 +139,16 @@ class AnnotatorPage {
   #showIdle() {
     if (this.#queue.current || !this.#tab.isActive || !this.#queue.isActive) return;
     if (this.#outbox.pending().some((entry) => entry.state === "waiting")) {
-      this.#showMessage("Waiting for the network", "Your answers are kept here and sent when the network is back. Then the next question comes.");
+      this.#showMessage("Waiting for the network", "This browser keeps your answers and sends them when the network is back. Then the next question appears.");
     } else {
-      this.#showMessage("No questions right now", "The next question comes automatically.");
+      this.#showMessage("No questions right now", "The next question appears automatically.");
     }
   }
 
   #onQueueError(error) {
     if (error.isSignedOut) { this.#onSignedOut(); return; }
     if (this.#queue.current) return;
-    if (error.isNetworkError) this.#showMessage("Waiting for the network", "Your answers are kept. The next question comes when the server can be reached.");
+    if (error.isNetworkError) this.#showMessage("Waiting for the network", "Your answers are kept. The next question appears when the server can be reached.");
     else this.#showMessage("No question could be loaded", error.message);
   }
 
@@ -158,7 +158,7 @@ class AnnotatorPage {
       showNotice(`This question expired: “${question.label}”. It was not answered in time.`, { kind: "problem" });
       return;
     }
-    // Nobody is there. Holding more questions would keep them from other annotators.
+    // The annotator is away. More leases would keep questions from other annotators.
     this.#pause("This question expired", "It was not answered in time. Continue when you are ready.", "Next question");
   }
 

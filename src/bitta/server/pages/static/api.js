@@ -56,14 +56,14 @@ async function parseBody(response) {
   try {
     return JSON.parse(text);
   } catch {
-    // A proxy may answer with a page of its own. A success of that kind is not an answer of the server.
-    if (response.ok) throw new ApiError("The server's answer could not be read.");
+    // A proxy may send its own page with a success status. Such a page is not a response of the server.
+    if (response.ok) throw new ApiError("The server's response could not be read.");
     return null;
   }
 }
 
 function errorOf(response, content) {
-  return new ApiError(content?.error ?? `The server answered ${response.status}.`, {
+  return new ApiError(content?.error ?? `The server responded with status ${response.status}.`, {
     status: response.status,
     code: content?.code ?? "unknown",
     retryAfter: Number(response.headers.get("Retry-After")) || 0,

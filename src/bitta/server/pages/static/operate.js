@@ -87,7 +87,7 @@ class OperatorPage {
   async #pause() {
     const reason = await confirmWithReason({
       title: "Pause learning?", button: "Pause learning",
-      text: "The model continues to serve as it is now. Answers are kept, and learned from later.",
+      text: "The current version continues to serve. Answers are kept, and the model learns from them later.",
     });
     if (reason !== null) await this.#post("v1/adaptation/pause", reason ? { reason } : {}, "Learning is paused.");
   }

@@ -1,6 +1,6 @@
 // Questions that this annotator holds: the one on the screen and the next one.
 //
-// They are kept in storage, so a reload continues with them and leases no others.
+// They are kept in storage. After a reload the annotator continues with them, without new leases.
 
 import { call, serverTime, toMilliseconds } from "./api.js";
 import { load, remove, save } from "./storage.js";

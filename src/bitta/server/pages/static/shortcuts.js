@@ -80,7 +80,7 @@ export class Shortcuts extends EventTarget {
   }
 }
 
-/** Return the key. Layouts of other scripts count by the position of the Latin letter. */
+/** Return the key. On a keyboard with another alphabet, it is the Latin letter at the same position. */
 function keyOf({ key, code }) {
   return key.length === 1 && key > "\x7f" && /^Key[A-Z]$/.test(code) ? code.slice(3).toLowerCase() : key;
 }

@@ -79,7 +79,7 @@ async function sendKey(key) {
   try {
     return await call("POST", "v1/session", { body: { key } });
   } catch (error) {
-    showProblem(error.isSignedOut ? "That key is not known here, or it was revoked." : error.message);
+    showProblem(error.isSignedOut ? "This server does not know that key, or the key was revoked." : error.message);
     return null;
   } finally {
     byId("sign-in-button").disabled = false;

@@ -75,7 +75,7 @@ export class ActiveTab extends EventTarget {
     this.isActive = false;
     watch(ACTIVE_TAB, (id) => { if (id !== null && id !== this.#id) this.#deactivate(); });
     addEventListener("pagehide", () => this.#release());
-    // A page from the back-forward cache, and the last open tab, become active again by themselves.
+    // A page from the back-forward cache becomes active again by itself, and so does the last open tab.
     addEventListener("pageshow", () => this.#check());
     addEventListener("focus", () => this.#check());
   }
