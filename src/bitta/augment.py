@@ -45,7 +45,7 @@ def augmented(images: Tensor, random_key: RandomKey, *place: str | int, views: i
 
 
 def _draw_orders(x: Tensor, rng: torch.Generator, n_views: int) -> list[list[int]]:
-    """Draw the order of the changes of colour of each view, on the CPU."""
+    """Draw the order in which the colours of each view are changed, on the CPU."""
     n_changes = len(_COLOUR_CHANGES) if x.shape[1] == 3 else 3
     return [torch.randperm(n_changes, generator=rng).tolist() for _ in range(n_views)]
 
@@ -53,7 +53,7 @@ def _draw_orders(x: Tensor, rng: torch.Generator, n_views: int) -> list[list[int
 def _change_colours(x: Tensor, rng: torch.Generator, orders: list[list[int]]) -> Tensor:
     """Change brightness, contrast and gamma; in colour images also saturation and hue.
 
-    Views with the same change at the same position of their orders are changed together.
+    Views that have the same change at the same position in their order are changed together.
     """
     changes = _COLOUR_CHANGES[: len(orders[0])]
     factors = [_draw_uniform(x, low, high, rng).chunk(len(orders)) for _, low, high in changes]

@@ -41,14 +41,17 @@ _ROUNDING_TOLERANCE = 1e-9
 class Budget:
     """Ask k questions on every n-th batch, up to a total.
 
-    `n_queries` is counted in verdicts. A question that costs more has a `price` above 1, and the
-    budget saves up for it: with one verdict per batch and a price of 3.32, three batches may pass
-    without a question.
+    A verdict costs 1. A full label costs more, so its `price` is above 1. Budget that is not spent
+    is carried over: with `n_queries` 1 and a price of 3.32, three batches may pass without a
+    question.
     """
 
     n_queries: int
+    """Number k of verdicts that can be paid per batch."""
     every: int = 1
+    """Ask on every n-th batch only."""
     total: int | None = None
+    """Maximum number of questions; None for no limit."""
     price: float = 1.0
     """Cost of one question, in verdicts."""
     audits: int = 0

@@ -18,7 +18,7 @@ from bitta.methods import METHODS, get_method
 from bitta.methods.base import Adapter, do_nothing
 from bitta.nn import (
     Execution,
-    LogitsOf,
+    LogitsPosition,
     Precision,
     WrappedModel,
     explain_out_of_memory,
@@ -53,12 +53,12 @@ class Session:
         n_queries: Questions per batch, or per window. None takes the method's default.
         every: Ask on every n-th batch only.
         total: Maximum number of questions of the session. None means no limit.
-        price: Cost of one question in units of `n_queries`. A batch may pass without a question
-            until enough is saved up.
+        price: Cost of one question in units of `n_queries`. Budget that is not spent is carried
+            over to later batches.
         audits: Number of questions per batch about samples drawn at random. They measure accuracy.
-        window: Number of samples that are asked about and learned from at once. Requests may then
-            be as small as one sample; each is served at once, with batch statistics of the newest
-            `window` samples. 0 makes every request a batch of its own.
+        window: Number of samples in a window. The session asks and learns once per window, so
+            requests may be as small as one sample. Each request is served immediately, with batch
+            statistics of the newest `window` samples. With 0 every request is a batch.
         observe_every_request: With a window, observe the recent samples before each request. If
             False, a method that serves with running statistics observes once per window, which
             makes requests cheaper.
@@ -88,7 +88,7 @@ class Session:
         feedback: FeedbackSource | None = None,
         seed: int = 0,
         copy: bool = False,
-        logits: LogitsOf = None,
+        logits: LogitsPosition = None,
         eager: bool = False,
         precision: Precision = "auto",
         **settings: Any,
@@ -237,7 +237,7 @@ class Session:
         method: type[Adapter[Any]] | None = None,
         feedback: FeedbackSource | None = None,
         copy: bool = False,
-        logits: LogitsOf = None,
+        logits: LogitsPosition = None,
         eager: bool = False,
         precision: Precision = "auto",
     ) -> Self:

@@ -1,4 +1,4 @@
-"""Statistics of the source that methods may use: features and Fisher information."""
+"""Source statistics that some methods need: feature moments and Fisher information."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

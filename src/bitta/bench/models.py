@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from bitta.bench.experiment import ModelConfig
 from bitta.errors import InputError, ModelError, SettingError
 from bitta.models import ModelCard, call_model_factory, load_model, weights_path
-from bitta.nn import LogitsOf, WrappedModel
+from bitta.nn import LogitsPosition, WrappedModel
 
 
 class ClassSubset(nn.Module):
@@ -63,7 +63,7 @@ def match_classes(model: nn.Module, card: ModelCard | None, classes: Sequence[st
 
 
 @torch.no_grad()
-def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: LogitsOf) -> None:
+def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: LogitsPosition) -> None:
     """Check with one small forward pass that the shapes and numbers of classes match.
 
     `inputs` are a few images of the stream, `truth` holds all labels of the stream.

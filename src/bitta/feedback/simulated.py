@@ -153,7 +153,7 @@ class SimulatedLabels(GroundTruthAnnotator):
     """Annotator who names the class of a sample, and so judges the served label too.
 
     With probability `error` a wrong class is named; all wrong classes are equally likely.
-    `error=0.4` stands for a model as annotator, as in the paper's comparison with GPT-4o. `delay`
+    `error=0.4` simulates a model as annotator, as in the paper's comparison with GPT-4o. `delay`
     and `answer_every` are those of `Simulated`.
     """
 
@@ -217,7 +217,8 @@ class Panel:
             )
         if any(_is_human(member) for member in self.members):
             raise SettingError(
-                "a panel cannot hold Human, because nobody could tell which questions are theirs; "
+                "a panel cannot hold Human, because a person could not see which questions are "
+                "theirs; "
                 "use Human as the only source of a session, or use simulated sources."
             )
 

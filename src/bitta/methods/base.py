@@ -156,7 +156,7 @@ class Adapter(ABC, Generic[A]):
         return softmax(self.wrapped.sample(inputs, sampling, random_key)).mean(0)
 
     def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002
-        """Return a score of each row, (batch,), if the method selects questions by itself.
+        """Return a score of each row, (batch,), if the method has its own selection of questions.
 
         Questions are asked about the rows with the highest scores, but never about rows with the
         score -inf. With None the setting `selection` decides. This changes nothing.
@@ -219,11 +219,11 @@ class GradientConfig(AdapterConfig):
     incorrect_memory: int = 64
     """Capacity of the memory of samples judged incorrect."""
     memory: Literal["full", "low"] = "full"
-    """Memory use: "low" stores the activations of one stochastic pass at a time and runs each pass
-    twice. The gradient is the same."""
+    """Memory use. "low" stores the activations of one stochastic pass at a time and runs each pass
+    twice, with the same gradient."""
     micro_batch: int = 0
-    """Number of rows whose activations are stored at once; 0 stores those of all rows. The gradient
-    is the same unless batch statistics normalise: each part is normalised by itself."""
+    """Number of rows whose activations are stored at a time; 0 for all rows. The gradient is the
+    same, except with batch statistics, because each micro batch has its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

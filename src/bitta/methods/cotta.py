@@ -30,7 +30,7 @@ class CottaConfig(UnsupervisedConfig):
     """Settings of CoTTA."""
 
     lr: float = 1e-3
-    """Learning rate. The default is the authors' value for CIFAR with batches of 200. They have .01
+    """Learning rate. The default is the authors' value for CIFAR with batches of 200. They use .01
     with SGD for ImageNet."""
     optimiser: Literal["adam", "sgd"] = "adam"
     """Optimiser. The authors use adam on CIFAR and sgd on ImageNet, the code published with BiTTA
@@ -38,16 +38,16 @@ class CottaConfig(UnsupervisedConfig):
     momentum: float = 0.9
     """Nesterov momentum of SGD. The default is the authors' value."""
     weight_decay: float = 0.0
-    """Weight decay. The authors have 0, the code published with BiTTA 5e-4 on CIFAR."""
+    """Weight decay. The authors use 0, the code published with BiTTA 5e-4 on CIFAR."""
     teacher_rate: float = 1e-3
     """Share by which the teacher moves towards the student after a batch. The default is the
     authors' value."""
     restore: float = 0.01
     """Probability with which each weight of the student returns to its source value after a batch.
-    The authors have .01 for CIFAR and .001 for ImageNet."""
+    The authors use .01 for CIFAR and .001 for ImageNet."""
     augment_below: float = 0.92
     """The teacher averages over augmented views if the mean confidence of the source model is below
-    this. The authors have .92 for CIFAR-10, .72 for CIFAR-100, .1 for ImageNet. 0 turns it off."""
+    this. The authors use .92 for CIFAR-10, .72 for CIFAR-100, .1 for ImageNet. 0 turns it off."""
     n_augmentations: int = 32
     """Number of augmented views to average over. The default is the authors' value."""
     symmetric: bool = False

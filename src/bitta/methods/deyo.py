@@ -33,7 +33,7 @@ class DeyoConfig(UnsupervisedConfig):
     """Settings of DeYO."""
 
     lr: float = 2.5e-4
-    """Learning rate of SGD. The default is the authors' value for ResNet-50 on ImageNet. They have
+    """Learning rate of SGD. The default is the authors' value for ResNet-50 on ImageNet. They use
     1e-3 for a ViT with batches of 64."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov."""
@@ -41,7 +41,7 @@ class DeyoConfig(UnsupervisedConfig):
     """Limit τ_Ent of the entropy of a certain prediction, in units of ln C."""
     plpd_margin: float = 0.3
     """Limit τ_PLPD: the probability of the label must fall by more when the object is destroyed.
-    The authors have .3 on ImageNet-C with BatchNorm, .2 in their wild settings."""
+    The authors use .3 on ImageNet-C with BatchNorm, .2 in their wild settings."""
     weight_margin: float = 0.4
     """Constant Ent₀ in the weight of a sample, in units of ln C."""
     destroy: Destruction = "patch"

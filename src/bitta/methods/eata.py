@@ -48,7 +48,7 @@ class EtaConfig(MectaConfig, UnsupervisedConfig):
     """Limit E₀ of the entropy of reliable samples, in units of ln C."""
     similarity: float = 0.4
     """Limit ε of the cosine with the moving mean of probabilities. Samples above it are redundant.
-    The authors have .4 on CIFAR and .05 on ImageNet, the BiTTA paper .5."""
+    The authors use .4 on CIFAR and .05 on ImageNet, the BiTTA paper .5."""
     moving_average: float = 0.1
     """Weight of a batch in that moving mean."""
 
@@ -140,7 +140,7 @@ class EataConfig(EtaConfig):
     """Settings of EATA."""
 
     fisher_weight: float = 1.0
-    """Weight α of the penalty. The authors have 1 on CIFAR and 2000 on ImageNet, the BiTTA paper
+    """Weight α of the penalty. The authors use 1 on CIFAR and 2000 on ImageNet, the BiTTA paper
     2000."""
     fisher_samples: int = 2000
     """Number of images for the Fisher information, if it is computed from the stream."""

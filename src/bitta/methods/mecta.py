@@ -215,8 +215,8 @@ class _MectaBatchNorm(torch.autograd.Function):
     """Normalises by moved statistics and differentiates as if by those of the batch, rescaled.
 
     (x - μ_r) / σ_r = r x̂ + d with x̂ = (x - μ_B) / σ_B, r = σ_B / σ_r, d = (μ_B - μ_r) / σ_r, where
-    r and d count as constants. x̂ is missing for channels that are not stored: their weight gets no
-    gradient, and the gradient of their input lacks the term in x̂.
+    r and d count as constants. x̂ is not available for channels that are not stored: their weight
+    gets no gradient, and the gradient of their input lacks the term with x̂.
     """
 
     @staticmethod

@@ -116,7 +116,7 @@ class OwtttConfig(UnsupervisedConfig):
     source_statistics: str = ""
     """File written by "bitta statistics" for this model. It is required."""
     lr: float = 1e-3
-    """Learning rate of SGD. The authors have .01 on CIFAR-10, .001 on CIFAR-100 and ImageNet."""
+    """Learning rate of SGD. The authors use .01 on CIFAR-10, .001 on CIFAR-100 and ImageNet."""
     momentum: float = 0.9
     """Momentum of SGD. The default is the authors' value."""
     delta: float = 0.1
@@ -124,9 +124,9 @@ class OwtttConfig(UnsupervisedConfig):
     queue: int = 512
     """Number of latest scores that determine the threshold. The default is the authors' value."""
     ce_scale: float = 0.2
-    """Twice the weight of the cross-entropy. The authors have .2 on CIFAR, .05 on ImageNet."""
+    """Twice the weight of the cross-entropy. The authors use .2 on CIFAR, .05 on ImageNet."""
     da_scale: float = 1.0
-    """Weight of distribution alignment. The authors have 1 on CIFAR, .1 on ImageNet."""
+    """Weight of distribution alignment. The authors use 1 on CIFAR, .1 on ImageNet."""
     horizon: int = 1280
     """Number of latest samples that determine mean and covariance of the stream. The default is the
     authors' value."""
@@ -217,7 +217,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return losses
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return distribution alignment, and cross-entropy on the more certain half."""
+        """Return distribution alignment, and cross-entropy on the more certain half of the rows."""
         terms = {}
         if self.config.da_scale:
             features, _ = self.trained_model.features(
@@ -235,7 +235,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return terms
 
     def reset(self) -> None:
-        """Also drop scores and features of the stream."""
+        """Also drop the scores, and mean and covariance, of the stream."""
         super().reset()
         self._clear_stream()
 

@@ -31,7 +31,7 @@ class SarConfig(UnsupervisedConfig):
     """Settings of SAR."""
 
     lr: float = 2.5e-4
-    """Learning rate of SGD. The default is the authors' value for ResNet-50. They have 1e-3 for a
+    """Learning rate of SGD. The default is the authors' value for ResNet-50. They use 1e-3 for a
     ViT with batches of 64."""
     momentum: float = 0.9
     """Momentum of SGD, without Nesterov."""

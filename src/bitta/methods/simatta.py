@@ -3,9 +3,10 @@
 Gui, Li and Ji, ICLR 2024, "Active Test-Time Adaptation: Theoretical Analyses and An Algorithm".
 The method learns from full labels and from verdicts: the probability of a label judged incorrect
 falls (SimATTA_BIN of the BiTTA paper). Departures from the authors' code: one question per cluster
-up to the number of the session, largest clusters first. The sample nearest to the centre is asked
+up to `n_queries`, largest clusters first. The sample nearest to the centre is asked
 about. Memories are bounded, and so is the number of clusters. There are at most `steps` updates per
-batch; theirs has two more. The samples that an answer represents are determined when it arrives.
+batch; the authors make two more. The samples that an answer represents are determined when it
+arrives.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ class SimattaConfig(GradientConfig):
     momentum: float = 0.9
     """Momentum of SGD. The default is the authors' value."""
     steps: int = 30
-    """Updates per epoch, each on a mini-batch. The authors have 30 on PACS."""
+    """Updates per epoch, each on a mini-batch. The authors use 30 on PACS."""
     batch_size: int = 64
     """Number of anchors, and of source-like samples, in a mini-batch. The code published with BiTTA
     has 64."""
@@ -62,7 +63,7 @@ class SimattaConfig(GradientConfig):
     cluster_growth: int = 3
     """Number of clusters added on each batch. The BiTTA paper has 3, the authors 1."""
     starts: int = 1
-    """Number of clusterings from different first centres. The best one is used. The authors have
+    """Number of clusterings from different first centres. The best one is used. The authors use
     10."""
     cold_start: int = 100
     """With fewer source-like samples than this, anchors have at most a fifth of the loss. The

@@ -37,7 +37,7 @@ class SottaConfig(UnsupervisedConfig):
     capacity: int = 64
     """Capacity of the memory of confident samples."""
     confident: float = 0.99
-    """Lowest confidence C₀ of a sample in the memory. The authors have .99 on CIFAR-10 and PACS,
+    """Lowest confidence C₀ of a sample in the memory. The authors use .99 on CIFAR-10 and PACS,
     .66 on CIFAR-100, .33 on ImageNet and Tiny-ImageNet."""
     bn_momentum: float = 0.2
     """Rate at which the running statistics follow the memory, in each of the two passes."""

@@ -31,7 +31,9 @@ class ModelCard:
     source: str = ""
     """Training data."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the training."""
     terms: str = ""
+    """Licence or terms of use."""
 
     def as_text(self) -> str:
         """Return the card as JSON."""

@@ -21,12 +21,12 @@ _RESTORER_NAME = "_bitta_restorer"
 _LAYOUTS = torch.contiguous_format, torch.channels_last
 
 
-LogitsOf: TypeAlias = str | int | Callable[[Any], Tensor] | None
+LogitsPosition: TypeAlias = str | int | Callable[[Any], Tensor] | None
 """Position of the logits in a model's output: a name, an index, or a function that extracts them.
 None if the output is the logits."""
 
 
-def extract_logits(output: Any, position: LogitsOf, *, n_rows: int) -> Tensor:
+def extract_logits(output: Any, position: LogitsPosition, *, n_rows: int) -> Tensor:
     """Return the logits in the output of a model, (rows, classes)."""
     logits = _extract_part(output, position)
     if not isinstance(logits, Tensor):
@@ -43,7 +43,7 @@ def extract_logits(output: Any, position: LogitsOf, *, n_rows: int) -> Tensor:
     return logits
 
 
-def _extract_part(output: Any, position: LogitsOf) -> Any:
+def _extract_part(output: Any, position: LogitsPosition) -> Any:
     if position is None:
         return output
     if callable(position):
@@ -118,7 +118,7 @@ class PreparedModel:
         self,
         model: nn.Module,
         *,
-        logits: LogitsOf = None,
+        logits: LogitsPosition = None,
         eager: bool = False,
         precision: Precision = "auto",
         counts: PassCounts | None = None,
@@ -211,6 +211,7 @@ class PreparedModel:
 
     @property
     def _has_hooks(self) -> bool:
+        """True if a module has hooks. A replayed graph would not run them."""
         return any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
 
     def _forward(self, inputs: Tensor, *, n_passes: int = 1) -> Tensor:

@@ -23,7 +23,7 @@ from bitta.nn.passes import (
     explain_mismatch,
     same_outputs,
 )
-from bitta.nn.prepared_model import LogitsOf, PreparedModel
+from bitta.nn.prepared_model import LogitsPosition, PreparedModel
 from bitta.nn.structure import Sites, find_head, find_sites, record_inputs
 from bitta.seeding import RandomKey
 
@@ -50,7 +50,7 @@ class WrappedModel(PreparedModel):
         self,
         model: nn.Module,
         *,
-        logits: LogitsOf = None,
+        logits: LogitsPosition = None,
         sites: Sites = None,
         eager: bool = False,
         precision: Precision = "auto",

@@ -169,7 +169,7 @@ def download(
             if not is_last:
                 on_retry(f"{mismatch}; downloading it once more from the start")
     except BrokenPipeError:
-        raise  # the reader of the output has closed it; no file is at fault
+        raise  # The reader of stdout has closed the pipe. The files are fine.
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be written ({_describe_error(error)}).") from None
     raise InputError(f"{url}: {mismatch}, twice; check the address and the checksum.")

@@ -26,11 +26,13 @@ class Pack:
     labels: Tensor
     classes: tuple[str, ...]
     source: str
+    """Origin of the images."""
     terms: str
+    """Licence or terms of use."""
 
 
 def embedded_pack(name: str) -> Pack:
-    """Return a pack that is part of this package."""
+    """Return a pack from the assets of the `bitta` package."""
     return _read_pack(files("bitta") / "assets", name)
 
 

@@ -62,7 +62,7 @@ def draft_folder(folder: str | Path) -> Iterator[Path]:
         # This replaces an empty folder. The system refuses to replace a full one.
         os.rename(draft, folder)
     except BrokenPipeError:
-        raise  # the reader of the output has closed it; no file is at fault
+        raise  # The reader of stdout has closed the pipe. The files are fine.
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} cannot be written ({error.strerror or error}); "
@@ -120,7 +120,7 @@ def _extract_tar(file: IO[bytes], folder: Path, member: str, report: Callable[[]
         while (info := tar.next()) is not None:
             tar.extract(info, folder, filter=select)
             n_files += bool(info.isfile() and _relative_name(info.name, member))
-            # Without this, tarfile would remember every one of a million pictures.
+            # tarfile keeps every member in memory otherwise. Some archives hold a million.
             tar.members.clear()  # type: ignore[attr-defined]
             report()
         _check_end(tar)

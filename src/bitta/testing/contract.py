@@ -205,7 +205,7 @@ def any_feedback_keeps_it_finite(subject: Subject) -> None:
 
 
 def batch_sizes_vary(subject: Subject) -> None:
-    """Batches of any size are served, with questions about up to all images."""
+    """Batches of any size are served, including those with a question about every image."""
     with subject.session() as session:
         for number, n in enumerate((BATCH, 1, 1, 3, BATCH, 2)):
             prediction = session.predict(subject.batch(number, n))
@@ -379,7 +379,7 @@ def simulated_feedback_may_err_and_be_late(subject: Subject) -> None:
 
 
 def window_is_learned_from_once_complete(subject: Subject) -> None:
-    """With a window, questions and learning come per window; saving inside one is exact."""
+    """Questions and learning happen once per window. A session saved inside a window continues."""
     with TemporaryDirectory() as folder, subject.session(window=BATCH) as session:
         served = run_steps(session, subject, 2 * BATCH + 2, size=1)
         asked = [number for number, prediction in enumerate(served) if prediction.queries]

@@ -152,7 +152,10 @@ RandomAddresses: TypeAlias = list[tuple[Key, torch.device | str]]
 
 
 class _ShapeHistory:
-    """Number of steps for which some work had the same signature."""
+    """Number of consecutive steps in which some work had the same signature.
+
+    A signature is the shapes, strides and types of the inputs, and the addresses of the weights.
+    """
 
     def __init__(self) -> None:
         self.captured: Hashable = None
@@ -201,8 +204,8 @@ class _CapturedGraph:
         for _, generator in self._generators:
             self._graph.register_generator_state(generator)
         self._counts, before = counts, counts.values()
-        # Use a stream of this device: torch keeps one stream, of the first device that it saw.
-        # Other threads may copy batches meanwhile, so capture errors concern this thread only.
+        # Use a stream of this device: by default torch uses a stream of the first device it saw.
+        # With "thread_local", copies of batches by other threads do not make the capture fail.
         stream = torch.cuda.Stream(inputs[0].device)
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._outputs = work(*self._inputs, random_key=_ReplayingKey(self._generators))
