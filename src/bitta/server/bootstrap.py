@@ -25,7 +25,7 @@ class RunningServer:
     engine: Engine
     app: FastAPI
     start_message: str
-    """Message about the weights that it started with."""
+    """Model version that serves, and the snapshot or weights that it comes from."""
 
 
 @contextmanager

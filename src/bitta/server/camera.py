@@ -15,7 +15,7 @@ from bitta.streams import COLOUR_FLIPS, coloured_digits, embedded_pack
 ImageArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 """(3, height, width), 0 to 1."""
 _MAX_DELAY_SECONDS = 2.0
-"""Images that are later than this are skipped."""
+"""Longest delay that is caught up by sending faster. A longer one is dropped."""
 
 
 class Scene(Protocol):
@@ -34,7 +34,7 @@ class ColouredDigits:
     """Digits whose colour predicts the class at first, and later the opposite class."""
 
     N_FAITHFUL = 768
-    """Number of images before the colours are reversed."""
+    """Number of images whose colour predicts the class, before the colours are reversed."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
@@ -107,7 +107,7 @@ class Camera(Thread):
         self._stopped = Event()
 
     def run(self) -> None:
-        """Send images by the clock. Images that a slow server has missed by far are skipped."""
+        """Send images at the fixed rate. After a slow response, catch up by at most 2 seconds."""
         due = monotonic()
         while not self._stopped.wait(max(0.0, due - monotonic())):
             due = max(due + self._interval, monotonic() - _MAX_DELAY_SECONDS)
@@ -121,7 +121,7 @@ class Camera(Thread):
 
 
 class _ShuffledRows:
-    """All rows in random order, then all rows in another random order, and so on."""
+    """Endless sequence of rows. Every epoch visits all rows in a new random order."""
 
     def __init__(self, n: int, seed: int) -> None:
         self._n, self._seed = n, seed

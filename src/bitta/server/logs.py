@@ -45,7 +45,7 @@ class _LossyStream:
 
 
 class LogForwarder(logging.Handler):
-    """Handler that forwards the logs of libraries to our logger, for a single format."""
+    """Handler that forwards the logs of libraries to our logger, so that all logs are JSON."""
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         super().__init__()

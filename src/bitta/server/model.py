@@ -27,7 +27,10 @@ class ServedModel:
 def load_served_model(
     given: str, *, classes: Path | None = None, input_shape: tuple[int, int, int] | None = None
 ) -> ServedModel:
-    """Load weights with a card, or call "module:function". Arguments fill in what is missing."""
+    """Load weights with a model card, or call the function "module:function".
+
+    `classes` and `input_shape` override those of the card.
+    """
     card_classes: tuple[str, ...] = ()
     card_shape: tuple[int, ...] | None = None
     geometry: Geometry | None = None

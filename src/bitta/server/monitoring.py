@@ -55,7 +55,8 @@ class AuditSummary:
     """Number of those on which the source model is known to be wrong: it predicts the same class
     and the answer is incorrect, or it predicts another class and the answer is correct."""
     n_lineage: int | None = None
-    """Number of all audits of the lineage, of which n are used. Needed if `n_compared` is not 0."""
+    """Number of all audits of the lineage, of which the newest n are used. If it is None, the guard
+    cannot leave out audits from before the inputs changed."""
 
     @classmethod
     def from_answers(
@@ -103,9 +104,9 @@ class AuditSummary:
 
 
 class SourceAgreement:
-    """Record of the newest audited predictions: True if the source model predicts the same class.
+    """Table of the newest audited predictions: True if the source model predicts the same class.
 
-    It is computed when an audit is asked, since the input may be gone when the answer arrives.
+    An entry is computed when the audit is asked, because the input may be gone at its answer.
     """
 
     def __init__(self, size: int = 1000) -> None:
@@ -150,14 +151,14 @@ class HistoryPoint:
     """Median."""
     latency_p99_ms: float | None = None
     n: int = 1
-    """Number of points merged into this one."""
+    """Number of original points merged into this one."""
 
 
 class ServingHistory:
     """History of at most `capacity` points: the newest quarter unchanged, older ones merged.
 
-    Of the older points, the two neighbours that hold the fewest merged points are merged next. In
-    the long run all older points cover about the same time.
+    Each merge joins the two neighbours that hold the fewest original points. In the long run all
+    older points cover about the same time.
     """
 
     def __init__(self, capacity: int = 512) -> None:
@@ -227,11 +228,11 @@ def _weighted_mean(earlier: HistoryPoint, later: HistoryPoint, name: str) -> flo
 
 
 class RecentLatencies:
-    """Latencies of the last `size` requests. One thread may add while another reads."""
+    """Latencies of the last `size` requests. One thread may add while others read."""
 
     def __init__(self, size: int = 2048) -> None:
         self.size = check_integer("size", size)
-        require(self.size >= 1, "size", size, "1 or more times")
+        require(self.size >= 1, "size", size, "1 or more")
         self._seconds: list[float] = []
         self._next = 0
 
@@ -278,7 +279,7 @@ class DutyCycle:
         """Count learning that has just ended."""
         require(seconds >= 0, "seconds", seconds, "0 or more")
         now = self._clock()
-        # A waiting time that has not passed yet is added to.
+        # Add to the waiting time that has not passed yet.
         self._allowed_at = max(self._allowed_at, now) + seconds * (1 - self.share) / self.share
         self._periods.append((now, seconds))
         while self._periods[0][0] < now - _MAX_DUTY_SECONDS:

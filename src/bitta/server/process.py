@@ -35,7 +35,7 @@ def serve(
     for line in addresses(settings, sockets[0]):
         print_line(line)
     server = make_server(app, settings)
-    gc.freeze()  # the objects of the server live forever; scanning them takes long
+    gc.freeze()  # the server's own objects stay alive, and scanning them takes long
     gc.enable()
     with _ignored_signals():
         server.run(sockets=sockets)
@@ -103,7 +103,7 @@ def bind(settings: ServeSettings) -> socket.socket:
         )
         family, *_, address = found[0]
         bound = socket.create_server(address[:2], family=family)
-        # Connections inherit it. Without it the body of a response waits 40 ms for the
+        # Connections inherit this option. Without it, the body of a response waits 40 ms for the
         # acknowledgement of its headers.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
@@ -189,7 +189,7 @@ def check_tls(settings: ServeSettings) -> None:
         except ssl.SSLError as error:
             raise InputError(
                 f"tls_client_ca {str(settings.tls_client_ca)!r} cannot be used: it holds no "
-                f"certificates in PEM ({error.reason or error})."
+                f"certificates in PEM format ({error.reason or error})."
             ) from None
 
 
@@ -219,9 +219,9 @@ def _check_certificate(
         elif is_encrypted:
             reason = "tls_key_password does not open the key"
         elif error.reason == "KEY_VALUES_MISMATCH":
-            reason = "the key is not that of the certificate"
+            reason = "the key does not belong to the certificate"
         else:
-            reason = f"they are no certificate and key in PEM ({error.reason or error})"
+            reason = f"they are not a certificate and a key in PEM format ({error.reason or error})"
         raise InputError(
             f"tls_cert {str(cert)!r} and tls_key {str(key)!r} cannot be used: {reason}."
         ) from None

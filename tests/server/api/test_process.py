@@ -64,13 +64,13 @@ def test_missing_tls_files_raise_input_error(app, data_dir):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"tls_cert": "key.pem"}, "they are no certificate and key in PEM"),
+        ({"tls_cert": "key.pem"}, "they are not a certificate and a key in PEM format"),
         ({"tls_cert": "."}, "tls_cert '.' cannot be used: Is a directory."),
-        ({"tls_key": "other.pem"}, "the key is not that of the certificate."),
+        ({"tls_key": "other.pem"}, "the key does not belong to the certificate."),
         ({"tls_key": "locked.pem"}, "the key is encrypted; give tls_key_password"),
         ({"tls_key": "locked.pem", "tls_key_password": "wrong"}, "does not open the key."),
         ({"tls_client_ca": "none.pem"}, "tls_client_ca 'none.pem' cannot be used: No such file"),
-        ({"tls_client_ca": "key.pem"}, "it holds no certificates in PEM"),
+        ({"tls_client_ca": "key.pem"}, "it holds no certificates in PEM format"),
     ],
 )
 def test_invalid_tls_settings_raise_input_error(tls_files, monkeypatch, given, sentence):

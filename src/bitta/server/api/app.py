@@ -59,8 +59,8 @@ def create_app(
 ) -> FastAPI:
     """Return an app for a running engine and an open store. The caller closes both.
 
-    `geometry` is the resizing of encoded pictures to the model's input shape. `errors` holds the
-    response status and code of exceptions that only the engine raises.
+    `geometry` resizes encoded images to the model's input shape. `errors` holds the response status
+    and code of exceptions that only the engine raises.
     """
     state = _app_state(engine, store, settings, geometry, log or make_logger(settings.log_level))
     app = FastAPI(

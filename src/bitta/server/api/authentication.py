@@ -26,7 +26,7 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _MAX_ENTRIES = 10_000
 """Maximum size of each table that this module keeps in memory."""
 _CACHE_SECONDS = 1.0
-"""Time for which a key counts as valid after a look into the store."""
+"""Time for which a key counts as valid after it was checked in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Authenticator:
 
 
 class _CallerCache:
-    """Cache of callers. Its short lifetime bounds how long a revoked key still works."""
+    """Cache of callers. Entries expire soon, so that a revoked key soon stops working."""
 
     def __init__(self) -> None:
         self._callers: dict[str, tuple[Caller, float]] = {}
@@ -259,7 +259,7 @@ def _token_from_header(header: str | None) -> str | None:
 
 
 def _require_same_site(request: Request) -> None:
-    """Refuse a change that a page of another site requests with a visitor's cookie."""
+    """Refuse changes that a page of another site requests with a visitor's cookie."""
     if request.method in _SAFE_METHODS or request.headers.get("x-bitta") == "1":
         return
     if request.headers.get("sec-fetch-site") == "same-origin":

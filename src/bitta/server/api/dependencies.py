@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AppState:
-    """State of one app, kept as `app.state.bitta`. Apps share nothing."""
+    """State of one app, stored as `app.state.bitta`."""
 
     engine: EngineInterface
     store: Store
     settings: ServeSettings
     geometry: Geometry | None
-    """Resizing and cropping of encoded pictures. None covers the input shape and crops."""
+    """Resizing and cropping of encoded images. None: resize to cover the input shape, then crop."""
     authenticator: Authenticator
     log_watcher: LogWatcher
     health: HealthChecks

@@ -1,6 +1,6 @@
 """Interface between the API and the engine, and waiting for the futures that the engine returns.
 
-The API knows the engine through these protocols alone, so that tests can replace it.
+The API uses the engine only through these protocols, so tests can replace it.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class EngineInterface(Protocol):
     def pause(self, by: str, reason: str) -> "Future[None]": ...
     def resume(self, by: str) -> "Future[None]": ...
     def keep_answered_image(self, prediction_id: str) -> None:
-        """Store the image of a prediction without a question, if it is still in memory."""
+        """Write the image of an answered prediction to disk, if it is still in memory."""
 
     def forget_image(self, sha256: str) -> None:
         """Remove every copy of an image from memory."""

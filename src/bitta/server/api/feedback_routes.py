@@ -135,7 +135,7 @@ async def give_feedback(
     state: State, caller: AnyCaller, body: FeedbackRequest, idempotency_key: IdempotencyKey
 ) -> Response:
     """The verdict is durable when the response is sent."""
-    # A client's clock may be ahead. Its answer then counts as given when it is received.
+    # A client's clock may be ahead. The time of receipt then counts as the time of the answer.
     is_past = body.answered_at is not None and body.answered_at <= now()
     answer = NewAnswer(
         prediction_id=body.prediction_id,
@@ -291,7 +291,7 @@ def _encode_png(content: bytes, record: ImageRecord) -> bytes:
 
 
 def _to_uint8(values: np.ndarray) -> np.ndarray:
-    """Scale [0, 1] to [0, 255]. Inputs that exceed it were normalised; their range is scaled."""
+    """Scale [0, 1] to [0, 255]. Inputs outside [0, 1] were normalised: scale their own range."""
     scaled = values.astype(np.float64)
     low, high = float(scaled.min()), float(scaled.max())
     if low < 0 or high > 1:
@@ -300,7 +300,7 @@ def _to_uint8(values: np.ndarray) -> np.ndarray:
 
 
 def _in_chunks(pieces: Iterable[str]) -> Iterator[str]:
-    """Join small pieces. Each item that is yielded costs a switch between threads."""
+    """Join small pieces, because each yielded item costs a switch between threads."""
     held: list[str] = []
     n_characters = 0
     for piece in pieces:

@@ -22,7 +22,7 @@ _DEFAULT_HEADERS = (
     ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
     ("Cache-Control", "no-store"),
 )
-"""Headers of responses that do not set them. Pages set a policy and caching of their own."""
+"""Headers that are added to responses that lack them. Pages set their own policy and caching."""
 _SOCKET_BUFFER_BYTES = 16 * 1024
 """Size of a response that the socket's buffer takes at once."""
 

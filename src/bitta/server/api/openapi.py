@@ -1,4 +1,4 @@
-"""OpenAPI document: every route with every status it can answer with."""
+"""OpenAPI document: every route, with every status of its responses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ _SECURITY_SCHEMES = {
 _WITHOUT_KEY = ("/v2/health/live", "/v2/health/ready")
 _KEY_ERRORS = {
     "401": "No key was given, or it is unknown or revoked.",
-    "403": "The role of the key does not allow this, or X-Bitta: 1 is missing beside a cookie.",
+    "403": "The role of the key does not allow this, or a cookie came without X-Bitta: 1.",
     "429": "Too many requests with this key; try again after Retry-After.",
 }
 _BODY_ERRORS = {
@@ -226,7 +226,7 @@ _RESPONSES: dict[str, Schema] = {
 
 
 def inference_responses(route_name: str) -> Responses:
-    """Return the description of success of a route under /v2."""
+    """Return the description of the success response of a route under /v2."""
     content: Schema = {"application/json": {"schema": _RESPONSES[route_name]}}
     description = "Success."
     if route_name == "infer":

@@ -65,7 +65,8 @@ async def events(
     state: State,
     caller: AnnotatorCaller,
     last_event_id: Annotated[
-        str | None, Header(description="Continue after this seq. Without it, start with now.")
+        str | None,
+        Header(description="Continue after this seq. By default, start with new events."),
     ] = None,
 ) -> Response:
     """The stream ends when its key is revoked or its session ends."""

@@ -56,12 +56,12 @@ def _check_values(value: Any, max_depth: int, n_left: list[int]) -> None:
     n_left[0] -= 1
     if max_depth < 0 or n_left[0] < 0:
         raise ValueError(
-            f"at most {_MAX_VALUES} values, nested at most {_MAX_DEPTH} deep, are kept"
+            f"at most {_MAX_VALUES} values, nested at most {_MAX_DEPTH} deep, are allowed"
         )
     if isinstance(value, str):
         _require_no_surrogates(value)
         if len(value) > _MAX_TEXT:
-            raise ValueError(f"text is kept up to {_MAX_TEXT} characters")
+            raise ValueError(f"text may have at most {_MAX_TEXT} characters")
     elif isinstance(value, float):
         if not isfinite(value):
             raise ValueError("numbers must be finite")
@@ -410,7 +410,7 @@ class AnnotatorStatus(_StatusSection):
     answered: int
     skipped: int
     agreement: float | None
-    """Share of equal verdicts where another annotator answered too."""
+    """Share of equal verdicts among the predictions that another annotator answered too."""
 
 
 class CallerStatus(_StatusSection):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bitta.server.api.events import LogWatcher
 
 _DAY = 86_400_000_000  # microseconds
-_ROLLBACK_SHOWN = 3_600_000_000
-"""Time in microseconds for which the status shows a rollback by the guard."""
+_ROLLBACK_SHOWN = 3_600_000_000  # microseconds
+"""Time for which the status shows a rollback by the guard."""
 _SUMMARY_SECONDS = 1.0
 """Time for which a summary of the store is reused."""
 _HEALTH_SECONDS = 1.0
@@ -80,7 +80,6 @@ async def status_body(state: "AppState", caller: Caller) -> StatusBody:
     """Return the status as this caller may see it."""
     summary = await state.summary_reader.read()
     status = await asyncio.to_thread(state.engine.status)  # reads the store
-    counts = summary.counts
     own = next((each for each in summary.annotators if each.annotator_id == caller.id), None)
     visible = summary.annotators if caller.role == "operator" else [own] if own else []
     return StatusBody(
@@ -91,18 +90,8 @@ async def status_body(state: "AppState", caller: Caller) -> StatusBody:
             weights=status.weights,
         ),
         learning=_learning(status),
-        served=TrafficStatus(
-            n=status.n_served,
-            per_second=status.per_second,
-            latency_ms=LatencyStatus.model_validate(dict(status.latency_ms)),
-        ),
-        questions=QuestionCounts(
-            open=counts.open,
-            asked=counts.asked,
-            answered=counts.answered,
-            skipped=counts.skipped,
-            expired=counts.expired,
-        ),
+        served=_traffic(status),
+        questions=_question_counts(summary.counts),
         audits=AuditStatus.model_validate(dict(status.audits)),
         agreement=status.agreement,
         confidence=ConfidenceStatus.model_validate(dict(status.confidence)),
@@ -147,6 +136,24 @@ def _learning(status: EngineStatusInterface) -> LearningStatus:
         steps=status.n_steps,
         last_step_at=status.last_step_at,
         losses=dict(status.losses),
+    )
+
+
+def _traffic(status: EngineStatusInterface) -> TrafficStatus:
+    return TrafficStatus(
+        n=status.n_served,
+        per_second=status.per_second,
+        latency_ms=LatencyStatus.model_validate(dict(status.latency_ms)),
+    )
+
+
+def _question_counts(counts: StoreCounts) -> QuestionCounts:
+    return QuestionCounts(
+        open=counts.open,
+        asked=counts.asked,
+        answered=counts.answered,
+        skipped=counts.skipped,
+        expired=counts.expired,
     )
 
 
@@ -214,8 +221,8 @@ class HealthChecks:
         try:
             await wait_for_future(self._engine.ping(), _CHECK_TIMEOUT_SECONDS)
         except TimeoutError:
-            if self._engine.idle_seconds < _CHECK_TIMEOUT_SECONDS:  # it serves inside a long step
-                return ""
+            if self._engine.idle_seconds < _CHECK_TIMEOUT_SECONDS:
+                return ""  # it serves requests during a long learning step
             return f"the worker has not responded for {_CHECK_TIMEOUT_SECONDS:g} seconds."
         except BittaError as error:
             return str(error)

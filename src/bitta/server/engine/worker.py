@@ -226,9 +226,7 @@ class Worker(Thread):
         """Serve a batch. Questions about a complete window are chosen after the response."""
         inputs = torch.cat([request.inputs for request in requests])
         version, n_windows, first = self.learner.version, self.learner.n_windows, self._position
-        skips_questions = (
-            self.learner.is_window_completed_by(len(inputs)) and self._skips_questions()
-        )
+        skip = self._skips_questions(len(inputs))
         self._count_interrupt_batches()
         timer = WorkTimer()
 
@@ -240,7 +238,7 @@ class Worker(Thread):
                 prediction,
                 first_position=first,
                 version=version,
-                skips_questions=skips_questions,
+                skips_questions=skip,
             )
             self.monitor.add_batch(inputs, prediction)
             timer = WorkTimer()
@@ -251,10 +249,7 @@ class Worker(Thread):
 
         try:
             prediction = self.learner.serve(
-                inputs,
-                on_prediction=on_prediction,
-                interrupt=interrupt,
-                skip_questions=skips_questions,
+                inputs, on_prediction=on_prediction, interrupt=interrupt, skip_questions=skip
             )
         except _FORWARD_ERRORS as error:
             if not fail_unanswered(requests, error):  # the choice of questions has failed
@@ -263,13 +258,18 @@ class Worker(Thread):
         if self.learner.n_windows > n_windows:
             asked = self.served_log.ask(prediction.queries, position_offset=self._position_offset)
             self.answer_statistics.compare_with_source(asked)
-            if not skips_questions:
+            if not skip:
                 self._last_asking_version = version
                 self.duty.add_learning(timer.seconds)
             self._end_window(prediction)
 
-    def _skips_questions(self) -> bool:
-        """Return True after a failure, while learning lags behind, or at `max_open` questions."""
+    def _skips_questions(self, n_samples: int) -> bool:
+        """Return True if these samples complete a window about which no questions are asked.
+
+        Questions are skipped after a failure, while learning lags behind, and at `max_open`.
+        """
+        if not self.learner.is_window_completed_by(n_samples):
+            return False
         learning_lags = (
             self._last_asking_version == self.learner.version and self.duty.remaining_seconds() > 0
         )

@@ -1,4 +1,4 @@
-"""Files of the annotator's and the operator's page. They need no build step and no other host."""
+"""Files of the annotator's and the operator's page. They need no build step and no other server."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ HEADERS = MappingProxyType(
         "Cache-Control": "no-cache",
     }
 )
-"""Headers of every page and file. The policy allows images and calls on the same host alone."""
+"""Headers of every page and file. The policy allows resources and calls of the same host only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PageFile:
 
 
 class PageFiles(Mapping[str, PageFile]):
-    """Mapping from each address to its file. There are no other addresses.
+    """Mapping from each URL path to its file. No other file can be requested.
 
     >>> PAGES["/annotate"].content_type
     'text/html; charset=utf-8'

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP: bytes in, arrays out, and back."""
+"""Open Inference Protocol, version 2: requests from bytes to arrays, and responses back."""
 
 from bitta.server.protocol.images import decode_image, fit_image, read_images
 from bitta.server.protocol.requests import (

@@ -28,7 +28,7 @@ from bitta.streams.images import convert_to_rgb
 MAX_JPEG_SCANS = 50
 """Limit of the scans of a JPEG. A progressive one has about ten."""
 _MAX_EXIF_BYTES = 64 * 1024
-"""Size of a JPEG segment. From larger blocks, older Pillow versions copy gigabytes of values."""
+"""Largest size of a JPEG segment. Older Pillow versions copy gigabytes from larger EXIF blocks."""
 
 _FLOAT_DATATYPES = ("FP16", "BF16", "FP32", "FP64")
 _N_CHANNELS = (1, 3)
@@ -46,7 +46,7 @@ _TRANSPOSES = {  # by the value of the EXIF tag Orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# Every JPEG marker with a length, and start and end. Fill bytes, escapes, restarts and TEM are out.
+# Matches start, end, and every marker with a length; not fill bytes, escapes, restarts and TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _JPEG_START, _JPEG_END, _JPEG_SCAN = 0xD8, 0xD9, 0xDA
 
@@ -70,16 +70,16 @@ def read_images(
             "time.",
             status=TOO_LARGE,
         )
-    reads_images = len(expected_shape) == 3 and expected_shape[0] in _N_CHANNELS
-    if given.datatype == BYTES and reads_images and given.shape in ((n_rows,), (n_rows, 1)):
+    takes_images = len(expected_shape) == 3 and expected_shape[0] in _N_CHANNELS
+    if given.datatype == BYTES and takes_images and given.shape in ((n_rows,), (n_rows, 1)):
         return _scale(_decode_all(given, expected_shape, geometry, limits))
-    has_shape = given.shape == (n_rows, *expected_shape)
-    if has_shape and given.datatype == "UINT8" and reads_images:
+    has_expected_shape = given.shape == (n_rows, *expected_shape)
+    if has_expected_shape and given.datatype == "UINT8" and takes_images:
         return _scale(given.array)
-    if has_shape and given.datatype in _FLOAT_DATATYPES:
+    if has_expected_shape and given.datatype in _FLOAT_DATATYPES:
         return _finite_floats(given)
-    allowed = [f"{'FP32 or UINT8' if reads_images else 'FP32'} of shape {['n', *expected_shape]}"]
-    if reads_images:
+    allowed = [f"{'FP32 or UINT8' if takes_images else 'FP32'} of shape {['n', *expected_shape]}"]
+    if takes_images:
         allowed.append("BYTES of shape ['n'], each a whole JPEG, PNG or WebP")
     raise ProtocolError(
         f"input {given.name!r} is {given.datatype} of shape {list(given.shape)}; "

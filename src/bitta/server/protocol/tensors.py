@@ -1,4 +1,4 @@
-"""Tensors of the protocol: datatypes in JSON and binary, compressed bodies, and the error class.
+"""Tensors of the protocol in JSON and in binary, compressed bodies, and `ProtocolError`.
 
 Binary tensors are little endian without padding. BF16 is accepted in binary only and is widened to
 float32, which is exact. Values that are not finite are allowed here; `images.py` refuses them.
@@ -222,7 +222,7 @@ def _body_too_large(max_bytes: int) -> ProtocolError:
 
 
 def _split_elements(raw: memoryview, n: int, where: str) -> list[bytes]:
-    """Split binary BYTES data. `n` comes from the request, so nothing of its size is allocated."""
+    """Split binary BYTES data into n elements. A request chooses n, so no memory depends on it."""
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw) and len(elements) < n:
