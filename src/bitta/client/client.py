@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BaseClient:
-    """Settings of a client. Neither its representation nor its errors show the key."""
+    """Settings and HTTP options of a client. `repr` and error messages do not show the key."""
 
     def __init__(
         self, url: str, key: str, *, model: str | None, timeout: float, retries: int
@@ -33,7 +33,7 @@ class BaseClient:
         require(timeout > 0, "timeout", timeout, "more than 0 seconds")
         self.url = url.rstrip("/")
         self.model = model
-        """Name of the model. None stands for the only model of the server."""
+        """Name of the model. None selects the only model of the server."""
         self.timeout = timeout
         self._plans = RequestPlans(self.url, key, model=model, n_retries=retries)
 
@@ -58,9 +58,9 @@ class BaseClient:
 class Client(BaseClient):
     """Connection to a server with one key. Threads may share it.
 
-    A call that meets a busy server or a broken network is repeated up to `retries` times, with
+    If the server is busy or the network fails, a call is repeated up to `retries` times, with
     growing delays. An answer keeps its idempotency key, so it is stored once. A prediction is
-    repeated only if the server surely did not serve it. `timeout` is in seconds, for each attempt.
+    repeated only if the server certainly did not serve it. `timeout` is in seconds per attempt.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Client(BaseClient):
         return self._run(self._plans.undo(feedback_id))
 
     def image(self, prediction: str | AskedQuestion) -> bytes:
-        """Return the picture of a prediction as PNG. The key is an annotator's or operator's."""
+        """Return the image of a prediction as PNG. The key needs the role annotator or operator."""
         return self._run(self._plans.image(prediction))
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the server: the body of GET /v1/status."""
+        """Return the status of the server: the body of GET /v1/status."""
         return self._run(self._plans.status())
 
     def close(self) -> None:
@@ -200,11 +200,11 @@ class AsyncClient(BaseClient):
         return await self._run(self._plans.undo(feedback_id))
 
     async def image(self, prediction: str | AskedQuestion) -> bytes:
-        """Return the picture of a prediction as PNG. See `Client.image`."""
+        """Return the image of a prediction as PNG. See `Client.image`."""
         return await self._run(self._plans.image(prediction))
 
     async def status(self) -> dict[str, Any]:
-        """Return the state of the server. See `Client.status`."""
+        """Return the status of the server. See `Client.status`."""
         return await self._run(self._plans.status())
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors of the client. Their messages are those of the server."""
+"""Errors of the client. If the server sent an error, they carry its message."""
 
 import httpx
 
@@ -40,11 +40,11 @@ class RefusedError(ClientError):
 
 
 class RateError(ClientError):
-    """Raised if there are too many calls, after all retries (429)."""
+    """Raised if the key makes too many requests (429), also after all retries."""
 
 
 class UnavailableError(ClientError):
-    """Raised if there is no readable response, or the server fails (5xx), after all retries."""
+    """Raised if, after all retries, there is no readable response or the server fails (5xx)."""
 
 
 def response_error(response: httpx.Response) -> ClientError:

@@ -1,6 +1,6 @@
 """Conversion of images to input tensors of the protocol.
 
-This module imports numpy, Pillow and torch only when the caller gives one of their objects.
+The client also works without numpy, Pillow and torch: they are used only for their own objects.
 """
 
 import io
@@ -29,7 +29,7 @@ _MAX_BYTES = 32 * 2**20
 
 
 def pack_images(images: Image | Sequence[Image], shape: tuple[int, ...]) -> Iterator[InputTensor]:
-    """Yield one tensor per request. `shape` is the shape of one image as an array."""
+    """Yield one tensor per request. `shape` is the shape of one array image."""
     if isinstance(images, list | tuple):
         if not images:
             return
@@ -45,7 +45,7 @@ def pack_images(images: Image | Sequence[Image], shape: tuple[int, ...]) -> Iter
 
 
 def _pack_encoded(images: list[Image]) -> Iterator[InputTensor]:
-    """Yield tensors of encoded pictures, as BYTES."""
+    """Yield BYTES tensors of encoded images."""
     pending: list[bytes] = []
     for index, image in enumerate(images):
         content = _encode(image, index)
@@ -132,7 +132,7 @@ def _shape_error(given: tuple[int, ...], shape: tuple[int, ...]) -> InputError:
 
 
 def _to_array(image: Image) -> "np.ndarray":
-    """Return the image as uint8 or float32. Other integer types are ambiguous."""
+    """Return the image as uint8 or float32. Refuse other integers: their range is ambiguous."""
     import numpy as np  # noqa: PLC0415 (only needed for arrays)
 
     if not isinstance(image, np.ndarray):

@@ -1,4 +1,4 @@
-"""Bodies of the Open Inference Protocol in binary form.
+"""Request and response bodies of the Open Inference Protocol with binary tensors.
 
 A body is JSON, followed by the tensors in little-endian order without padding.
 """
@@ -13,10 +13,12 @@ from typing import Any
 from bitta.client.errors import UnavailableError
 from bitta.records import ServedPrediction
 
-JSON_LENGTH = "Inference-Header-Content-Length"
+JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
+"""Header with the number of bytes of the JSON, which the tensors follow."""
 _OUTPUTS = ("prediction_id", "label", "class_index", "confidence", "model_version")
 """Names of the outputs, in the order of the fields of `ServedPrediction`."""
-_NUMBERS = {"INT64": "q", "FP32": "f"}
+_STRUCT_CODES = {"INT64": "q", "FP32": "f"}
+"""Codes of the module `struct` for the datatypes of the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class InputTensor:
 
 
 def write_request(name: str, images: InputTensor) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of a request for the fields of `ServedPrediction`."""
+    """Return body and headers of a request. The input of the model is called `name`."""
     fields = {
         "inputs": [
             {
@@ -42,7 +44,7 @@ def write_request(name: str, images: InputTensor) -> tuple[bytes, dict[str, str]
         "outputs": [{"name": output, "parameters": {"binary_data": True}} for output in _OUTPUTS],
     }
     head = json.dumps(fields).encode()
-    headers = {JSON_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+    headers = {JSON_LENGTH_HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
     return head + images.data, headers
 
 
@@ -88,8 +90,8 @@ def _read_columns(body: bytes, json_length: str | None) -> dict[str, list[Any]]:
 def _read_values(output: Mapping[str, Any], raw: bytes) -> list[Any]:
     n = prod(output["shape"])
     datatype = output["datatype"]
-    if datatype in _NUMBERS:
-        return list(struct.unpack(f"<{n}{_NUMBERS[datatype]}", raw))
+    if datatype in _STRUCT_CODES:
+        return list(struct.unpack(f"<{n}{_STRUCT_CODES[datatype]}", raw))
     if datatype != "BYTES":
         raise ValueError(f"output {output['name']} is {datatype}")
     values: list[str] = []

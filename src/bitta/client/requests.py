@@ -22,7 +22,7 @@ import httpx
 
 from bitta.client.errors import ClientError, UnavailableError, connection_error, response_error
 from bitta.client.images import Image, pack_images
-from bitta.client.protocol import JSON_LENGTH, read_response, write_request
+from bitta.client.protocol import JSON_LENGTH_HEADER, read_response, write_request
 from bitta.config import require
 from bitta.errors import SettingError
 from bitta.records import (
@@ -42,11 +42,13 @@ Record = TypeVar("Record", AskedQuestion, FeedbackReceipt, Lease, UndoReceipt)
 MAX_POLL_SECONDS = 25
 """Longest time for which a server holds a request for the next question."""
 _HELD_SECONDS = 0.5
-"""A server that answers "no question" faster than this does not hold requests."""
+"""If "no question" comes faster than this, the server does not hold requests until there is one."""
 _POLL_INTERVAL_SECONDS = 1.0
+"""Time between two requests to a server that does not hold them."""
 _BUSY_STATUSES = frozenset({429, 503})
-"""The server did nothing."""
+"""Statuses after which the request had no effect."""
 _TRANSIENT_STATUSES = _BUSY_STATUSES | {408, 500, 502, 504}
+"""Statuses after which a repeatable request is sent again."""
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors that happen before the request leaves this machine."""
 
@@ -70,7 +72,9 @@ class ApiRequest(Generic[T_co]):
 
 
 Outcome: TypeAlias = httpx.Response | httpx.RequestError
+"""Response to a request, or the error that prevented it."""
 Plan: TypeAlias = Generator[ApiRequest[Any], Outcome, T]
+"""Generator that yields requests, receives their outcomes, and returns the result of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +103,13 @@ class AnswerDetails(TypedDict, total=False):
 
     comment: str | None
     metadata: Mapping[str, Any] | None
+    """Any data of the caller, stored with the answer."""
     shown_at: int | None
+    """Time at which the annotator saw the question."""
     answered_at: int | None
-    """Time of the answer, if it is sent later than it was given."""
+    """Time of the answer, if it is sent later."""
     lead_time_ms: int | None
-    """Time that the annotator took."""
+    """Milliseconds that the annotator took."""
     annotator_kind: AnnotatorKind
     """HUMAN (the default), CODE or MODEL."""
     idempotency_key: str | None
@@ -116,7 +122,7 @@ class RequestPlans:
     def __init__(self, url: str, key: str, *, model: str | None, n_retries: int) -> None:
         self._url = url
         self._key_digest = hashlib.sha256(key.encode()).hexdigest()
-        """Distinguishes the owners of keys and does not reveal the key."""
+        """Hash that identifies the owner of the key without revealing the key."""
         self._model = model
         self._model_input: ModelInput | None = None
         self._retry = RetryPolicy(n_retries)
@@ -164,7 +170,7 @@ class RequestPlans:
     ) -> Plan[FeedbackReceipt]:
         """Send the answer of a thumbs button.
 
-        The idempotency key is the same for every click of one owner on the same button.
+        Every click of one owner on the same button has the same idempotency key.
         """
         verdict = parse_verdict(up, None)
         body = answer_body(prediction_id, verdict, {"metadata": metadata})
@@ -181,11 +187,11 @@ class RequestPlans:
         return (yield from self._send(undo_request(feedback_id)))
 
     def image(self, prediction: str | AskedQuestion) -> Plan[bytes]:
-        """Fetch the picture of a prediction."""
+        """Fetch the image of a prediction."""
         return (yield from self._send(image_request(_prediction_id(prediction))))
 
     def status(self) -> Plan[dict[str, Any]]:
-        """Fetch the state of the server."""
+        """Fetch the status of the server."""
         return (yield from self._send(status_request()))
 
     def _send(self, request: ApiRequest[T]) -> Plan[T]:
@@ -241,7 +247,7 @@ class RetryPolicy:
 def _may_repeat(request: ApiRequest[Any], outcome: Outcome) -> bool:
     """Return True if the request may be sent again.
 
-    A request that is not repeatable is sent again only if the first one surely had no effect.
+    A request that is not repeatable is sent again only if it certainly had no effect.
     """
     if isinstance(outcome, httpx.Response):
         statuses = _TRANSIENT_STATUSES if request.is_repeatable else _BUSY_STATUSES
@@ -294,14 +300,16 @@ def predict_requests(
 ) -> Iterator[ApiRequest[list[ServedPrediction]]]:
     """Yield as many requests as the images need.
 
-    The requests are not repeatable: the server would serve the images twice and learn from both.
+    They are not repeatable, because the server would learn from the same images twice.
     """
     for tensor in pack_images(images, model_input.shape):
         body, headers = write_request(model_input.name, tensor)
         yield ApiRequest(
             "POST",
             f"v2/models/{_quote(model_input.model)}/infer",
-            lambda response: read_response(response.content, response.headers.get(JSON_LENGTH)),
+            lambda response: read_response(
+                response.content, response.headers.get(JSON_LENGTH_HEADER)
+            ),
             headers=headers,
             content=body,
             is_repeatable=False,
@@ -362,18 +370,18 @@ def undo_request(feedback_id: str) -> ApiRequest[UndoReceipt]:
 
 
 def image_request(prediction_id: str) -> ApiRequest[bytes]:
-    """Ask for the picture of a prediction, as PNG."""
+    """Ask for the image of a prediction, as PNG."""
     path = f"v1/predictions/{_quote(prediction_id)}/image"
     return ApiRequest("GET", path, lambda response: response.content)
 
 
 def status_request() -> ApiRequest[dict[str, Any]]:
-    """Ask for the state of the server."""
+    """Ask for the status of the server."""
     return ApiRequest("GET", "v1/status", _read_json)
 
 
 def parse_verdict(correct: bool | None, verdict: Verdict | None) -> Verdict:
-    """Return the verdict that one of the two arguments gives."""
+    """Return the verdict. Exactly one of the two arguments must be given."""
     if (correct is None) == (verdict is None):
         raise SettingError(
             f"correct is {correct!r} and verdict is {verdict!r}; give exactly one of the two."
@@ -396,9 +404,9 @@ def _read_question(response: httpx.Response) -> AskedQuestion:
 
 
 def _as_record(record_type: type[Record], body: Mapping[str, Any]) -> Record:
-    """Return a record with the fields of a JSON object. Fields that it does not know are ignored.
+    """Return a record with the fields of a JSON object.
 
-    The server can be newer than the client.
+    Unknown fields are ignored, because the server can be newer than the client.
     """
     names = {each.name for each in fields(record_type)}
     try:

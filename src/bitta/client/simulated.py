@@ -1,4 +1,4 @@
-"""Simulated annotator for load tests and demos. It knows the truth, and can err, skip and wait."""
+"""Simulated annotator for load tests and demos: it knows the truth, but can err, skip and wait."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from bitta.records import AskedQuestion, Verdict
 TrueClass: TypeAlias = Callable[[AskedQuestion], int | None]
 """Function that returns the true class for a question, or None if it is unknown."""
 _POLL_SECONDS = 2
-"""Time that one poll for a question takes at most. A stop is noticed between two polls."""
+"""Longest duration of one poll for a question. `should_stop` is checked between polls."""
 
 
 class TruthFile:
@@ -91,7 +91,7 @@ class SimulatedBehaviour:
     """
 
     flip: float = 0.0
-    """Probability of a wrong verdict."""
+    """Probability that a verdict is flipped to the wrong one."""
     skip: float = 0.0
     """Probability of a skip."""
     delay: float = 0.0
