@@ -1,4 +1,4 @@
-"""Every kind of stream an experiment can name, on small trees of the official shape."""
+"""Tests of every kind of data in [stream], on small trees in the official layout."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def test_every_kind_is_tested():
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_set_is_streamed_from_where_get_puts_it(tmp_path, monkeypatch, kind):
+def test_set_in_the_data_folder_is_streamed(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("BITTA_DATA", str(tmp_path))
     name, make = MAKERS[kind]
     make(tmp_path / name)
@@ -50,13 +50,13 @@ def test_a_set_is_streamed_from_where_get_puts_it(tmp_path, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_missing_set_says_what_to_run(tmp_path, monkeypatch, kind):
+def test_error_for_a_missing_set_names_the_download_command(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("BITTA_DATA", str(tmp_path))
     with pytest.raises(InputError, match=f'run "bitta data get {MAKERS[kind][0]}"'):
         build_stream(StreamConfig(kind=kind), seed=0)
 
 
-def test_gradual_goes_through_severities_of_what_is_made_here(tmp_path):
+def test_gradual_order_visits_all_severities_of_generated_corruptions(tmp_path):
     cifar10(tmp_path, n=6)
     config = StreamConfig(
         kind="cifar10-c", path=str(tmp_path), corruptions="fog,contrast", order="gradual"
@@ -68,7 +68,7 @@ def test_gradual_goes_through_severities_of_what_is_made_here(tmp_path):
     assert "corrupted by bitta" in stream.protocol
 
 
-def test_a_stream_is_told_from_others_before_all_is_corrupted(tmp_path, monkeypatch):
+def test_fingerprints_of_streams_differ_without_corrupting_all_images(tmp_path, monkeypatch):
     cifar10(tmp_path, n=6)
     made = []
     monkeypatch.setattr(
@@ -91,12 +91,12 @@ def test_a_stream_is_told_from_others_before_all_is_corrupted(tmp_path, monkeypa
     ]
     assert len(set(variants)) == len(variants)
     assert fingerprint() == variants[0]
-    assert set(made) == {2}  # a few of each, to know the generator by
+    assert set(made) == {2}  # two images of each corruption, as a sample of the generator
     cifar10(tmp_path, n=7)
     assert fingerprint() != variants[0]
 
 
-def test_another_picture_makes_another_stream(tmp_path):
+def test_changed_picture_changes_the_fingerprint(tmp_path):
     pacs(tmp_path)
     config = StreamConfig(kind="pacs", path=str(tmp_path))
     before = build_stream(config, seed=0).fingerprint
@@ -105,7 +105,7 @@ def test_another_picture_makes_another_stream(tmp_path):
     assert build_stream(config, seed=0).fingerprint != before
 
 
-def test_arrays_on_disk_come_before_making(tmp_path):
+def test_arrays_on_disk_are_preferred_to_corrupting(tmp_path):
     cifar10(tmp_path / "clean", n=20)
     clean = embedded_pack("cifar10")
     domain = Domain("cifar10", clean.images[:20], clean.labels[:20])
@@ -119,7 +119,7 @@ def test_arrays_on_disk_come_before_making(tmp_path):
     assert torch.equal(next(stream.batches()).inputs, next(made.batches()).inputs)
 
 
-def test_domains_are_chosen_and_ordered(tmp_path):
+def test_domains_are_selected_in_the_given_order(tmp_path):
     pacs(tmp_path)
     config = StreamConfig(kind="pacs", path=str(tmp_path), domains="sketch, cartoon")
     stream = build_stream(config, seed=0, preprocessing={"resize": 32, "crop": 32})
@@ -130,7 +130,7 @@ def test_domains_are_chosen_and_ordered(tmp_path):
     )
 
 
-def test_the_stream_may_say_its_own_size(tmp_path):
+def test_size_in_the_stream_overrides_the_model_card(tmp_path):
     pacs(tmp_path)
     config = StreamConfig(kind="folders", path=str(tmp_path), resize=40, crop=36)
     stream = build_stream(config, seed=0, preprocessing={"resize": 32, "crop": 32})
@@ -138,7 +138,7 @@ def test_the_stream_may_say_its_own_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kind": "cifar10c"}, "did you mean 'cifar10-c'"),
         ({"kind": "arrays"}, "needs one"),
@@ -155,12 +155,12 @@ def test_the_stream_may_say_its_own_size(tmp_path):
         ({"kind": "pacs", "window": -2}, "window is -2"),
     ],
 )
-def test_bad_streams_are_refused(settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_invalid_stream_settings_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
         StreamConfig(**settings)
 
 
-def test_a_window_comes_with_batch_size_one():
+def test_batch_size_one_has_a_default_window():
     assert StreamConfig(kind="digits", batch_size=1).window_size == 64
     assert StreamConfig(kind="digits").window_size == 0
     assert StreamConfig(kind="digits", batch_size=1, window=0).window_size == 0
@@ -170,12 +170,12 @@ def card(*classes):
     return ModelCard(architecture="x", arguments={}, classes=classes, input_shape=(2,))
 
 
-def test_a_model_is_held_to_the_classes_of_the_stream():
+def test_model_outputs_follow_the_classes_of_the_stream():
     model = nn.Linear(2, 4)
-    held = match_classes(model, card("a", "b", "c", "d"), ("d", "b"))
-    assert isinstance(held, ClassSubset)
+    subset = match_classes(model, card("a", "b", "c", "d"), ("d", "b"))
+    assert isinstance(subset, ClassSubset)
     x = torch.ones(1, 2)
-    assert torch.equal(held(x), model(x)[:, [3, 1]])
+    assert torch.equal(subset(x), model(x)[:, [3, 1]])
     assert match_classes(model, card("a", "b"), ("a", "b")) is model
     assert match_classes(model, card("a", "b"), ("cat", "dog")) is model
     assert match_classes(model, None, ("cat", "dog")) is model
@@ -186,9 +186,9 @@ def test_a_model_is_held_to_the_classes_of_the_stream():
     assert match_classes(model, twice, ("w", "x", "y", "z")) is model
 
 
-def test_arrays_of_another_set_are_not_taken_for_these(tmp_path):
-    """Beside each other: CIFAR-10-C in arrays, CIFAR-100 clean."""
-    make_corrupted(some(), tmp_path / "cifar10-c", severities=(5,), names=("fog",))
+def test_arrays_of_another_set_are_ignored(tmp_path):
+    """The folder holds CIFAR-10-C as arrays and the clean CIFAR-100."""
+    make_corrupted(clean_domain(), tmp_path / "cifar10-c", severities=(5,), names=("fog",))
     cifar100(tmp_path / "cifar100")
     config = {"path": str(tmp_path), "corruptions": "fog"}
     stream = build_stream(StreamConfig(kind="cifar100-c", **config), seed=0)
@@ -202,8 +202,8 @@ def test_arrays_of_another_set_are_not_taken_for_these(tmp_path):
         build_stream(StreamConfig(kind="cifar10-c", **config), seed=0)
 
 
-def test_the_same_samples_are_taken_at_every_severity(tmp_path):
-    make_corrupted(some(40), tmp_path / "cifar10-c", names=("fog",))
+def test_all_severities_use_the_same_samples(tmp_path):
+    make_corrupted(clean_domain(40), tmp_path / "cifar10-c", names=("fog",))
     cifar10(tmp_path / "cifar10", n=40)
     config = StreamConfig(
         kind="cifar10-c", path=str(tmp_path), corruptions="fog", n_samples=5, order="gradual"
@@ -216,7 +216,7 @@ def test_the_same_samples_are_taken_at_every_severity(tmp_path):
     assert len(rows) == 1
 
 
-def test_classes_are_those_of_all_severities(tmp_path):
+def test_classes_are_collected_from_all_severities(tmp_path):
     tree_c(tmp_path, ["n01443537", "n01629819"], 64)
     for corruption in CORRUPTIONS:
         (tmp_path / corruption / "1" / "n01443537" / "a.JPEG").unlink()
@@ -227,37 +227,41 @@ def test_classes_are_those_of_all_severities(tmp_path):
     assert stream.domains[0].classes == ("n01443537", "n01629819")
 
 
-def some(n=12):
+def clean_domain(n=12):
     pack = embedded_pack("cifar10")
     return Domain("cifar10", pack.images[:n], pack.labels[:n], pack.classes)
 
 
-def test_the_usual_layout_is_written(tmp_path):
-    """Five severities one after another; holes where none was asked for."""
+def test_arrays_are_written_in_the_published_layout(tmp_path):
+    """Five severities follow one another. Those that were not requested are zeros."""
     made = []
     make_corrupted(
-        some(), tmp_path, severities=(5,), names=("fog",), on_made=lambda *m: made.append(m[0])
+        clean_domain(),
+        tmp_path,
+        severities=(5,),
+        names=("fog",),
+        on_made=lambda *m: made.append(m[0]),
     )
     array, labels = np.load(tmp_path / "fog.npy"), np.load(tmp_path / "labels.npy")
     assert array.shape == (60, 32, 32, 3)
     assert not array[:48].any()
-    expected = corrupt(some().images, "fog", severity=5).permute(0, 2, 3, 1).numpy()
+    expected = corrupt(clean_domain().images, "fog", severity=5).permute(0, 2, 3, 1).numpy()
     assert (array[48:] == expected).all()
-    assert labels.tolist() == some().labels.tolist() * 5
+    assert labels.tolist() == clean_domain().labels.tolist() * 5
     assert made == ["fog"]
     [read] = read_corrupted(tmp_path, ["fog"], severity=5)
-    assert torch.equal(read.images[torch.arange(12)], corrupt(some().images, "fog"))
+    assert torch.equal(read.images[torch.arange(12)], corrupt(clean_domain().images, "fog"))
     with pytest.raises(InputError, match="severity 3"):
         read_corrupted(tmp_path, ["fog"], severity=3)
 
 
-def test_a_corrupted_copy_is_not_taken_for_plain_arrays(tmp_path):
-    make_corrupted(some(), tmp_path, severities=(5,), names=("fog",))
+def test_corrupted_copy_is_refused_as_plain_arrays(tmp_path):
+    make_corrupted(clean_domain(), tmp_path, severities=(5,), names=("fog",))
     with pytest.raises(InputError, match='use kind = "cifar10-c"'):
         build_stream(StreamConfig(kind="arrays", path=str(tmp_path)), seed=0)
 
 
-def test_a_card_says_how_large_pictures_must_be():
+def test_image_size_follows_the_model_card():
     small = ModelCard(architecture="x", arguments={}, classes=(), input_shape=(3, 32, 32))
     assert image_size_of(small) == {"resize": 32, "crop": 32}
     assert image_size_of(replace(small, preprocessing={"crop": 9})) == {"crop": 9}
@@ -265,11 +269,11 @@ def test_a_card_says_how_large_pictures_must_be():
     assert image_size_of(None) == {}
 
 
-def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
-    make_corrupted(some(), tmp_path, severities=(5,), names=("fog",))
+def test_existing_files_are_kept_and_other_settings_are_refused(tmp_path):
+    make_corrupted(clean_domain(), tmp_path, severities=(5,), names=("fog",))
     seconds = {}
     make_corrupted(
-        some(),
+        clean_domain(),
         tmp_path,
         severities=(5,),
         names=("fog", "contrast"),
@@ -278,37 +282,37 @@ def test_making_goes_on_where_it_stopped_and_never_mixes(tmp_path):
     assert seconds["fog"] == 0
     assert seconds["contrast"] > 0
     with pytest.raises(InputError, match="seed 0"):
-        make_corrupted(some(), tmp_path, severities=(5,), names=("snow",), seed=1)
-    others = Domain("cifar10", some(24).images[12:], some(24).labels[12:])
+        make_corrupted(clean_domain(), tmp_path, severities=(5,), names=("snow",), seed=1)
+    others = Domain("cifar10", clean_domain(24).images[12:], clean_domain(24).labels[12:])
     with pytest.raises(InputError, match="images "):
         make_corrupted(others, tmp_path, severities=(5,), names=("snow",))
     (tmp_path / "bitta.json").write_text("")
     with pytest.raises(InputError, match="unknown settings"):
-        make_corrupted(some(), tmp_path, severities=(5,), names=("snow",))
+        make_corrupted(clean_domain(), tmp_path, severities=(5,), names=("snow",))
     np.save(tmp_path / "x.npy", np.zeros(1))
     (tmp_path / "bitta.json").unlink()
     with pytest.raises(InputError, match="that bitta did not make"):
-        make_corrupted(some(), tmp_path)
+        make_corrupted(clean_domain(), tmp_path)
 
 
-def test_a_contact_sheet_shows_every_corruption_and_severity(tmp_path):
-    contact_sheet(some().images[:2], tmp_path / "sheet.png")
+def test_contact_sheet_shows_every_corruption_and_severity(tmp_path):
+    contact_sheet(clean_domain().images[:2], tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         width, height = sheet.size
         pixels = np.asarray(sheet.convert("RGB"))
     assert height == 24 + 15 * 96
     assert width == 150 + 6 * (2 * 96 + 6)
-    clean = some().images[0].permute(1, 2, 0).numpy()
+    clean = clean_domain().images[0].permute(1, 2, 0).numpy()
     assert (pixels[24 : 24 + 96 : 3, 150 : 150 + 96 : 3] == clean).all()
 
 
-def test_the_command_makes_arrays_and_a_sheet(tmp_path, capsys):
+def test_command_writes_arrays_and_contact_sheet(tmp_path, capsys):
     cifar10(tmp_path / "data", n=10)
     arguments = ["data", "make-corrupted", "cifar10", "--data", str(tmp_path / "data")]
     out = ["--out", str(tmp_path / "c"), "--sheet", str(tmp_path / "s.png")]
     assert main([*arguments, *out, "--severity", "5", "--corruptions", "fog,frost"]) == 0
-    said = capsys.readouterr().out
-    assert "2 corruptions x 10 images at severity 5 in" in said
+    message = capsys.readouterr().out
+    assert "2 corruptions x 10 images at severity 5 in" in message
     assert (tmp_path / "s.png").exists()
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
         "bitta.json", "fog.npy", "frost.npy", "labels.npy",
@@ -316,7 +320,7 @@ def test_the_command_makes_arrays_and_a_sheet(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "message"),
     [
         (["cifar10"], "--out"),
         (["cifar1", "--out", "x"], "did you mean 'cifar10"),
@@ -325,9 +329,9 @@ def test_the_command_makes_arrays_and_a_sheet(tmp_path, capsys):
         (["cifar10", "--out", "x", "--data", "/nowhere"], "bitta data get cifar10"),
     ],
 )
-def test_bad_requests_end_in_one_sentence(extra, said, capsys):
+def test_invalid_arguments_print_one_sentence(extra, message, capsys):
     assert main(["data", "make-corrupted", *extra]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_streams_lists_kinds_orders_and_settings(capsys):

@@ -1,4 +1,4 @@
-"""Batches that are ready before they are asked for."""
+"""Tests of reading batches ahead in background threads."""
 
 import threading
 
@@ -27,12 +27,12 @@ def pictures(first, n=11):
     return values.view(-1, 1, 1, 1).expand(n, 3, 2, 2).contiguous()
 
 
-class Made(Images):
-    """Pictures that keep a record of when they are made and let go."""
+class LoggedImages(Images):
+    """Images that log their preparation and release."""
 
     def __init__(self, log, name, first=0, broken=()):
         self.log, self.name, self.pixels, self.broken = log, name, pictures(first), broken
-        self.made = threading.Event()
+        self.is_prepared = threading.Event()
 
     def __len__(self):
         return len(self.pixels)
@@ -40,7 +40,7 @@ class Made(Images):
     def __getitem__(self, rows):
         if set(rows.tolist()) & set(self.broken):
             raise InputError("'x.png' is truncated or not a picture")
-        assert self.made.is_set()
+        assert self.is_prepared.is_set()
         return self.pixels[rows]
 
     @property
@@ -48,20 +48,20 @@ class Made(Images):
         return self.name
 
     def prepare(self):
-        if not self.made.is_set():
-            self.log.append(f"made {self.name}")
-        self.made.set()
+        if not self.is_prepared.is_set():
+            self.log.append(f"prepared {self.name}")
+        self.is_prepared.set()
 
     def release(self):
-        if self.made.is_set():
-            self.log.append(f"let go {self.name}")
-        self.made.clear()
+        if self.is_prepared.is_set():
+            self.log.append(f"released {self.name}")
+        self.is_prepared.clear()
 
 
-def made_domains(log, names="abc", **given):
+def logged_domains(log, names="abc", **given):
     return [
-        Domain(name, Made(log, name, 20 * place, **given), torch.arange(11))
-        for place, name in enumerate(names)
+        Domain(name, LoggedImages(log, name, 20 * index, **given), torch.arange(11))
+        for index, name in enumerate(names)
     ]
 
 
@@ -78,12 +78,14 @@ def assert_same(some, others):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("how", ARRANGEMENTS, ids=lambda how: f"{how.order}-{how.labels}")
-def test_batches_are_those_of_the_stream(how, ahead):
+@pytest.mark.parametrize(
+    "arrangement", ARRANGEMENTS, ids=lambda arrangement: f"{arrangement.order}-{arrangement.labels}"
+)
+def test_batches_equal_those_of_the_stream(arrangement, ahead):
     domains = [
-        Domain(f"fog {place + 1}", pictures(50 * place), torch.arange(11) % 3) for place in range(3)
+        Domain(f"fog {index + 1}", pictures(50 * index), torch.arange(11) % 3) for index in range(3)
     ]
-    stream = Stream(domains, batch_size=4, arrangement=how)
+    stream = Stream(domains, batch_size=4, arrangement=arrangement)
     whole = list(stream.batches())
     assert_same(Prefetch(stream, CPU, ahead=ahead).batches(), whole)
     for start in (1, 4, len(stream)):
@@ -91,7 +93,7 @@ def test_batches_are_those_of_the_stream(how, ahead):
     assert not threads()
 
 
-def test_what_is_corrupted_in_the_background_has_the_same_bytes():
+def test_background_corruption_gives_the_same_bytes():
     config = StreamConfig(
         kind="corruptions", n_samples=20, batch_size=8, corruptions="fog,glass_blur,contrast"
     )
@@ -99,50 +101,50 @@ def test_what_is_corrupted_in_the_background_has_the_same_bytes():
     assert_same(Prefetch(build_stream(config, seed=0), CPU, ahead=True).batches(), whole)
 
 
-def test_floats_stay_as_they_are_and_pixels_are_divided_exactly():
+def test_floats_are_unchanged_and_pixels_are_divided_by_255():
     floats = torch.rand(3, 2)
     assert as_floats(floats) is floats
     pixels = torch.arange(256, dtype=torch.uint8)
     assert as_floats(pixels).equal(torch.arange(256) / 255)
 
 
-def test_the_next_visit_is_made_while_this_one_is_taken():
+def test_next_visit_is_prepared_while_the_current_one_is_read():
     log = []
-    domains = made_domains(log)
+    domains = logged_domains(log)
     batches = Prefetch(Stream(domains, batch_size=1), CPU, ahead=True).batches()
     next(batches)
-    assert domains[1].images.made.wait(timeout=60)
-    assert log == ["made a", "made b"]  # more batches of the first than are kept ready are left
+    assert domains[1].images.is_prepared.wait(timeout=60)
+    assert log == ["prepared a", "prepared b"]  # domain a has more batches than are kept ready
     for _ in range(11):
         batch = next(batches)
     assert batch.domain == "b"
-    assert domains[2].images.made.wait(timeout=60)
+    assert domains[2].images.is_prepared.wait(timeout=60)
     batches.close()
-    assert log == ["made a", "made b", "let go a", "made c"]
+    assert log == ["prepared a", "prepared b", "released a", "prepared c"]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_what_a_later_visit_needs_is_kept(ahead):
+def test_images_of_a_later_visit_are_kept(ahead):
     log = []
-    how = Arrangement(sequence=("a", "b", "a", "c"))
-    stream = Stream(made_domains(log), batch_size=4, arrangement=how)
+    arrangement = Arrangement(sequence=("a", "b", "a", "c"))
+    stream = Stream(logged_domains(log), batch_size=4, arrangement=arrangement)
     list(Prefetch(stream, CPU, ahead=ahead).batches())
-    assert log.count("made a") == log.count("made b") == log.count("made c") == 1
-    assert sorted(entry for entry in log if "let go" in entry) == ["let go a", "let go b"]
+    assert log.count("prepared a") == log.count("prepared b") == log.count("prepared c") == 1
+    assert sorted(entry for entry in log if "released" in entry) == ["released a", "released b"]
 
 
-def test_a_resumed_stream_makes_only_what_is_left_and_lets_the_rest_go():
+def test_resumed_stream_prepares_only_remaining_visits():
     log = []
-    stream = Stream(made_domains(log), batch_size=4)
+    stream = Stream(logged_domains(log), batch_size=4)
     stream.prepare(0)
     list(Prefetch(stream, CPU, start=3, ahead=True).batches())
-    assert log[:3] == ["made a", "let go a", "made b"]
-    assert "made c" in log
+    assert log[:3] == ["prepared a", "released a", "prepared b"]
+    assert "prepared c" in log
 
 
-def test_an_empty_domain_between_two_is_passed_over():
+def test_empty_domain_is_skipped():
     log = []
-    first, _, last = made_domains(log)
+    first, _, last = logged_domains(log)
     empty = Domain("none", pictures(0, n=0), torch.arange(0))
     stream = Stream([first, empty, last], batch_size=4)
     assert [batch.domain for batch in Prefetch(stream, CPU, ahead=True).batches()] == (
@@ -151,8 +153,8 @@ def test_an_empty_domain_between_two_is_passed_over():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_broken_picture_is_told_after_the_good_batches(ahead):
-    good, bad = made_domains([], "ab")
+def test_broken_picture_is_reported_after_the_valid_batches(ahead):
+    good, bad = logged_domains([], "ab")
     bad.images.broken = range(11)
     batches = Prefetch(Stream([good, bad], batch_size=4), CPU, ahead=ahead).batches()
     for _ in range(3):
@@ -162,8 +164,8 @@ def test_a_broken_picture_is_told_after_the_good_batches(ahead):
     assert not threads()
 
 
-def test_what_cannot_be_made_is_told_when_its_visit_comes(monkeypatch):
-    good, bad = made_domains([], "ab")
+def test_failed_preparation_is_reported_at_its_visit(monkeypatch):
+    good, bad = logged_domains([], "ab")
 
     def fail():
         raise InputError("there is no frost")
@@ -177,7 +179,7 @@ def test_what_cannot_be_made_is_told_when_its_visit_comes(monkeypatch):
 
 
 def test_closing_early_leaves_no_thread():
-    batches = Prefetch(Stream(made_domains([]), batch_size=1), CPU, ahead=True).batches()
+    batches = Prefetch(Stream(logged_domains([]), batch_size=1), CPU, ahead=True).batches()
     next(batches)
     assert threads()
     batches.close()
@@ -185,8 +187,8 @@ def test_closing_early_leaves_no_thread():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_making_and_waiting_are_counted(ahead):
-    prefetch = Prefetch(Stream(made_domains([]), batch_size=4), CPU, ahead=ahead)
+def test_making_and_waiting_times_are_measured(ahead):
+    prefetch = Prefetch(Stream(logged_domains([]), batch_size=4), CPU, ahead=ahead)
     list(prefetch.batches())
     assert prefetch.making_seconds > 0
     assert prefetch.waiting_seconds > 0

@@ -1,4 +1,4 @@
-"""Training of source models, on a handful of images."""
+"""Tests of the training of source models, on a few images."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ RECIPE = Recipe(data="cifar10", architecture="resnet8", epochs=3, batch_size=32,
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
-    """Binary batches of the official shape: 100 images to train on, 60 to test."""
+    """Binary batches in the official layout: 100 training images and 60 test images."""
     folder = tmp_path_factory.mktemp("cifar10")
     pack = embedded_pack("cifar10")
 
@@ -47,11 +47,11 @@ def cifar(tmp_path_factory):
     return folder
 
 
-def weights(path):
+def load_weights(path):
     return load_model(path)[0].state_dict()
 
 
-def test_a_trained_model_carries_what_it_is(cifar, tmp_path):
+def test_trained_model_has_a_card_and_a_log(cifar, tmp_path):
     card, log = pretrain(RECIPE, out=tmp_path / "m.safetensors", folder=str(cifar))
     assert read_card(tmp_path / "m.safetensors").accuracy == card.accuracy
     assert card.recipe["lr"] == 0.05
@@ -60,7 +60,7 @@ def test_a_trained_model_carries_what_it_is(cifar, tmp_path):
     assert not training_checkpoint_path(tmp_path / "m.safetensors").exists()
 
 
-def test_training_learns_its_images(cifar, tmp_path):
+def test_training_halves_the_loss(cifar, tmp_path):
     recipe = replace(RECIPE, epochs=30, augment="none")
     _, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))
     assert log["epochs"][-1]["loss"] < 0.5 * log["epochs"][0]["loss"]
@@ -82,11 +82,11 @@ def test_resumed_training_ends_with_the_same_weights(cifar, tmp_path, optimiser)
         on_epoch=lambda epoch, _: done.append(epoch.number),
     )
     assert done == [2, 3]
-    one, two = weights(whole), weights(parts)
+    one, two = load_weights(whole), load_weights(parts)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_checkpoint_of_another_recipe_is_refused(cifar, tmp_path):
+def test_checkpoint_of_another_recipe_is_refused(cifar, tmp_path):
     out = tmp_path / "m.safetensors"
     with pytest.raises(TrainingStopped):
         pretrain(RECIPE, out=out, folder=str(cifar), should_stop=lambda: True)
@@ -94,14 +94,14 @@ def test_a_checkpoint_of_another_recipe_is_refused(cifar, tmp_path):
         pretrain(replace(RECIPE, lr=0.2), out=out, folder=str(cifar), resume=True)
 
 
-def test_bfloat16_and_channels_last_train_as_well(cifar, tmp_path):
+def test_bfloat16_and_channels_last_lower_the_loss(cifar, tmp_path):
     recipe = replace(RECIPE, precision="bfloat16", channels_last=True, epochs=12, augment="none")
     _, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))
     assert log["epochs"][-1]["loss"] < log["epochs"][0]["loss"]
-    assert all(v.dtype != torch.bfloat16 for v in weights(tmp_path / "m.safetensors").values())
+    assert all(v.dtype != torch.bfloat16 for v in load_weights(tmp_path / "m.safetensors").values())
 
 
-def test_half_precision_is_measured_as_written(cifar, tmp_path):
+def test_accuracy_is_measured_on_weights_in_half_precision(cifar, tmp_path):
     card, log = pretrain(RECIPE, out=tmp_path / "m.safetensors", folder=str(cifar), half=True)
     model, _ = load_model(tmp_path / "m.safetensors")
     pack = embedded_pack("cifar10")
@@ -112,33 +112,33 @@ def test_half_precision_is_measured_as_written(cifar, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w.json", "v.checkpoint", "m-00001-of-00002.safetensors", ""])
-def test_weights_are_not_trained_for_a_name_they_cannot_have(cifar, tmp_path, name):
+def test_invalid_file_name_is_refused_before_training(cifar, tmp_path, name):
     with pytest.raises(InputError, match="weights cannot be written to"):
         pretrain(RECIPE, out=tmp_path / name, folder=str(cifar))
 
 
-def test_a_head_is_kept_for_the_same_classes_only(cifar, tmp_path):
+def test_head_is_kept_only_for_the_same_classes(cifar, tmp_path):
     start = tmp_path / "start.safetensors"
     pretrain(RECIPE, out=start, folder=str(cifar))
     data = LOADERS["cifar10"](cifar, "", 32)
-    going_on = replace(RECIPE, start=str(start))
-    same, _ = _build_model(going_on, data)
-    assert torch.equal(same.fc.weight, weights(start)["fc.weight"])
+    continued = replace(RECIPE, start=str(start))
+    same, _ = _build_model(continued, data)
+    assert torch.equal(same.fc.weight, load_weights(start)["fc.weight"])
     others = replace(data.train, classes=tuple("abcdefghij"))
-    other, _ = _build_model(going_on, replace(data, train=others))
-    assert not torch.equal(other.fc.weight, weights(start)["fc.weight"])
-    assert torch.equal(other.conv1.weight, weights(start)["conv1.weight"])
+    other, _ = _build_model(continued, replace(data, train=others))
+    assert not torch.equal(other.fc.weight, load_weights(start)["fc.weight"])
+    assert torch.equal(other.conv1.weight, load_weights(start)["conv1.weight"])
     with pytest.raises(SettingError, match="architecture is 'resnet20', but the weights"):
-        _build_model(replace(going_on, architecture="resnet20"), data)
+        _build_model(replace(continued, architecture="resnet20"), data)
 
 
-def test_a_training_that_comes_apart_is_not_saved(cifar, tmp_path):
+def test_diverged_training_writes_no_weights(cifar, tmp_path):
     with pytest.raises(InputError, match=r"the loss is (nan|inf) in epoch \d: .* smaller lr"):
         pretrain(replace(RECIPE, lr=1e9), out=tmp_path / "m.safetensors", folder=str(cifar))
     assert not (tmp_path / "m.safetensors").exists()
 
 
-def test_finished_weights_are_taken_as_they_are_and_others_not_overwritten(cifar, tmp_path):
+def test_finished_weights_are_accepted_and_never_overwritten_by_another_recipe(cifar, tmp_path):
     out = tmp_path / "m.safetensors"
     card, _ = pretrain(RECIPE, out=out, folder=str(cifar))
     content = out.read_bytes()
@@ -152,7 +152,7 @@ def test_finished_weights_are_taken_as_they_are_and_others_not_overwritten(cifar
     assert out.read_bytes() == content
 
 
-def test_pictures_are_trained_on_at_the_size_asked_for(tmp_path):
+def test_images_are_resized_to_the_side_in_the_recipe(tmp_path):
     write_tree(tmp_path / "tree", n=6)
     recipe = Recipe(data="folders", source="photo", side=32, epochs=1, batch_size=4)
     card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
@@ -160,14 +160,14 @@ def test_pictures_are_trained_on_at_the_size_asked_for(tmp_path):
     assert card.preprocessing == {"resize": 32, "crop": 32}
 
 
-def test_a_handful_of_pictures_can_be_trained_on(tmp_path):
+def test_three_images_per_class_are_enough(tmp_path):
     write_tree(tmp_path / "tree", n=3)
     recipe = Recipe(data="folders", source="photo", epochs=1, batch_size=2, augment="none", side=32)
     card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(tmp_path / "tree"))
     assert set(card.accuracy) == {"photo, held out", "sketch"}
 
 
-def test_values_beyond_half_precision_stay_as_they_are():
+def test_values_beyond_half_precision_are_not_rounded():
     model = toy_classifier()
     norm = next(module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
     norm.running_var.fill_(1e5 + 1)
@@ -177,8 +177,8 @@ def test_values_beyond_half_precision_stay_as_they_are():
     assert torch.equal(weight, weight.half().float())
 
 
-def test_the_step_size_falls_along_a_cosine():
-    """From .05 over half of it at half time to 0."""
+def test_step_size_follows_a_cosine():
+    """It falls from .05 to half of it after half of the updates, and to 0 at the end."""
     trainer = Trainer(toy_classifier(), replace(RECIPE, augment="none"), n_updates=8)
     sizes = []
     for _ in range(8):
@@ -191,18 +191,18 @@ def test_the_step_size_falls_along_a_cosine():
 
 
 def write_tree(root, n=20):
-    """Two domains of two classes; in the source the colour tells them apart."""
+    """Write two domains of two classes. Each class has a colour of its own."""
     for domain, shade in (("photo", 200), ("sketch", 90)):
-        for place, kind in enumerate(("dog", "house")):
+        for index, kind in enumerate(("dog", "house")):
             folder = root / domain / kind
             folder.mkdir(parents=True)
             for number in range(n):
                 pixels = np.full((40, 48, 3), 30 + number, np.uint8)
-                pixels[..., place] = shade
+                pixels[..., index] = shade
                 Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
-def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
+def test_fine_tuning_replaces_only_the_head(cifar, tmp_path):
     pretrain(RECIPE, out=tmp_path / "start.safetensors", folder=str(cifar))
     write_tree(tmp_path / "tree")
     recipe = Recipe(
@@ -223,15 +223,15 @@ def test_fine_tuning_keeps_all_but_the_head(cifar, tmp_path):
     assert card.arguments["mean"] == read_card(tmp_path / "start.safetensors").arguments["mean"]
     assert card.preprocessing == {"resize": 64, "crop": 64}
     assert set(card.accuracy) == {"photo, held out", "sketch"}
-    assert len(log["epochs"]) == 2  # 36 images, 3 steps an epoch, 5 in all
-    before, after = (weights(tmp_path / f"{name}.safetensors") for name in ("start", "m"))
+    assert len(log["epochs"]) == 2  # 36 images give 3 updates per epoch, and there are 5 updates
+    before, after = (load_weights(tmp_path / f"{name}.safetensors") for name in ("start", "m"))
     moved = (before["conv1.weight"] - after["conv1.weight"]).abs().max().item()
     assert 0 < moved <= 5.1e-4
     assert after["fc.weight"].shape == (2, 64)
 
 
-def test_shifting_keeps_every_image_within_reach():
-    """A white dot at the centre lands at most four pixels away on either axis."""
+def test_shift_moves_by_at_most_four_pixels():
+    """A white dot at the centre moves by at most four pixels on either axis."""
     images = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
     images[:, :, 16, 16] = 255
     moved = AUGMENTATIONS["shift"](images, (0, "augment"))
@@ -242,7 +242,7 @@ def test_shifting_keeps_every_image_within_reach():
     assert places[:, 2].max() <= 16 + 4
 
 
-def test_zooming_enlarges_a_part():
+def test_zoom_enlarges_a_part_of_the_image():
     ramp = torch.arange(32, dtype=torch.uint8).mul(8).view(1, 1, 1, 32).expand(16, 3, 32, 32)
     zoom_images = AUGMENTATIONS["zoom"](ramp.contiguous(), (0, "augment"))
     assert zoom_images.dtype == torch.uint8
@@ -252,7 +252,7 @@ def test_zooming_enlarges_a_part():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[pretrain]\ndata = "cifar11"\nepochs = 1', "did you mean 'cifar1"),
         ("[pretrain]\nepochs = 1\niterations = 2", "give one of them"),
@@ -265,13 +265,13 @@ def test_zooming_enlarges_a_part():
         ("[pretrain]\nepochs = 2\niterations = -1", "iterations is -1"),
     ],
 )
-def test_bad_recipes_are_refused(tmp_path, text, said):
+def test_invalid_recipes_are_refused(tmp_path, text, message):
     (tmp_path / "r.toml").write_text(text)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         read_recipe(tmp_path / "r.toml")
 
 
-def test_the_command_writes_weights_and_log(cifar, tmp_path, capsys):
+def test_command_writes_weights_and_log(cifar, tmp_path, capsys):
     (tmp_path / "r.toml").write_text("[pretrain]\nepochs = 1\nbatch_size = 32\n")
     out = tmp_path / "m.safetensors"
     assert (
@@ -284,7 +284,7 @@ def test_the_command_writes_weights_and_log(cifar, tmp_path, capsys):
     again = ["pretrain", str(tmp_path / "r.toml"), "--data", str(cifar), "--out", str(out)]
     assert main([*again, "--resume"]) == 0
     assert "epoch" not in capsys.readouterr().out
-    assert not (tmp_path / "m.json").exists()  # what happened is not known any more
+    assert not (tmp_path / "m.json").exists()  # the deleted log is not written again
     assert (
         main(["pretrain", str(tmp_path / "r.toml"), "--data", "/nowhere", "--out", str(out)]) == 2
     )

@@ -1,4 +1,4 @@
-"""Runs: recorded, resumable, killable."""
+"""Tests of the runner: recorded values, resuming, and kills."""
 
 import random
 import signal
@@ -22,7 +22,7 @@ from bitta.testing import toy_classifier
 from small_experiment import run_experiment, without_times, write_experiment
 
 
-def test_a_run_records_everything(tmp_path):
+def test_run_records_accuracy_questions_passes_and_environment(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     result = run_experiment(experiment, out=tmp_path)
     read = RunResult.load(tmp_path / "trial-seed0.json")
@@ -37,7 +37,7 @@ def test_a_run_records_everything(tmp_path):
     assert not list(tmp_path.glob("*.safetensors"))
 
 
-def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
+def test_agreement_is_measured_if_the_policy_selects_questions(tmp_path):
     table = Experiment.read(write_experiment(tmp_path)).as_table()
     chosen = run_experiment(Experiment.from_table(table, name="x"), out=tmp_path / "bitta")
     assert chosen.total("n_measured") == chosen.total("n") == 100
@@ -47,7 +47,9 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     policy = chosen.policy_reliability
     assert sum(policy.count) == 100
     assert sum(policy.correct) >= chosen.total("n_agreeing_correct")
-    assert policy.count != chosen.reliability.count, "as sure as what is served"
+    assert policy.count != chosen.reliability.count, (
+        "the policy has the confidence of the served labels"
+    )
     assert list(chosen.spreads) == ["day", "night"]
     other = table | {"method": {"name": "bitta", "selection": "random"}}
     unmeasured = run_experiment(Experiment.from_table(other, name="x"), out=tmp_path / "random")
@@ -55,8 +57,8 @@ def test_agreement_is_measured_where_questions_are_chosen_by_it(tmp_path):
     assert sum(unmeasured.policy_reliability.count) == 0
 
 
-def test_confidence_is_recorded_of_what_is_served_and_of_the_policy(tmp_path):
-    """Batch by batch what the bins of the whole stream add up to."""
+def test_confidence_of_served_labels_and_policy_is_recorded(tmp_path):
+    """The sums over batches equal the sums over the bins of the whole stream."""
     table = Experiment.read(write_experiment(tmp_path)).as_table()
     chosen = run_experiment(Experiment.from_table(table, name="x"), out=tmp_path / "bitta")
     assert sum(chosen.reliability.confidence) == pytest.approx(chosen.total("confidence"))
@@ -69,7 +71,7 @@ def test_confidence_is_recorded_of_what_is_served_and_of_the_policy(tmp_path):
     assert {step.policy_confidence for step in unmeasured.steps} == {None}
 
 
-def test_a_method_does_not_change_the_stream(tmp_path):
+def test_all_methods_get_the_same_stream(tmp_path):
     table = Experiment.read(write_experiment(tmp_path)).as_table()
     counts = []
     for name in ("source", "bitta"):
@@ -81,7 +83,7 @@ def test_a_method_does_not_change_the_stream(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
+def test_resumed_run_has_the_result_of_an_uninterrupted_one(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     run_experiment(experiment, out=tmp_path / "whole")
     with pytest.raises(RunStopped, match="stopped after batch 1 of 14"):
@@ -91,21 +93,21 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path):
     assert without_times(tmp_path / "whole" / name) == without_times(tmp_path / "parts" / name)
 
 
-def test_a_result_says_where_the_seconds_went(tmp_path):
+def test_result_divides_the_time_into_parts(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     seconds = run_experiment(experiment, out=tmp_path).extra["seconds"]
     assert list(seconds) == ["start_up", "making", "waiting", "learning", "capture", "total"]
     assert seconds["capture"] == 0
     assert min(seconds[name] for name in ("start_up", "making", "waiting", "learning")) > 0
-    told = RunResult.load(tmp_path / "trial-seed0.json")
-    assert told.extra["seconds"] == seconds
-    assert seconds["learning"] == pytest.approx(sum(step.seconds for step in told.steps))
+    read = RunResult.load(tmp_path / "trial-seed0.json")
+    assert read.extra["seconds"] == seconds
+    assert seconds["learning"] == pytest.approx(sum(step.seconds for step in read.steps))
     parts = seconds["start_up"] + seconds["waiting"] + seconds["learning"]
     assert parts <= seconds["total"]
-    assert seconds["waiting"] >= seconds["making"]  # on a CPU nothing hides it
+    assert seconds["waiting"] >= seconds["making"]  # on a CPU making images does not overlap
 
 
-def test_seconds_of_all_lives_are_added_up(tmp_path):
+def test_seconds_of_all_processes_are_added(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     earlier = []
     for _ in range(3):
@@ -113,13 +115,13 @@ def test_seconds_of_all_lives_are_added_up(tmp_path):
             run_experiment(experiment, out=tmp_path, resume=True, should_stop=lambda: True)
         earlier.append(load_state(tmp_path / "trial-seed0.safetensors")["seconds"])
     result = run_experiment(experiment, out=tmp_path, resume=True)
-    lives = [*earlier, result.extra["seconds"]]
-    for before, after in pairwise(lives):
+    by_process = [*earlier, result.extra["seconds"]]
+    for before, after in pairwise(by_process):
         assert all(after[name] > before[name] for name in before if name != "capture")
-    assert lives[-1]["learning"] == pytest.approx(sum(step.seconds for step in result.steps))
+    assert by_process[-1]["learning"] == pytest.approx(sum(step.seconds for step in result.steps))
 
 
-def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
+def test_execution_path_is_reported_before_the_first_batch_and_recorded(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     events = []
     result = run_experiment(
@@ -132,7 +134,7 @@ def test_the_path_is_told_before_the_first_batch_and_recorded(tmp_path):
     assert result.extra["execution"] == "eager, float32, channels_last"
 
 
-def test_a_run_may_go_on_along_another_path(tmp_path):
+def test_run_may_be_resumed_on_another_execution_path(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     for precision in ("float32", "bfloat16", "bfloat16"):
         with pytest.raises(RunStopped):
@@ -173,7 +175,7 @@ def test_no_thread_is_left_after_a_run(tmp_path, monkeypatch, should_stop):
     assert not set(threading.enumerate()) - before
 
 
-def test_a_finished_run_is_not_repeated_by_resume(tmp_path):
+def test_resume_does_not_repeat_a_finished_run(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     run_experiment(experiment, out=tmp_path)
     steps = []
@@ -186,7 +188,7 @@ def test_a_finished_run_is_not_repeated_by_resume(tmp_path):
     assert len(steps) == 14
 
 
-def test_a_result_of_other_settings_is_not_overwritten(tmp_path):
+def test_result_with_other_settings_is_not_overwritten(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     run_experiment(experiment, out=tmp_path)
     other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="x")
@@ -197,7 +199,7 @@ def test_a_result_of_other_settings_is_not_overwritten(tmp_path):
     )
 
 
-def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+def test_checkpoint_with_other_settings_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     with pytest.raises(RunStopped):
         run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
@@ -208,7 +210,7 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         run_experiment(other, out=tmp_path, resume=True)
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+def test_checkpoint_with_other_data_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     with pytest.raises(RunStopped):
         run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
@@ -217,7 +219,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
         run_experiment(experiment, out=tmp_path, resume=True)
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+def test_saved_session_is_refused_as_a_checkpoint(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     Session(toy_classifier()).save(tmp_path / "trial-seed0.safetensors")
     with pytest.raises(InputError, match="written with another experiment and stream and"):
@@ -225,26 +227,28 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 @pytest.mark.full
-def test_ten_kills_at_random_change_nothing_but_times(tmp_path, monkeypatch, forker):
-    """kill -9 at random moments; --resume until it is through.
+def test_ten_random_kills_change_only_times(tmp_path, monkeypatch, forker):
+    """Kill the run with SIGKILL at random moments, and resume it until it is finished.
 
-    The whole run and the last life each have an interpreter of their own.
+    The uninterrupted run and the last process each have their own interpreter.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the forked processes
     path = write_experiment(tmp_path, n=800)
     command = ["run", str(path), "--checkpoint-seconds", "0", "--out"]
-    parts, chance = tmp_path / "parts", random.Random(5)
+    parts, random_source = tmp_path / "parts", random.Random(5)
     checkpoint, result = parts / "trial-seed0.safetensors", parts / "trial-seed0.json"
     for _ in range(10):
         seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        life = forker.start([*command, str(parts), "--resume"], tmp_path / "log")
+        process = forker.start([*command, str(parts), "--resume"], tmp_path / "log")
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen:
-            assert life.poll() is None, "the run ended before it could be killed"
+            assert process.poll() is None, "the run ended before it could be killed"
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.06))  # a batch takes half of that, and more where it is slow
-        assert life.poll() is None, "the run ended before it could be killed"
-        life.send_signal(signal.SIGKILL)
-        assert life.wait() == -signal.SIGKILL
+        time.sleep(
+            random_source.uniform(0, 0.06)
+        )  # a batch takes 0.03 s, and more on a slow machine
+        assert process.poll() is None, "the run ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
         assert not result.exists()
     for out, *options in ((tmp_path / "whole",), (parts, "--resume")):
         subprocess.run(
@@ -261,8 +265,8 @@ def changed(tmp_path, **stream):
     return Experiment.from_table(table, name="trial")
 
 
-def test_one_sample_at_a_time_asks_once_per_window(tmp_path):
-    """100 samples, windows of 8: 12 of them are full, two questions each, one late answer lost."""
+def test_single_samples_ask_once_per_window(tmp_path):
+    """100 samples have 12 full windows of 8, with two questions each."""
     result = run_experiment(changed(tmp_path, batch_size=1, window=8), out=tmp_path / "out")
     assert len(result.steps) == 100
     asked = [number for number, step in enumerate(result.steps) if step.n_asked]
@@ -271,7 +275,7 @@ def test_one_sample_at_a_time_asks_once_per_window(tmp_path):
     assert result.protocol.endswith("batch 1, seed 0, window 8")
 
 
-def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
+def test_order_single_resets_before_each_domain(tmp_path, monkeypatch):
     resets = []
     reset = Session.reset
     monkeypatch.setattr(
@@ -282,7 +286,7 @@ def test_single_domains_are_met_by_the_source_model(tmp_path, monkeypatch):
     assert "reset before each" in result.protocol
 
 
-def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
+def test_model_with_nan_outputs_has_a_result_with_accuracy_zero(tmp_path):
     table = read_toml(write_experiment(tmp_path))
     table["model"] = {"factory": "small_experiment:broken_classifier"}
     table["method"], table["feedback"] = {"name": "tent"}, {"n_queries": 0}
@@ -292,7 +296,7 @@ def test_a_model_that_falls_apart_leaves_a_result_that_says_so(tmp_path):
     assert {step.confidence for step in result.steps} == {0.0}
 
 
-def test_a_finished_result_is_not_taken_for_that_of_other_data(tmp_path):
+def test_finished_result_with_other_data_is_refused(tmp_path):
     path = write_experiment(tmp_path)
     run_experiment(Experiment.read(path), out=tmp_path)
     run_experiment(Experiment.read(path), out=tmp_path, resume=True)

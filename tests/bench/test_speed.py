@@ -1,4 +1,4 @@
-"""What `bitta speed` measures; how long anything takes is never asserted."""
+"""Tests of the speed measurement. No test asserts a duration."""
 
 import json
 
@@ -25,23 +25,23 @@ from bitta.nn import Execution
 
 CPU = torch.device("cpu")
 SMALL = {"model": "resnet8", "size": 16, "batch": 8, "memory": 4, "epochs": 2}
-FEW = SpeedConditions(device=CPU, batches=2, warm_up=1)
+TWO_BATCHES = SpeedConditions(device=CPU, batches=2, warm_up=1)
 
 
 def case(method="bitta", **changes):
     return speed_cases(["headline"], methods=[method], changes={**SMALL, **changes})[0]
 
 
-def rate(_execution):
+def fixed_rate(_execution):
     return 1e9
 
 
 @pytest.fixture(scope="module")
 def measured():
-    return measure_speed(case(), FEW, rate=rate)
+    return measure_speed(case(), TWO_BATCHES, rate=fixed_rate)
 
 
-def test_memories_are_full_before_the_first_batch_and_stay_so():
+def test_memories_are_full_before_and_after_the_first_batch():
     asked = case(memory=5)
     with session_with_full_memories(asked, CPU) as session:
         for _ in range(2):
@@ -49,7 +49,7 @@ def test_memories_are_full_before_the_first_batch_and_stay_so():
             session.step(random_batches(asked, CPU)[0])
 
 
-def test_a_method_that_is_asked_nothing_has_nothing_to_remember():
+def test_memories_stay_empty_without_questions():
     asked = case("tent", n_queries=0)
     with session_with_full_memories(asked, CPU) as session:
         session.step(random_batches(asked, CPU)[0])
@@ -59,22 +59,22 @@ def test_a_method_that_is_asked_nothing_has_nothing_to_remember():
 def test_forwards_and_backwards_of_bitta_by_hand(measured):
     """Statistics 8, serving 8, policy 4 x 8 = 32: 48 forwards before learning.
 
-    3 of 8 are asked about, so a step sees 4 + 4 + 5 = 13 samples: 4 x 13 stochastic, which go
+    3 of 8 are asked about, so an update sees 4 + 4 + 5 = 13 samples: 4 x 13 stochastic, which go
     backward, and 13 deterministic. Two epochs: 2 x 65 = 130 forwards and 2 x 52 = 104 backwards.
     """
     assert measured.forwards == 48 + 130
     assert measured.backwards == 104
 
 
-def test_forwards_and_backwards_of_the_others_by_hand():
-    """Serving 8; Tent's policy 4 x 8, and in each of two epochs 5 by themselves and 13 together."""
-    served = measure_speed(case("source"), FEW, rate=rate)
+def test_forwards_and_backwards_of_source_and_tent_by_hand():
+    """Serving: 8. Tent adds 4 x 8 for the policy, and 5 + 13 in each of two epochs."""
+    served = measure_speed(case("source"), TWO_BATCHES, rate=fixed_rate)
     assert (served.forwards, served.backwards) == (8, 0)
-    tent = measure_speed(case("tent"), FEW, rate=rate)
+    tent = measure_speed(case("tent"), TWO_BATCHES, rate=fixed_rate)
     assert (tent.forwards, tent.backwards) == (8 + 32 + 36, 36)
 
 
-def test_a_measurement_says_what_ran_and_at_which_rate(measured):
+def test_measurement_records_execution_path_times_and_rate(measured):
     assert measured.execution == "eager, float32, channels_last"
     assert measured.n_timed == 2
     assert measured.ms_p25 <= measured.ms <= measured.ms_p75
@@ -82,45 +82,47 @@ def test_a_measurement_says_what_ran_and_at_which_rate(measured):
     assert measured.images_per_second == pytest.approx(8000 / measured.ms)
 
 
-def test_serving_is_timed_only_where_it_leaves_the_window_unfilled(monkeypatch):
-    """A batch of 32 fills the window of 64 every other time; so every other one is left out."""
+def test_requests_that_complete_a_window_are_not_timed(monkeypatch):
+    """Every second batch of 32 completes the window of 64, and is not timed."""
     sessions = []
 
-    def noted(*arguments, **changes):
+    def record_session(*arguments, **changes):
         sessions.append(session_with_full_memories(*arguments, **changes))
         return sessions[-1]
 
-    monkeypatch.setattr(speed, "session_with_full_memories", noted)
+    monkeypatch.setattr(speed, "session_with_full_memories", record_session)
     asked = case("source", batch=32)
     conditions = SpeedConditions(device=CPU, batches=3, warm_up=0)
     speed._serving_ms(asked, conditions, random_batches(asked, CPU))
-    # Two fill the first window, then timed, filling, timed, filling, timed.
+    # Two batches fill the first window. Then follow timed, completing, timed, completing, timed.
     assert sessions[0].n_served == 32 * 7
     assert sessions[0].n_asked == 0
 
 
 def test_operations_of_a_linear_layer_by_hand():
-    """(5, 7) times (7, 3): 5 x 7 x 3 products and as many sums; backward to the weights again."""
+    """(5, 7) times (7, 3) has 5 x 7 x 3 products and as many sums. The backward pass doubles it."""
     layer = nn.Linear(7, 3, bias=False)
     assert _count_flops(lambda: layer(torch.rand(5, 7))) == 2 * 105
     assert _count_flops(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
 
 
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
-def test_operations_worked_out_from_small_cases_are_those_of_the_case(method):
+def test_operations_extrapolated_from_small_cases_equal_those_counted(method):
     asked = case(method, batch=6, memory=5)
-    counted = _count_flops(speed._plain_step(asked, FEW))
-    assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == counted
+    counted = _count_flops(speed._plain_step(asked, TWO_BATCHES))
+    assert flops_per_batch(asked, lambda small: speed._plain_step(small, TWO_BATCHES)) == counted
 
 
-def test_a_transformer_is_counted_with_its_attention():
+def test_operations_of_a_transformer_include_attention():
     """Per block and image of 65 tokens: 24 x 65 x 192² dense, 4 x 65² x 192 attention."""
     asked = speed_cases(
         ["headline"], methods=["source"], changes={"model": "vit_small", "batch": 2}
     )[0]
     block = 24 * 65 * 192**2 + 4 * 65**2 * 192
     rest = 2 * 64 * 48 * 192 + 2 * 192 * 10  # patches of 4 x 4 x 3; the head
-    assert flops_per_batch(asked, lambda few: speed._plain_step(few, FEW)) == 2 * (9 * block + rest)
+    assert flops_per_batch(asked, lambda small: speed._plain_step(small, TWO_BATCHES)) == 2 * (
+        9 * block + rest
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,18 +132,18 @@ def test_a_transformer_is_counted_with_its_attention():
         (ModelError("nothing to train."), "nothing to train."),
     ],
 )
-def test_a_case_that_cannot_be_measured_is_reported(monkeypatch, error, failure):
+def test_case_that_cannot_be_measured_has_a_failure(monkeypatch, error, failure):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(speed, "session_with_full_memories", fail)
-    measurement = measure_speed(case(), FEW, rate=rate)
+    measurement = measure_speed(case(), TWO_BATCHES, rate=fixed_rate)
     assert measurement.failure == failure
     assert measurement.ms == 0
     assert measurement.images_per_second == 0
 
 
-def test_an_error_that_came_of_a_full_device_counts_as_one(monkeypatch):
+def test_error_caused_by_a_full_device_counts_as_out_of_memory(monkeypatch):
     def fail(*_, **__):
         try:
             raise torch.OutOfMemoryError("full")
@@ -149,23 +151,23 @@ def test_an_error_that_came_of_a_full_device_counts_as_one(monkeypatch):
             raise RuntimeError("capture failed") from None
 
     monkeypatch.setattr(speed, "session_with_full_memories", fail)
-    assert measure_speed(case(), FEW, rate=rate).failure == "does not fit"
+    assert measure_speed(case(), TWO_BATCHES, rate=fixed_rate).failure == "does not fit"
 
 
-def test_an_error_of_ours_is_not_hidden(monkeypatch):
+def test_programming_error_is_raised(monkeypatch):
     def fail(*_, **__):
-        raise RuntimeError("a mistake")
+        raise RuntimeError("a programming error")
 
     monkeypatch.setattr(speed, "session_with_full_memories", fail)
-    with pytest.raises(RuntimeError, match="a mistake"):
-        measure_speed(case(), FEW, rate=rate)
+    with pytest.raises(RuntimeError, match="a programming error"):
+        measure_speed(case(), TWO_BATCHES, rate=fixed_rate)
 
 
-def test_a_result_is_read_back_as_it_was(tmp_path):
+def test_saved_result_is_read_back_unchanged(tmp_path):
     measured = SpeedMeasurement(case=case(settings={"restore": 0.01}), ms=2.0, forwards=3)
     result = SpeedResult(
         environment={"device": "cpu"},
-        settings=FEW.as_table(),
+        settings=TWO_BATCHES.as_table(),
         matmul={"float32": 1e9},
         measurements=[measured, SpeedMeasurement(case=case("tent"), failure="does not fit")],
     )
@@ -179,7 +181,7 @@ def test_a_result_is_read_back_as_it_was(tmp_path):
         SpeedResult.load(tmp_path / "other.json")
 
 
-def test_every_grid_gives_cases_along_its_axis():
+def test_every_grid_has_a_case_per_value_of_its_axis():
     for name, grid in SPEED_GRIDS.items():
         cases = speed_cases([name], changes={})
         assert len(cases) == len(grid.methods) * max(1, len(grid.values))
@@ -187,15 +189,15 @@ def test_every_grid_gives_cases_along_its_axis():
             assert [getattr(each, grid.axis) for each in cases] == list(grid.values)
 
 
-def test_a_case_in_several_grids_is_measured_once():
-    """1 headline; 3 other methods; 3 other batches."""
+def test_case_in_several_grids_is_listed_once():
+    """The grids share a case: 1 headline, 3 other methods, 3 other batch sizes."""
     assert len(speed_cases(["headline", "default", "batch"], changes={})) == 7
     assert len(speed_cases(["all"], changes={})) == len(
         {repr(each) for name in SPEED_GRIDS for each in speed_cases([name], changes={})}
     )
 
 
-def test_the_runtime_table_has_the_settings_of_the_paper():
+def test_tiny_imagenet_grid_has_the_settings_of_the_paper():
     """Appendix: 200 classes, E = 5, restoration; torchvision's ResNet-18."""
     bitta = speed_cases(["tiny-imagenet"], methods=["bitta"], changes={})[0]
     assert (bitta.n_classes, bitta.size, bitta.batch, bitta.n_queries) == (200, 224, 64, 3)
@@ -217,16 +219,16 @@ def test_the_runtime_table_has_the_settings_of_the_paper():
         (["headline"], [], {"n_classes": 1}, "n_classes is 1; allowed: 2 or more"),
     ],
 )
-def test_what_cannot_be_timed_is_refused(names, methods, changes, message):
+def test_invalid_cases_are_refused(names, methods, changes, message):
     with pytest.raises(SettingError, match=message):
         speed_cases(names, methods=methods, changes=changes)
 
 
-def test_conditions_that_time_nothing_are_refused():
+def test_conditions_without_timed_batches_are_refused():
     with pytest.raises(SettingError, match="batches is 0; allowed: 1 or more"):
         SpeedConditions(device=CPU, batches=0)
 
 
-def test_the_machine_has_a_rate():
+def test_matmul_rate_is_positive():
     execution = Execution.choose(CPU, torch.float32, eager=True, precision="float32")
     assert matmul_rate(CPU, execution) > 0

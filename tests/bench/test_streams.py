@@ -32,10 +32,10 @@ def test_source_model_forgets_nothing(tmp_path):
     assert clean["before"] == clean["after"] > 60
 
 
-def test_diverged_model_has_forgotten_and_measuring_changes_nothing(tmp_path):
-    torn = {"method": "bitta", "lr": 3.0}
-    measured = run_experiment(experiment(**torn), out=tmp_path / "measured")
-    plain = run_experiment(experiment(**torn, n_samples=0), out=tmp_path / "plain")
+def test_diverged_model_forgets_and_the_measurement_changes_no_result(tmp_path):
+    diverging = {"method": "bitta", "lr": 3.0}
+    measured = run_experiment(experiment(**diverging), out=tmp_path / "measured")
+    plain = run_experiment(experiment(**diverging, n_samples=0), out=tmp_path / "plain")
     clean = measured.extra["clean"]
     assert clean["before"] > 60 > clean["after"] + 20
     assert "clean" not in plain.extra
@@ -60,7 +60,7 @@ def test_set_without_clean_images_is_refused(tmp_path):
         run_experiment(Experiment.from_table(table, name="x"), out=tmp_path)
 
 
-def clean_of(tmp_path, classes):
+def build_clean(tmp_path, classes):
     pack = embedded_pack("cifar10")
     table = torch.cat([pack.labels[:40, None].to(torch.uint8), pack.images[:40].flatten(1)], 1)
     (tmp_path / "test_batch.bin").write_bytes(table.numpy().tobytes())
@@ -71,7 +71,7 @@ def clean_of(tmp_path, classes):
 
 
 def test_clean_images_have_their_own_labels(tmp_path):
-    """Whoever finds each image in the set and says its label is always right."""
+    """A predictor that looks up the label of each image has an accuracy of 100 %."""
     pack = embedded_pack("cifar10")
     known = {image.numpy().tobytes(): int(label)
              for image, label in zip(pack.images, pack.labels, strict=True)}  # fmt: skip
@@ -80,7 +80,7 @@ def test_clean_images_have_their_own_labels(tmp_path):
         images = (inputs * 255).round().to(torch.uint8)
         return torch.tensor([known[image.numpy().tobytes()] for image in images])
 
-    clean = clean_of(tmp_path, pack.classes)
+    clean = build_clean(tmp_path, pack.classes)
     assert len(clean) == 30
     assert clean.accuracy(look_up) == 100
     assert clean.accuracy(lambda inputs: look_up(inputs) + 1) == 0
@@ -88,16 +88,16 @@ def test_clean_images_have_their_own_labels(tmp_path):
 
 def test_labels_follow_the_classes_of_the_stream(tmp_path):
     classes = embedded_pack("cifar10").classes
-    reverse = clean_of(tmp_path, classes[::-1])
-    straight = clean_of(tmp_path, classes)
+    reverse = build_clean(tmp_path, classes[::-1])
+    straight = build_clean(tmp_path, classes)
     assert torch.equal(reverse._domain.labels, 9 - straight._domain.labels)
-    one = clean_of(tmp_path, classes[3:4])
+    one = build_clean(tmp_path, classes[3:4])
     assert one.accuracy(lambda inputs: torch.zeros(len(inputs))) == 100
     with pytest.raises(InputError, match="have none of the stream's classes"):
-        clean_of(tmp_path, ["teapot"])
+        build_clean(tmp_path, ["teapot"])
 
 
-def test_a_path_that_nobody_would_look_at_is_refused(tmp_path):
+def test_path_of_embedded_clean_images_is_refused(tmp_path):
     with pytest.raises(BittaError, match=r"forgetting\.path is 'x'.*embedded; leave it out"):
         build_clean_images(
             ForgettingConfig(n_samples=1, path="x"),
