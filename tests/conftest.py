@@ -18,7 +18,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Data that is not part of the repository: golden runs of the published code, checkpoints."""
+    """Folder of data outside of the repository: golden runs of the published code, checkpoints."""
     folder = os.environ.get("BITTA_TEST_DATA")
     if not folder:
         pytest.skip(
@@ -36,15 +36,15 @@ def forker():
     process_forker.close()
 
 
-@pytest.fixture(scope="module")  # while it is there, no other event loop can be
+@pytest.fixture(scope="module")  # its event loop excludes any other one
 def browser() -> Iterator[Any]:
-    """To look at pages with."""
+    """Chromium browser for tests of pages."""
     api = pytest.importorskip(
         "playwright.sync_api",
-        reason="playwright is not there; pip install playwright to try the pages",
+        reason="playwright is not installed; pip install playwright to test the pages",
     )
     if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not there; apt install chromium to try the pages")
+        pytest.skip(f"{CHROMIUM} does not exist; apt install chromium to test the pages")
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield opened

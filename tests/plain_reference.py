@@ -1,6 +1,7 @@
-"""BiTTA as its authors published it, written a second time: no dropout, no hooks, one network.
+"""Second implementation of BiTTA as published, without dropout and hooks, for one network.
 
-Slow and literal on purpose. `python tests/plain_reference.py` writes tests/golden/bitta_small.npz.
+It is slow and literal on purpose. `python tests/plain_reference.py` writes
+tests/golden/bitta_small.npz.
 """
 
 from pathlib import Path
@@ -36,7 +37,7 @@ class GoldenNet(nn.Module):
 
 
 def forward(net, weights, x, *, running=None):
-    """The network by hand; `running` maps a layer to its (mean, variance), else the batch's."""
+    """Run the network. `running` has (mean, variance) by layer; without it the batch gives them."""
 
     def norm(y, name):
         if running is None:
@@ -86,7 +87,7 @@ def trajectory(net, inputs, truth):
 
 
 def learn(net, weights, velocity, memory, unlabelled):
-    """One step of SGD with Nesterov momentum on [correct; incorrect; unlabelled]."""
+    """Do one SGD update with Nesterov momentum on [correct; incorrect; unlabelled] samples."""
     leaves = {name: weight.requires_grad_() for name, weight in weights.items()}
     right, wrong = memory[True], memory[False]
     x = torch.stack([image for image, _ in right + wrong] + list(unlabelled))
@@ -122,7 +123,7 @@ def main() -> None:
     inputs = torch.rand(BATCH * BATCHES, 3, 8, 8, generator=chance)
     truth = torch.randint(0, 10, (len(inputs),), generator=chance)
     source = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    # Let some answers be right, so that both memories fill.
+    # Make half of the answers correct, so that both memories fill.
     guesses = forward(net, source, inputs, running=None)[0].argmax(1)
     truth = torch.where(torch.rand(len(truth), generator=chance) < 0.5, guesses, truth)
     served, queried, losses, weights, running = trajectory(net, inputs, truth)

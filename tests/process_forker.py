@@ -1,4 +1,4 @@
-"""Child processes of one that has imported everything, so that commands start at once."""
+"""Processes that are forked from one that has imported everything, so that they start fast."""
 
 import json
 import os

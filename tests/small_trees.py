@@ -1,4 +1,4 @@
-"""Small trees of the official shape of every set that streams are made of."""
+"""Small folders in the official layout of every data set."""
 
 import numpy as np
 import torch
@@ -31,19 +31,19 @@ def cifar100(root, n=40):
 def tree_c(root, wnids, side):
     for corruption in CORRUPTIONS:
         for severity in range(1, 6):
-            for place, wnid in enumerate(wnids):
-                picture(root / corruption / str(severity) / wnid / "a.JPEG", side, 40 * place)
+            for index, wnid in enumerate(wnids):
+                picture(root / corruption / str(severity) / wnid / "a.JPEG", side, 40 * index)
 
 
 def imagenet_r(root):
-    for place, wnid in enumerate(imagenet_wnids()[5:8]):
-        picture(root / wnid / "art_0.jpg", 300, 60 * place)
+    for index, wnid in enumerate(imagenet_wnids()[5:8]):
+        picture(root / wnid / "art_0.jpg", 300, 60 * index)
 
 
 def pacs(root):
-    for place, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
+    for index, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
         for kind in ("dog", "house"):
-            picture(root / domain / kind / "1.png", 64, 50 * place)
+            picture(root / domain / kind / "1.png", 64, 50 * index)
 
 
 def domainnet(root):

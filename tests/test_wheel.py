@@ -1,4 +1,4 @@
-"""The built wheel is complete: it runs outside the checkout, with nothing but the core."""
+"""Tests of the built wheel: its content, and a run outside of the checkout."""
 
 import os
 import shutil
@@ -58,8 +58,8 @@ def test_wheel_contains_nothing_of_the_reproduction(wheel):
 
 
 @pytest.mark.full
-def test_it_runs_from_a_folder_of_its_own(wheel, tmp_path):
-    """Unpacked elsewhere and run in isolation: the checkout is not on the path."""
+def test_wheel_runs_outside_of_the_checkout(wheel, tmp_path):
+    """The wheel is unpacked elsewhere, and the checkout is not on the import path."""
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)

@@ -1,4 +1,4 @@
-"""Experiments whose data or weights cannot be had here, run on small trees of the same shape."""
+"""Tests that run experiments on small trees and models in place of data and weights."""
 
 import pytest
 import torch
@@ -27,19 +27,19 @@ MODELS = {
     "owttt-cifar100.safetensors": (RESIDUAL, CIFAR100_CLASSES),
     "cifar10-vit.safetensors": (TRANSFORMER, CIFAR10_CLASSES),
 }
-"""For the weights that were not trained here: a stand-in for images of 32 pixels, its classes."""
+"""Small models for images of 32 pixels, with their classes, by the name of the real weights."""
 EXPERIMENTS = {
     f"{folder.name}/{job.experiment.name}": job.experiment
     for folder in FOLDERS
     for job in read_jobs([folder])
     if job.experiment.seed == 0
 }
-JOBS = {name: one for name, one in EXPERIMENTS.items() if one.model.weights in MODELS}
+JOBS = {name: job for name, job in EXPERIMENTS.items() if job.model.weights in MODELS}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with every stand-in and every set."""
+def data_and_models(tmp_path_factory):
+    """Folder with all small models and small data sets."""
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(0)
     for name, ((architecture, arguments), classes) in MODELS.items():
@@ -62,9 +62,9 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_it_runs_on_a_small_tree(name, place, tmp_path, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setenv("BITTA_DATA", str(place / "data"))
+def test_experiment_runs_on_small_data(name, data_and_models, tmp_path, monkeypatch):
+    monkeypatch.chdir(data_and_models)
+    monkeypatch.setenv("BITTA_DATA", str(data_and_models / "data"))
     experiment = JOBS[name]
     result = run_experiment(experiment, out=tmp_path)
     assert result.first_nan_batch is None

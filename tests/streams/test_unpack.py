@@ -178,7 +178,7 @@ def test_links_and_passwords_are_refused_in_a_zip(tmp_path):
         unpack(archive, tmp_path / "out")
 
 
-def test_a_folder_with_files_is_not_touched(archive, tmp_path):
+def test_folder_with_files_is_not_changed(archive, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("mine")
     with pytest.raises(InputError, match="cannot be written"):
