@@ -1,4 +1,4 @@
-"""Comparison of a section's rows with the paper's rows and with one of their own."""
+"""Comparison of a section's rows with the paper's rows and with a baseline row."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,7 +167,7 @@ def _paired_differences(row: Row, baseline: Row) -> list[float]:
             ours = row.runs[seed].accuracy_by_domain
             theirs = baseline.runs[seed].accuracy_by_domain
             differences += [ours[domain] - theirs[domain] for domain in ours if domain in theirs]
-    # Differences of equal counts may differ by rounding errors, which rounding removes.
+    # Remove rounding errors, so that differences of equal counts are equal.
     return [round(difference, 9) for difference in differences]
 
 

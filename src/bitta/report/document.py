@@ -132,7 +132,7 @@ def _tables(
 def _measures_tables(
     comparison: Comparison, measures: Sequence[str], width: int | None
 ) -> Iterator[tuple[str, Table]]:
-    """Yield one table if it fits, if need be without deviations; else two tables."""
+    """Yield one table, without deviations if it is too wide, or two tables if it still is."""
     for with_deviations in (True, False):
         table = measures_table(comparison, measures, with_deviations=with_deviations)
         if width is None or len(table.as_text(bold=False).splitlines()[1]) <= width:

@@ -142,7 +142,7 @@ def _hashes(section: Section, key: str) -> str:
 
 
 def _means_first(table: Table, section: Section, *, without_notes: Sequence[str]) -> Table:
-    """Move the columns of domains to the end, where a narrow screen scrolls to them."""
+    """Move the columns of domains to the end, so that a narrow screen shows the mean first."""
     n_domains = len(section.domain_sizes)
     if n_domains == 1:
         n_domains = len(section.mixed_stream_points)
@@ -208,7 +208,7 @@ def _save_svg(figure: "Figure", salt: str) -> str:
 
 
 def _svg_content(svg: str, id_prefix: str) -> tuple[str, str]:
-    """Return view box and inner markup of an SVG file, ready to stand in a page.
+    """Return view box and inner markup of an SVG file, ready to be embedded in a page.
 
     Metadata and unused ids are removed, ids get a prefix that is unique in the page, and
     coordinates are cut to two decimals.

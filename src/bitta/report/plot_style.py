@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Okabe & Ito, 2008, without their yellow, which is too pale for a line.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-# More colours that every kind of colour vision tells apart from those above and their shades.
+# More colours. With any colour vision they differ from those above and their shades.
 SAND, VIOLET, BROWN, MID_GREY = "#C0A860", "#4818A8", "#603018", "#696969"
 GREY, DARK_GREY, LIGHT_GREY = "#999999", "#595959", "#D9D9D9"
 
@@ -84,7 +84,7 @@ _METHOD_STYLES = {
 
 
 def method_style(method: str) -> LineStyle:
-    """Return the style of a method. A method without an own style always gets the same one."""
+    """Return the style of a method. An unknown method gets one that depends on its name only."""
     if method in _METHOD_STYLES:
         return _METHOD_STYLES[method]
     others = [style for name, style in _METHOD_STYLES.items() if name not in ("source", "bitta")]

@@ -411,7 +411,7 @@ def _percent_text(ece: Spread) -> str:
 
 
 def _time_plot(section: Section) -> Plot | None:
-    """Plot accuracy against time for several methods on one machine, unless all are as fast."""
+    """Plot accuracy against time for several methods on one machine, unless all times are close."""
     if any(len(section.environment_values(key)) > 1 for key in ("device", "threads")):
         return None
     times = [_ms_per_batch(row) for row in section.rows]
@@ -463,7 +463,7 @@ def _log_ticks(values: Sequence[float]) -> list[float]:
 
 
 def _memory_plot(section: Section) -> Plot | None:
-    """Plot peak memory of three or more rows on one GPU, unless all are as large."""
+    """Plot peak memory of three or more rows on one GPU, unless all values are close."""
     if not section.has_gpu_memory or len(section.rows) <= 2:
         return None
     means = [_peak_megabytes(row).mean for row in section.rows]

@@ -48,7 +48,7 @@ class PaperRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperTable:
-    """A table of the paper: methods down, measurements across."""
+    """A table of the paper, with a row per method and a column per measurement."""
 
     id: str
     """The label in the LaTeX source; after a slash, the part of the table."""
@@ -67,7 +67,7 @@ class PaperTable:
     experiments: tuple[str, ...]
     """Folders of experiments that measure the same."""
     transposed: bool = False
-    """True if the paper prints methods across."""
+    """True if the paper prints a column per method."""
 
     def row(self, method: str, feedback: AnswerKind, *, variant: str = "") -> PaperRow:
         """Return the row of a method that learns from this kind of answers."""

@@ -1,4 +1,4 @@
-"""Row of a report: runs that differ only in their seed, their settings and their title."""
+"""Row of a report: runs that differ only in their seed, with their settings and title."""
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ class Row:
     runs: Mapping[int, RunResult]
     """Runs by seed, in ascending order."""
     qualifiers: tuple[str, ...] = ()
-    """Preset or settings that distinguish the row from rows of the same method and answers."""
+    """Preset or settings that distinguish the row from others of the same method and answers."""
     collapsed_domains: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Domains in which the row collapsed, by seed. Seeds without a collapse are missing."""
 

@@ -1,4 +1,4 @@
-"""Sections of a report: result files read, grouped into rows, and split where not comparable."""
+"""Sections of a report: read result files, group them into rows, split what is not comparable."""
 
 import re
 from collections import Counter
@@ -144,7 +144,7 @@ def differing_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def distinguishing_keys(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that have several values. Tables without a key do not count for it.
+    """Return the keys that have several values. Ignore tables that lack the key.
 
     >>> distinguishing_keys([{"agreement": "policy"}, {"agreement": "threshold", "threshold": 1}])
     ['agreement']
@@ -207,7 +207,7 @@ def _with_new_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections_of_protocol(versions: Sequence[Sequence[_LoadedRun]]) -> list[Section]:
-    """Return a section per version of the code. Titles differ between rows of all versions."""
+    """Return a section per version of the code. Row titles are unique across versions."""
     rows_by_version = [_group_into_rows(runs) for runs in versions]
     all_rows = [row for rows in rows_by_version for row in rows]
     return [

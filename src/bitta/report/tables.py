@@ -1,4 +1,4 @@
-"""Tables: of accuracy, of other measures, and of single runs; as text and as Markdown."""
+"""Tables of accuracy, of other measures, and of single runs, as text and as Markdown."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
