@@ -76,13 +76,13 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_store(arguments: argparse.Namespace, *, make: bool) -> "Store":
+def open_store(arguments: argparse.Namespace, *, create: bool) -> "Store":
     """Open the store of a server. The server may be running at the same time."""
     try:
         from bitta.server.store import Store  # noqa: PLC0415 (an optional dependency)
     except ModuleNotFoundError as error:
         raise missing_server_package_error(error) from None
-    return Store.open(arguments.database, Path(arguments.data_dir), exclusive=False, create=make)
+    return Store.open(arguments.database, Path(arguments.data_dir), exclusive=False, create=create)
 
 
 def missing_server_package_error(error: ModuleNotFoundError) -> InputError:

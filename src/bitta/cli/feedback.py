@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run an action on the data of a server, which may be running."""
-    with open_store(arguments, make=False) as store:
+    with open_store(arguments, create=False) as store:
         if arguments.action == "export":
             return _export(store, arguments.format, arguments.out)
         if arguments.action == "import":
@@ -103,7 +103,7 @@ def _import(store: "Store", path: Path) -> int:
         n_superseded += imported.has_ended_answer
     print(f"{n_new} answers imported, {n_known} were already stored")
     if n_withdrawn:
-        print(f"{n_withdrawn} of the imported answers were undone or replaced and teach nothing")
+        print(f"{n_withdrawn} of the imported answers were undone or replaced and are not learned")
     if n_superseded:
         print(f"{n_superseded} stored answers are now undone or replaced, as in the file")
     return 0

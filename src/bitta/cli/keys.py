@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run an action on the database of a server, which may be running."""
-    with open_store(arguments, make=arguments.action == "create") as store:
+    with open_store(arguments, create=arguments.action == "create") as store:
         if arguments.action == "create":
             return _create(store, arguments.role, arguments.name)
         if arguments.action == "revoke":

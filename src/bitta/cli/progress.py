@@ -75,7 +75,7 @@ class RichProgress:
 
 @contextmanager
 def show_progress(unit: str = "batch") -> Iterator[ProgressDisplay]:
-    """Yield live bars on a terminal with rich, and plain lines elsewhere. Work counts `unit`s."""
+    """Yield live bars on a terminal with rich, and plain lines elsewhere. Lines name the `unit`."""
     if not _has_live_bars():
         yield PlainProgress(unit)
         return

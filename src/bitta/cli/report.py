@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Read the results, then print the report or write its files."""
     if arguments.html and arguments.out is None:
-        raise InputError("--html writes a file; say where with --out DIR.")
+        raise InputError("--html writes a file; give its folder with --out DIR.")
     measures = _parse_measures(arguments.measure, ALL_MEASURES if arguments.out else ("accuracy",))
     sections = _select_rows(read_sections([Path(f) for f in arguments.folders]), arguments.rows)
     if arguments.against is not None:
@@ -104,7 +104,7 @@ def _parse_measures(text: str | None, default: Sequence[str]) -> tuple[str, ...]
 
 
 def _select_rows(sections: Sequence[Section], text: str | None) -> list[Section]:
-    """Keep the rows of these names or patterns, and the sections that have some."""
+    """Keep the rows that match these names or patterns. Drop sections without rows."""
     if text is None:
         return list(sections)
     names = _parse_names(text)
@@ -116,12 +116,12 @@ def _select_rows(sections: Sequence[Section], text: str | None) -> list[Section]
 def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError(f"{text!r} names nothing; give names, separated by commas.")
+        raise InputError(f"{text!r} has no names; give names, separated by commas.")
     return names
 
 
 def _terminal() -> Terminal:
-    """Describe the terminal. A file has no limit of width."""
+    """Return the width and the abilities of the output. A file has unlimited width."""
     width = shutil.get_terminal_size((_UNLIMITED_WIDTH, 0)).columns
     return Terminal(width, has_bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
 

@@ -46,8 +46,8 @@ DEMOS: Mapping[str, Mapping[str, Any]] = {
     },
     "corruptions": {
         "model": "embedded:cifar10-resnet8",
-        # Memories of 64 hold answers about earlier weather, which costs accuracy in fog. Memories
-        # of 8 hold about five windows.
+        # Memories of 64 hold answers about earlier corruptions, which costs accuracy in fog.
+        # Memories of 8 hold the answers of about five windows.
         "settings": {
             "epochs": 1,
             "lr": 3e-4,
@@ -169,7 +169,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def _check(settings: "ServeSettings") -> int:
-    """Check everything that can fail at the start, except the tables of a database server."""
+    """Check all that can fail at the start. Leave nothing but new tables on a database server."""
     from bitta.server.bootstrap import load_model_from_settings  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415
@@ -256,7 +256,7 @@ def _demo_defaults(name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _start_camera(
     server: "RunningServer", settings: "ServeSettings", name: str, rate: float
 ) -> "Camera":
-    """Send pictures, from where the last camera stopped, and write their classes to a file."""
+    """Start a camera where the last one stopped. Write the classes of its pictures to a file."""
     from bitta.server.camera import SCENES, Camera  # noqa: PLC0415 (an optional dependency)
 
     truth_path = settings.data_dir / _TRUTH_FILE

@@ -108,7 +108,7 @@ def _worker_command(reports: int) -> Sequence[str]:
 
 
 def run_worker(reports: int, parent: int) -> None:
-    """Make runs for a sweep. This is the main function of a worker process.
+    """Execute runs of a sweep. This is the main function of a worker process.
 
     `reports` is the file descriptor for reports, `parent` the process id of the sweep.
     """
