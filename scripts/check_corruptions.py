@@ -1,8 +1,9 @@
-"""Check the generator: accuracy of a known model on all fifteen corruptions at severity 5.
+"""Check the corruption generator by the accuracy of a known model at severity 5.
 
 python scripts/check_corruptions.py --cifar FOLDER --weights CHECKPOINT --out FILE.json
 
-The model is the CIFAR ResNet-18 whose accuracies with the upstream generator are listed below.
+The model is the CIFAR ResNet-18 whose accuracies with the upstream generator are in `UPSTREAM`. The
+exit code is 1 if one of the fifteen accuracies differs by more than 2 points.
 """
 
 import argparse
@@ -25,12 +26,12 @@ UPSTREAM = {
     "fog": 68.0, "brightness": 89.8, "contrast": 29.2, "elastic_transform": 75.3,
     "pixelate": 45.5, "jpeg_compression": 75.4,
 }  # fmt: skip
-WIDER = {"glass_blur", "motion_blur", "snow"}
-"""Their upstream code uses libraries of its own; 3 points are allowed instead of 2."""
+WITH_OTHER_LIBRARIES = {"glass_blur", "motion_blur", "snow"}
+"""Corruptions whose upstream code uses other libraries. They may differ by 3 points."""
 
 
 def main() -> None:
-    """Corrupt, classify, compare; exit code 1 if a column is off."""
+    """Measure the accuracy on each corruption and compare it with the upstream one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cifar", required=True, help="folder of CIFAR-10")
     parser.add_argument("--weights", required=True, help="the checkpoint, .safetensors")
@@ -67,24 +68,24 @@ def main() -> None:
     }
     write_atomically(Path(arguments.out), (json.dumps(result, indent=1) + "\n").encode())
     print(f"mean {result['mean']}, upstream {result['mean_upstream']}; clean {result['clean']}")
-    off = [
+    differing = [
         name
         for name, row in rows.items()
-        if abs(row["accuracy"] - row["upstream"]) > (3 if name in WIDER else 2)
+        if abs(row["accuracy"] - row["upstream"]) > (3 if name in WITH_OTHER_LIBRARIES else 2)
     ]
-    raise SystemExit(f"off: {', '.join(off)}" if off else 0)
+    raise SystemExit(f"too far from upstream: {', '.join(differing)}" if differing else 0)
 
 
 @torch.no_grad()
 def accuracy(
     model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, device: str
 ) -> float:
-    """Percent right."""
-    right = sum(
+    """Return the percentage of correct labels."""
+    n_correct = sum(
         int((model(part.to(device).float() / 255).argmax(-1).cpu() == truth).sum())
         for part, truth in zip(images.split(500), labels.split(500), strict=True)
     )
-    return round(100 * right / len(labels), 2)
+    return round(100 * n_correct / len(labels), 2)
 
 
 if __name__ == "__main__":

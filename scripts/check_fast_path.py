@@ -2,8 +2,8 @@
 
     python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
 
-TF32 is off. CIFAR-10 must be there ("bitta data get cifar10"). Memories of 8 are full after a few
-batches, so that the captured update is used. 64 is BiTTA's default.
+TF32 is off. CIFAR-10 must be installed ("bitta data get cifar10"). Memories of 8 are full after a
+few batches, so that the captured update is used. 64 is BiTTA's default.
 """
 
 import argparse
@@ -25,7 +25,7 @@ N_BATCHES = 10
 
 
 def main() -> None:
-    """Compare, print and write."""
+    """Compare both paths. Print and write the differences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", required=True)
@@ -37,7 +37,7 @@ def main() -> None:
     stream = build_stream(config, seed=0)
     model, _ = load_model(arguments.weights)
     checks = [
-        compared(stream, model.to(device), method, size)
+        compare_paths(stream, model.to(device), method, size)
         for method in ("bitta", "tent")
         for size in (8, 64)
     ]
@@ -51,10 +51,10 @@ def main() -> None:
     write_atomically(Path(arguments.out), (json.dumps(table, indent=1) + "\n").encode())
 
 
-def compared(stream: Stream, model: nn.Module, method: str, memory: int) -> dict[str, object]:
+def compare_paths(stream: Stream, model: nn.Module, method: str, memory: int) -> dict[str, object]:
     """Compare labels and questions of every batch, and the weights at the end."""
-    plain = outcome(stream, model, method, memory, eager=True)
-    fast = outcome(stream, model, method, memory, eager=False)
+    plain = run_path(stream, model, method, memory, eager=True)
+    fast = run_path(stream, model, method, memory, eager=False)
     pairs = zip(plain[2].values(), fast[2].values(), strict=True)
     return {
         "method": method,
@@ -68,8 +68,8 @@ def compared(stream: Stream, model: nn.Module, method: str, memory: int) -> dict
     }
 
 
-def outcome(stream, model, method, memory, *, eager):
-    """Return labels, questions and weights of one path, and its name."""
+def run_path(stream, model, method, memory, *, eager):
+    """Run the stream on one path. Return labels, questions, weights and the name of the path."""
     session = Session(
         model, method, n_queries=3, correct_memory=memory, incorrect_memory=memory, copy=True,
         feedback=Simulated(stream.truth), eager=eager, precision="float32",

@@ -1,10 +1,10 @@
-"""Compare what two trees of the package compute: both demos and a short run of every method.
+"""Compare the results of two checkouts: both demos and a short run of every method.
 
     python scripts/compare_behaviour.py write --out FOLDER [--tree TREE] [--no-demos]
     python scripts/compare_behaviour.py compare FOLDER OTHER
 
-`write` runs the package of TREE (this checkout by default) on a CPU with one thread and leaves its
-result files in FOLDER. `compare` prints every value that differs, except times, memory and the
+`write` runs the package of TREE (this checkout by default) on a CPU with one thread and writes its
+result files to FOLDER. `compare` prints every value that differs, except times, memory and the
 version of the code, and exits with 1 if there is one.
 """
 

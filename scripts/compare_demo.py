@@ -2,8 +2,8 @@
 
     python scripts/compare_demo.py 13d3f21 --rounds 3 --out results/speed/demo-2-cores.json
 
-The earlier revision is checked out beside this one and removed again. Seconds are of the whole
-command; the ratio is of the medians.
+The earlier revision is checked out into a temporary folder. The times are those of the whole
+command, and the ratio is that of the medians.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Time both, print and write."""
+    """Time both revisions. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision")
     parser.add_argument("--demo", default="digits")
@@ -32,7 +32,7 @@ def main() -> None:
         _git("worktree", "add", "--detach", str(earlier), arguments.revision)
         try:
             trees = {"before": earlier, "after": ROOT}
-            seconds = timed(trees, arguments.demo, arguments.rounds, Path(folder))
+            seconds = time_demos(trees, arguments.demo, arguments.rounds, Path(folder))
         finally:
             _git("worktree", "remove", "--force", str(earlier))
     table = {
@@ -48,8 +48,10 @@ def main() -> None:
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def timed(trees: dict[str, Path], demo: str, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds of each round, by tree."""
+def time_demos(
+    trees: dict[str, Path], demo: str, rounds: int, folder: Path
+) -> dict[str, list[float]]:
+    """Return the seconds of each round by the name of the tree."""
     seconds: dict[str, list[float]] = {name: [] for name in trees}
     for number in range(rounds):
         for name, tree in trees.items():

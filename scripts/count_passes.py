@@ -45,7 +45,7 @@ class Passes:
 
 
 def main() -> None:
-    """Count, print and write."""
+    """Count the passes of the chosen methods. Print and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("methods", nargs="*", metavar="METHOD", choices=[*METHODS, []])
     chosen = parser.parse_args().methods or list(METHODS)

@@ -24,9 +24,9 @@ from bitta.server.store import Store
 from bitta.streams import embedded_pack
 
 MODEL = "embedded:cifar10-resnet8"
-NAME = "cifar10-resnet8"
+MODEL_NAME = "cifar10-resnet8"
 N_IMAGES = 512
-BARE = f"""
+BARE_SERVER_CODE = f"""
 import sys
 import numpy, torch, uvicorn
 from fastapi import FastAPI, Request
@@ -58,7 +58,7 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedServer:
-    """A running server and the requests that it is sent."""
+    """A running server and the requests that are sent to it."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -182,7 +182,7 @@ def server_command(kind: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
     options: dict[str, Any] = {"port": port, "data_dir": folder / "data"}
     if kind == "bare":
         options |= {"path": "/predict", "headers": {}, "keys": {}}
-        return [sys.executable, "-c", BARE, str(port)], options | {"bodies": images}
+        return [sys.executable, "-c", BARE_SERVER_CODE, str(port)], options | {"bodies": images}
     with Store.open(None, folder / "data") as store:
         roles = ("client", "annotator", "operator")
         keys = {role: store.keys.create(role, role).token for role in roles}
@@ -199,7 +199,7 @@ def server_command(kind: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
         "Authorization": f"Bearer {keys['client']}",
         "Inference-Header-Content-Length": str(len(head)),
     }
-    options |= {"path": f"/v2/models/{NAME}/infer", "keys": keys}
+    options |= {"path": f"/v2/models/{MODEL_NAME}/infer", "keys": keys}
     return command, options | {"bodies": [head + image for image in images]}
 
 

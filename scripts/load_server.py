@@ -32,8 +32,8 @@ from load_cases import MODEL, LoadedServer, LoadRound, run_load, running_server,
 from bitta.results import write_table
 from bitta.version import __version__
 
-LEAST = {"off": 0.7, "unanswered": 0.4, "answered": 0.4}
-KINDS = ("bare", *LEAST)
+MIN_RATIOS = {"off": 0.7, "unanswered": 0.4, "answered": 0.4}
+KINDS = ("bare", *MIN_RATIOS)
 NAMES = {
     "bare": "bare endpoint",
     "off": "learning paused",
@@ -50,15 +50,15 @@ def main() -> int:
     with ExitStack() as stack:
         servers = {kind: stack.enter_context(running_server(kind)) for kind in KINDS}
         for kind, server in servers.items():
-            _warm(kind, server, arguments.warm)
-        before = {kind: servers[kind].counts() for kind in LEAST}
+            _warm_up(kind, server, arguments.warm)
+        before = {kind: servers[kind].counts() for kind in MIN_RATIOS}
         rounds = _run_rounds(servers, arguments)
-        after = {kind: servers[kind].counts() for kind in LEAST}
+        after = {kind: servers[kind].counts() for kind in MIN_RATIOS}
     measured = {kind: _summary(of_kind) for kind, of_kind in rounds.items()}
-    for kind in LEAST:
+    for kind in MIN_RATIOS:
         measured[kind] |= {name: n - before[kind][name] for name, n in after[kind].items()}
     bare = measured["bare"]["per_second"]
-    ratio = {kind: measured[kind]["per_second"] / bare for kind in LEAST}
+    ratio = {kind: measured[kind]["per_second"] / bare for kind in MIN_RATIOS}
     table = {
         "command": f"python scripts/load_server.py --seconds {arguments.seconds:g} "
                    f"--rounds {arguments.rounds}",
@@ -67,8 +67,8 @@ def main() -> int:
         "environment": _environment(),
         "measured": measured,
         "ratio": ratio,
-        "least": LEAST,
-        "holds": all(ratio[kind] >= least for kind, least in LEAST.items()),
+        "least": MIN_RATIOS,
+        "holds": all(ratio[kind] >= least for kind, least in MIN_RATIOS.items()),
     }  # fmt: skip
     write_table(arguments.out, table)
     print("\n".join(lines(table)))
@@ -103,12 +103,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _warm(kind: str, server: LoadedServer, seconds: float) -> None:
+def _warm_up(kind: str, server: LoadedServer, seconds: float) -> None:
     """Warm up a server. With answers, fill its memories."""
     run_load(server, 3.0, 4)
     end = time.monotonic() + seconds
     while kind == "answered" and (learned := server.counts()["answers_learned"]) < MEMORIES:
-        print(f"learned from {learned} of {MEMORIES} answers before it is measured", flush=True)
+        print(f"learned from {learned} of {MEMORIES} answers before the measurement", flush=True)
         if time.monotonic() > end:
             raise SystemExit(f"the memories were not full after {seconds:g} seconds")
         run_load(server, 5.0, 4)

@@ -15,17 +15,17 @@ from torch.nn import functional as F
 from bitta.statefile import write_atomically
 
 ASSETS = Path(__file__).parents[1] / "src" / "bitta" / "assets" / "frost"
-SOURCES = ("frost1.png", "frost2.png", "frost4.jpg", "frost5.jpg")  # frost3 is frost2 again
+SOURCES = ("frost1.png", "frost2.png", "frost4.jpg", "frost5.jpg")  # frost3 is a copy of frost2
 SCALES = {32: 0.2, 64: 0.3, 224: 1.0}
 
 
 def main() -> None:
-    """One file per texture and image size: small ones lossless, the full size at quality 90."""
+    """Write a file per texture and image size: small ones lossless, the full size at quality 90."""
     for source in SOURCES:
         with Image.open(Path(sys.argv[1]) / source) as picture:
             pixels = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
         for side, scale in SCALES.items():
-            scaled = resized(pixels, scale).permute(1, 2, 0).contiguous().numpy()
+            scaled = resize(pixels, scale).permute(1, 2, 0).contiguous().numpy()
             buffer = io.BytesIO()
             quality = 90 if scale == 1 else 100
             Image.fromarray(scaled).save(
@@ -34,8 +34,8 @@ def main() -> None:
             write_atomically(ASSETS / f"{Path(source).stem}-{side}.webp", buffer.getvalue())
 
 
-def resized(pixels: torch.Tensor, scale: float) -> torch.Tensor:
-    """Plain bilinear sampling: antialiasing would smooth the ice away."""
+def resize(pixels: torch.Tensor, scale: float) -> torch.Tensor:
+    """Resize bilinearly without antialiasing, which would smooth the ice away."""
     if scale == 1:
         return pixels
     size = [round(length * scale) for length in pixels.shape[1:]]

@@ -14,13 +14,13 @@ ASSETS = Path(__file__).parents[1] / "src" / "bitta" / "assets"
 
 
 def main() -> None:
-    """Cut, label, write."""
+    """Select the images of both packs and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnist", required=True, help="folder with the idx files")
     parser.add_argument("--cifar", required=True, help="folder with the binary batches")
     arguments = parser.parse_args()
     digits, numerals = read_mnist(arguments.mnist, train=True)
-    # The last 20,000 training digits are the target of ColoredMNIST; no source model sees them.
+    # The last 20,000 training digits are the target of ColoredMNIST. No source model sees them.
     target = slice(40_000, 46_000)
     write_pack(
         ASSETS,

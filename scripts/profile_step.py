@@ -41,7 +41,7 @@ REST = "other element-wise work"
 
 
 def main() -> None:
-    """Profile, print and write."""
+    """Profile a few steps. Print and write the time of each kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="resnet18")
@@ -54,15 +54,17 @@ def main() -> None:
     inputs = random_batches(case, device)
     for index in range(6):
         session.step(inputs[index % 2])
-    cuda = device.type == "cuda"
+    is_cuda = device.type == "cuda"
     started = perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]
+    ) as profiled:
         for index in range(N_STEPS):
             session.step(inputs[index % 2])
-        if cuda:
+        if is_cuda:
             torch.cuda.synchronize(device)
     wall = perf_counter() - started
-    by_kind = milliseconds(profiled.events(), cuda=cuda)
+    by_kind = milliseconds(profiled.events(), cuda=is_cuda)
     for kind, ms in by_kind.items():
         print(f"{kind:<26} {ms:6.2f} ms a batch")
     table = {

@@ -46,7 +46,7 @@ WINDOW_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Claim:
-    """Answers gain at least `least` points over the last `over` windows of `windows`."""
+    """Claim that answers gain at least `least` points over the last `over` of all windows."""
 
     windows: int
     over: int

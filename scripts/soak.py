@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python scripts/soak.py --out results/serving/soak.json
 
-`make soak` runs this script. A number of 0 leaves a part out. The file is written before and after
-each part, so that it is complete after an interruption. If a check fails or a part was not run, the
-file says so, and the exit code is 1.
+`make soak` runs this script. A part whose number is 0 is skipped. The result file is written before
+and after each part, so that an interruption loses at most one part. If a check fails or a part was
+not run, the file says so, and the exit code is 1.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""kill -9 of a server under load, many times."""
+"""Kill a server under load with SIGKILL, many times."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def check_kills(kind, n, print_line):
 
 
 def summarise_restarts(seconds, cpu):
-    """Summarise all restarts. The processor time shows if a restart was slow or had to wait."""
+    """Summarise all restarts. The processor time shows if a slow restart waited for the machine."""
     return {
         "median": median(seconds),
         "longest": max(seconds),

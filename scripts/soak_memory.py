@@ -1,4 +1,4 @@
-"""Memory of a server that serves, asks and learns for a long time."""
+"""Measure the memory of a server that serves, asks and learns for a long time."""
 
 import time
 from itertools import count

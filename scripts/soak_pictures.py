@@ -1,4 +1,4 @@
-"""Broken JPEG, PNG and WebP files, sent to a server."""
+"""Send broken JPEG, PNG and WebP files to a server."""
 
 import random
 from pathlib import Path

@@ -24,7 +24,7 @@ N_WARM_UP, N_TIMED = 6, 20
 
 
 def main() -> None:
-    """Time, print and write."""
+    """Time every variant. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="resnet18")
@@ -34,7 +34,7 @@ def main() -> None:
     (case,) = speed_cases(["headline"], changes={"model": arguments.model})
     measured = {}
     for name, (settings, change) in VARIANTS.items():
-        measured[name] = timed(case, device, settings, change)
+        measured[name] = time_variant(case, device, settings, change)
         print(
             f"{name:<28} {measured[name]['ms']:7.1f} ms {measured[name]['peak_mb']:7.0f} MB",
             flush=True,
@@ -44,17 +44,17 @@ def main() -> None:
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
 
 
-def timed(case: SpeedCase, device: torch.device, settings: dict, change: Callable) -> dict:
+def time_variant(case: SpeedCase, device: torch.device, settings: dict, change: Callable) -> dict:
     """Return the median milliseconds of a batch, and the peak memory from the first batch on."""
     reset_peak_memory(device)
     with session_with_full_memories(case, device, **settings) as session:
         change(session)
         inputs = random_batches(case, device)
-        watch, ms = DeviceTimer(device), []
+        timer, ms = DeviceTimer(device), []
         for index in range(N_WARM_UP + N_TIMED):
-            watch.start()
+            timer.start()
             session.step(inputs[index % 2])
-            ms.append(1000 * watch.stop())
+            ms.append(1000 * timer.stop())
         torch.backends.cudnn.benchmark = False
         peak = peak_memory(device)
     return {
@@ -74,7 +74,7 @@ def without_graphs(session: Session) -> None:
 
 
 def without_kernels(session: Session) -> None:
-    """Normalise and drop pass by pass, with PyTorch's kernels."""
+    """Do normalisation and dropout pass by pass, with PyTorch's kernels."""
     wrapped = session.adapter.wrapped
     wrapped.execution = replace(wrapped.execution, kernels=False)
 

@@ -22,9 +22,9 @@ def script():
 
 
 def tiny_package(script):
-    """A number per channel, two channels, three colours."""
+    """Return Keras tensors with two output channels and three input channels."""
     keras = {"fc1000/kernel": torch.rand(2, 5), "fc1000/bias": torch.rand(5)}
-    for _, _, conv, norm in script.layers():
+    for _, _, conv, norm in script.layer_names():
         keras[f"{conv}/kernel"] = torch.rand(1, 1, 3, 2, generator=generator(0, conv))
         keras[f"{conv}/bias"] = torch.tensor([1.0, 2.0])
         for name in ("gamma", "beta", "moving_mean", "moving_variance"):
@@ -36,12 +36,14 @@ def test_every_weight_of_the_architecture_is_filled(script):
     with torch.device("meta"):
         model = build_model("imagenet_resnet50", n_classes=5, mean=(0,) * 3, std=(1,) * 3)
     counters = {key for key in model.state_dict() if key.endswith("num_batches_tracked")}
-    assert script.converted(tiny_package(script)).keys() == model.state_dict().keys() - counters
+    assert (
+        script.convert_tensors(tiny_package(script)).keys() == model.state_dict().keys() - counters
+    )
 
 
 def test_kernels_are_transposed_and_the_first_becomes_rgb(script):
     keras = tiny_package(script)
-    state = script.converted(keras)
+    state = script.convert_tensors(keras)
     assert state["layer1.0.conv1.weight"][1, 2] == keras["res2a_branch2a/kernel"][0, 0, 2, 1]
     assert state["conv1.weight"][1, 0] == keras["conv1/kernel"][0, 0, 2, 1]
     assert state["conv1.weight"][1, 2] == keras["conv1/kernel"][0, 0, 0, 1]
@@ -50,12 +52,12 @@ def test_kernels_are_transposed_and_the_first_becomes_rgb(script):
 
 def test_biases_are_folded_into_batchnorm_means(script):
     keras = tiny_package(script)
-    means = script.converted(keras)["layer2.0.downsample.1.running_mean"]
+    means = script.convert_tensors(keras)["layer2.0.downsample.1.running_mean"]
     assert torch.equal(means, keras["bn3a_branch1/moving_mean"] - torch.tensor([1.0, 2.0]))
 
 
 def test_normalised_pixels_equal_those_of_keras(script):
-    card = script.card_of(("a", "b"), eps=0.001)
+    card = script.make_card(("a", "b"), eps=0.001)
     red = (200 / 255 - card.arguments["mean"][0]) / card.arguments["std"][0]
     assert red == pytest.approx(200 - 123.68)
     assert card.arguments["eps"] == 0.001
