@@ -2,7 +2,7 @@
 
 This is the setting of SimATTA (Gui et al., ICLR 2024), as the BiTTA paper uses it in Table 14. All
 questions are asked at once, before the stream, about samples drawn from it. The model learns from
-the answers. Then any method follows the stream.
+the answers. Then any method runs on the stream.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class FinetuneBeforeStream(BeforeStream):
         require(0 <= self.momentum < 1, "momentum", self.momentum, "at least 0 and below 1")
 
     def check_experiment(self, experiment: Experiment) -> None:
-        """Refuse logs of answers: they do not hold the answers from before the stream."""
+        """Refuse logs of answers, which do not hold the answers from before the stream."""
         if experiment.feedback.record or experiment.feedback.replay:
             raise SettingError(
                 "[before_stream] asks questions that a log of answers does not hold; leave out "
@@ -268,7 +268,7 @@ def finetune(
 def _batch_rows(
     n_samples: int, settings: FinetuneBeforeStream, seed: int
 ) -> list[tuple[bool, Tensor]]:
-    """Return the rows of every batch, and whether it is the first of its epoch."""
+    """Return a pair per batch: True if it is the first of its epoch, and its rows."""
     if not n_samples:
         return []
     batches = []

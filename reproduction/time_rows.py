@@ -19,7 +19,7 @@ from bitta.results import RunResult, write_table
 
 
 def main() -> None:
-    """Run, print and write."""
+    """Time the rows. Print each one and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of experiments")
     parser.add_argument("--out", type=Path, required=True, help="result to write, .json")

@@ -3,7 +3,7 @@
     python -m reproduction.write_comparison [--check]
 
 A page has its tables between the marks `<!-- result -->` and `<!-- end -->`. `--check` writes
-nothing and fails if a page does not show what the results hold.
+nothing and fails if a page differs from the results.
 """
 
 import json

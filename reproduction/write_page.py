@@ -3,7 +3,7 @@
     python -m reproduction.write_page [--check]
 
 The page begins with page_introduction.md. Its reasons for claims that fail come from reasons.toml.
-`--check` writes nothing and fails if the page does not show what the results hold.
+`--check` writes nothing and fails if the page differs from the results.
 """
 
 import sys

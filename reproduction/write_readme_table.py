@@ -2,7 +2,7 @@
 
     python -m reproduction.write_readme_table [--check]
 
-`--check` writes nothing and fails if README.md does not show what the files hold.
+`--check` writes nothing and fails if README.md differs from the files.
 """
 
 import json
@@ -55,7 +55,7 @@ def cell(table: str, method: str, folder: str, experiment: str) -> str:
 
 
 def paper_mean(table: str, method: str) -> float:
-    """Return the mean over domains that the paper states, recomputed where its sum is wrong."""
+    """Return the paper's mean over domains, recomputed if the printed one is wrong."""
     content = tomllib.loads((PAPER_TABLES / f"{table}.toml").read_text())
     row = next(row for row in content["rows"] if row["method"] == method)
     stated = row["values"][content["columns"].index("mean")]

@@ -1,4 +1,4 @@
-"""Two averages that the paper states without saying over what it averages.
+"""Two averages that the paper states without naming what they are averages of.
 
 One is BiTTA's lead over the baselines, the other the baselines' gain by binary answers. Both are
 computed in each way that fits the sentence: over the best baseline and over the mean of the
@@ -38,7 +38,7 @@ class Leads:
     over_mean: float
     """Lead over the mean of the baselines."""
     gains: Mapping[str, float] = field(default_factory=dict)
-    """Gain by answers of each baseline but SimATTA; empty if one was not run without answers."""
+    """Gain by answers of each baseline except SimATTA; empty if one was not run without answers."""
     over_mean_of_stable: float | None = None
     """Lead over the mean of the baselines that did not collapse, if some did."""
     collapsed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A claim of the paper, and its outcome in the light of our results."""
+"""A claim of the paper, and its outcome according to our results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Finding:
 
 
 ClaimCheck = Callable[[ResultFolders], Finding | None]
-"""Look at the results. None means that there is no result for the claim."""
+"""Checks a claim against the results. Returns None if there are no results for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from reproduction.claims.results import ResultFolders
 from reproduction.claims.tables import TableComparison, compare_table, paper_table, paper_tables
 
 SIMILAR = 1.0
-"""Points. Two accuracies count as similar if they differ by no more."""
+"""Largest difference in points between accuracies that count as similar."""
 HANDICAPPED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tab:tinyimagenetc/cifar10-c": ("mean",),
     "tab:tinyimagenetc/cifar100-c": ("mean",),
@@ -21,7 +21,7 @@ HANDICAPPED_COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Columns for which there are experiments with the handicaps of the published code."""
 
 OrderCheck = Callable[[Mapping[str, float], float], tuple[str, bool]]
-"""Take the other rows' numbers and BiTTA's. Return a summary, and True if the claim holds."""
+"""Takes the other rows' numbers and BiTTA's. Returns a summary, and True if the claim holds."""
 
 
 def order_claims() -> list[Claim]:

@@ -155,6 +155,6 @@ def _refuse_other_images(sections: list[Section]) -> None:
     if differing := [seed for seed, found in streams.items() if len(found) > 1]:
         folders = ", ".join(str(folder) for folder in sections[0].folders)
         raise InputError(
-            f"results of one protocol in {folders!r} have seen other images, with seed "
-            f"{differing[0]}; move those of one machine elsewhere."
+            f"results of one protocol in {folders!r} were run on different images, with seed "
+            f"{differing[0]}; move the results of one machine to another folder."
         )

@@ -172,7 +172,7 @@ def _n_unusual_settings(row: Row) -> int:
 def _with_collapse_marks(
     rows: Mapping[CellKey, Row], sources: Mapping[str, Row], results: ResultFolders
 ) -> dict[CellKey, Row]:
-    """Mark collapses by the source model of the same column, or of any folder."""
+    """Mark collapsed rows by comparison with the source model of the same column or any folder."""
     marked = {}
     for key, row in rows.items():
         source = sources.get(key[1]) or results.source_row(row)

@@ -342,7 +342,7 @@ def test_results_on_other_images_are_not_joined(made):
     two = replace(run("tent", 6, "tent"), environment={**one.environment, "code": "0" * 64})
     assert len(made("f", one, two).rows("f", "tent")) == 1
     elsewhere = replace(two, environment={**two.environment, "stream": "other"})
-    with pytest.raises(InputError, match="have seen other images, with seed 0"):
+    with pytest.raises(InputError, match="were run on different images, with seed 0"):
         made("f", elsewhere).rows("f", "tent")
 
 
