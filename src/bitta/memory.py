@@ -163,7 +163,7 @@ class BalancedMemory:
     def _free_slot_for(self, label: int) -> int:
         """Return an unused slot, or free the oldest slot of a most frequent label.
 
-        The new label counts when frequencies are compared.
+        The frequencies include the new label.
         """
         if len(self._label_by_slot) < self.capacity:
             return next(slot for slot in range(self.capacity) if slot not in self._label_by_slot)
@@ -324,7 +324,7 @@ class SampleWindow:
     """Group small requests into windows of `size` samples.
 
     The window holds the newest samples with their predictions. It is complete once `size` samples
-    have come in since the last complete window. Complete windows do not overlap, and a request is
+    have arrived since the last complete window. Complete windows do not overlap, and a request is
     never split: a window is larger than `size` if the last request exceeds it.
 
     With `size` 0 every request is a complete window of its own, and nothing is stored.

@@ -1,4 +1,4 @@
-"""State trees in safetensors files, and atomic writes: a crash leaves the old or the new file."""
+"""Saved states in safetensors files, and atomic writes: a crash leaves the old or the new file."""
 
 import json
 import os

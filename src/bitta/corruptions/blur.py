@@ -64,7 +64,7 @@ def motion_blur(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
 
 
 def zoom_blur(x: Tensor, severity: int, _rng: torch.Generator) -> Tensor:
-    """Average the image with enlargements of its centre. Factor 1 counts twice."""
+    """Average the image with enlargements of its centre. The image itself counts twice."""
     count, step = get_constant(_ZOOM, x, severity)
     total = x.clone()
     for index in range(count):

@@ -72,7 +72,7 @@ def do_nothing() -> None:
 
 
 class Adapter(ABC, Generic[A]):
-    """A classifier, and a method that adapts it to a shifting stream.
+    """Method that adapts a classifier to a shifting stream, with the classifier.
 
     A method defines how it serves (`statistics`), what it observes (`observe`) and how it learns
     (`adapt`). Parameters change in `adapt` only. A method never sees ground truth.
@@ -86,7 +86,7 @@ class Adapter(ABC, Generic[A]):
     paper: ClassVar[str] = ""
     """Paper that describes the method."""
     trains: ClassVar[str] = "nothing"
-    """Parameters that change, in words."""
+    """Short description of the parameters that change."""
     needs: ClassVar[str] = ""
     """Requirements beyond a model and a stream, such as "source statistics"."""
     n_queries: ClassVar[int] = 0

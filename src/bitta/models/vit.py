@@ -86,7 +86,7 @@ class Encoder(nn.Module):
 
 
 class VisionTransformer(PixelModel):
-    """Transformer on square patches, with a class token that the head reads."""
+    """Transformer on square patches. The head classifies the class token."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class RowLayout:
     """Layout of the rows in the current forward pass."""
 
     n_passes: int = 1
-    """Number of stochastic passes in the rows, one after another."""
+    """Number of stochastic passes that the rows hold, pass after pass."""
     n_rows: int = 0
     """Number of rows given to the model, if they are a part of a larger batch."""
     first_row: int = 0

@@ -30,7 +30,7 @@ from bitta.seeding import RandomKey
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of stochastic passes."""
+    """Settings of N stochastic passes."""
 
     statistics: Statistics
     rate: float
@@ -63,7 +63,7 @@ class WrappedModel(PreparedModel):
         self.low_memory = False
         """Store the activations of one stochastic pass at a time. Backward repeats each pass."""
         self.micro_batch = 0
-        """Rows that go through the model at once if gradients are computed; 0 for all."""
+        """Number of rows in one forward pass with gradients; 0 for all rows."""
         self.normaliser: Normaliser | None = None
         """Replacement for batch statistics in BatchNorm layers, if the method has one."""
         self._can_share_prefix: bool | None = None

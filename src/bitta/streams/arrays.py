@@ -117,8 +117,8 @@ def read_corrupted(
 ) -> list[Domain]:
     """Return one domain per corruption, in the given order. The pixels stay on disk.
 
-    The files lie in the folder or in a folder directly below it. A file may hold only some
-    severities. The rows of the others are zero.
+    The files are in the folder or in a folder directly below it. A file may hold only some
+    severities. The rows of the other severities are zero.
     """
     require(1 <= severity <= _N_SEVERITIES, "severity", severity, "1 to 5")
     root = _find_labels_folder(check_folder(folder))

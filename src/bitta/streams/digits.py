@@ -22,7 +22,7 @@ from bitta.streams.folders import list_folders
 def read_mnist(folder: str | Path, *, train: bool) -> tuple[Tensor, Tensor]:
     """Return images (n, 28, 28) uint8 and labels (n,) from idx or idx.gz files.
 
-    The files may lie in the folder or at most two levels deeper.
+    The files may be in the folder or at most two levels deeper.
     """
     stem = "train" if train else "t10k"
     images = _read_idx(Path(folder), f"{stem}-images-idx3-ubyte")

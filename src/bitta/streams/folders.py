@@ -1,6 +1,6 @@
 """Folders of pictures: one folder per domain, which holds one folder per class.
 
-    root/<domain>/<class>/*      pictures may lie in deeper folders
+    root/<domain>/<class>/*      pictures may be in deeper folders
     root/<domain>.tar            uncompressed, with members <class>/*; it is read in place
 
 PACS, VLCS and Office-Home have this layout. There are two variants. If the folders in the root hold
@@ -156,7 +156,7 @@ def _find_domains(root: Path, requested: Sequence[str] | None) -> dict[str, Path
 
 
 def _skip_wrapper_folder(root: Path, requested: Sequence[str] | None) -> Path:
-    """Return the single folder in the root if the domains are in it. Many archives add one."""
+    """Return the single folder in the root if it holds the domains; many archives have one."""
     subfolders = list_subfolders(root)
     if len(subfolders) != 1 or list(root.glob("*.tar")) or subfolders[0].name in (requested or ()):
         return root

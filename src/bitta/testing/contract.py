@@ -182,7 +182,7 @@ def predictions_are_distributions(subject: Subject) -> None:
         assert torch.equal(prediction.confidence, prediction.probs.amax(-1))
 
 
-def any_feedback_keeps_it_finite(subject: Subject) -> None:
+def any_feedback_keeps_weights_finite(subject: Subject) -> None:
     """Weights and losses stay finite without answers and with any mix of verdicts."""
     patterns: dict[str, Callable[[int], bool | None]] = {
         "none": lambda _: None,
@@ -217,7 +217,7 @@ def batch_sizes_vary(subject: Subject) -> None:
         _assert_finite(session, "varying batches")
 
 
-def answers_matter(subject: Subject) -> None:
+def answers_change_the_weights(subject: Subject) -> None:
     """Verdicts, also late ones, change the weights if and only if `learns_from_feedback`."""
     for is_late in (False, True):
         weights = []
@@ -236,7 +236,7 @@ def answers_matter(subject: Subject) -> None:
         assert is_equal(*weights) != learns, f"{effect}, but learns_from_feedback is {learns}"
 
 
-def repeated_and_unknown_answers_are_defined(subject: Subject) -> None:
+def repeated_answers_replace_and_unknown_fail(subject: Subject) -> None:
     """A repeated answer is accepted. Another verdict replaces it until it was learned from."""
     with subject.session() as session:
         query = session.predict(subject.batch(0)).queries[0]
@@ -300,7 +300,7 @@ def same_seed_same_trajectory(subject: Subject) -> None:
     assert states[2] == random.getstate(), "Python's global random state was used"
 
 
-def loaded_session_continues_alike(subject: Subject) -> None:
+def loaded_session_makes_the_same_steps(subject: Subject) -> None:
     """A session saved between predict and learn and loaded elsewhere makes the same steps."""
     with TemporaryDirectory() as folder, subject.session() as session:
         run_steps(session, subject, 3)
@@ -358,7 +358,7 @@ def model_is_restored(subject: Subject) -> None:
     assert not frozen.requires_grad
 
 
-def copy_leaves_the_model_alone(subject: Subject) -> None:
+def copy_leaves_the_model_unchanged(subject: Subject) -> None:
     """With `copy=True` the caller's model does not change."""
     model = subject.model()
     before = copy_tensors(model)
@@ -367,7 +367,7 @@ def copy_leaves_the_model_alone(subject: Subject) -> None:
     assert is_equal(before, copy_tensors(model)), "the caller's model changed"
 
 
-def simulated_feedback_may_err_and_be_late(subject: Subject) -> None:
+def wrong_and_late_answers_keep_weights_finite(subject: Subject) -> None:
     """Wrong, late and missing answers keep the model finite. Nothing is printed."""
     truth = torch.arange(BATCH * 6) % N_CLASSES
     annotator = Simulated(truth, flip=0.5, delay=2, answer_every=2)
@@ -401,25 +401,25 @@ def window_is_learned_from_once_complete(subject: Subject) -> None:
 CHECKS: tuple[Check, ...] = (
     predict_changes_nothing,
     predictions_are_distributions,
-    any_feedback_keeps_it_finite,
+    any_feedback_keeps_weights_finite,
     batch_sizes_vary,
-    answers_matter,
-    repeated_and_unknown_answers_are_defined,
+    answers_change_the_weights,
+    repeated_answers_replace_and_unknown_fail,
     forgotten_samples_leave_the_memories,
     learning_without_a_batch_is_harmless,
     same_seed_same_trajectory,
-    loaded_session_continues_alike,
+    loaded_session_makes_the_same_steps,
     reset_is_exact,
     model_is_restored,
-    copy_leaves_the_model_alone,
-    simulated_feedback_may_err_and_be_late,
+    copy_leaves_the_model_unchanged,
+    wrong_and_late_answers_keep_weights_finite,
     window_is_learned_from_once_complete,
 )
 
 CHECKS_WITH_ANSWERS: tuple[Check, ...] = (
-    any_feedback_keeps_it_finite,
-    answers_matter,
-    repeated_and_unknown_answers_are_defined,
+    any_feedback_keeps_weights_finite,
+    answers_change_the_weights,
+    repeated_answers_replace_and_unknown_fail,
     forgotten_samples_leave_the_memories,
 )
 """Checks that need questions."""

@@ -78,7 +78,7 @@ def _norm(norm: Norm, width: int) -> nn.Module:
 def needed_settings(
     method: str | type[Adapter[Any]], norm: Norm, folder: str | Path
 ) -> dict[str, Any]:
-    """Return the settings that a method requires on the toy model. Files go into a folder."""
+    """Return the settings that a method requires on the toy model. Write files to `folder`."""
     adapter_class = get_method(method) if isinstance(method, str) else method
     if "source statistics" not in adapter_class.needs:
         return {}

@@ -23,7 +23,7 @@ _MIN_STABLE_STEPS = 3
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counters of samples times passes."""
+    """Counts of passes. A pass of a batch adds the number of its samples."""
 
     forwards: int = 0
     """Forward passes."""
@@ -83,7 +83,8 @@ class CudaGraphs:
             inputs: Its inputs.
             random_key: Key of its random numbers.
             weights: Weights that the work reads or changes.
-            step: Calls with the same step count once. With None each call counts.
+            step: Number of the step. Several calls in one step count as one. With None every call
+                counts.
         """
         if not self.enabled or self._is_running:
             return work(*inputs, random_key=random_key)
@@ -98,7 +99,7 @@ class CudaGraphs:
         history.add(signature, step)
         if history.is_stable and self._capture(name, work, inputs, history.addresses):
             history.note_capture()
-            # Capturing has counted the work without running it.
+            # Capturing counts the passes without running them. Do not count them twice.
             return self._graphs[name].replay_uncounted(inputs, random_key.key)
         recording_key = _RecordingKey(random_key.key)
         with self._running():
