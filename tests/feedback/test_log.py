@@ -113,7 +113,7 @@ def test_incomplete_log_is_refused_without_partial(log):
     """The answers to batch 2 are lost, one of them in the middle of a line."""
     lines = log.read_text().splitlines()
     log.write_text("\n".join([*lines[:3], lines[3][:20]]))
-    with pytest.raises(InputError, match="has no end: it was cut after 2 answers; let its run"):
+    with pytest.raises(InputError, match="has no end: it was cut after 2 answers; finish the run"):
         FeedbackReplay(log)
     replay = FeedbackReplay(log, partial=True)
     with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on nobody answers"):

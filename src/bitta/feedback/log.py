@@ -271,9 +271,9 @@ class FeedbackReplay:
     """Replays a log of `FeedbackRecorder`: the same answers in the same call of `collect`.
 
     The questions must be those of the recorded run; a different question raises an error. An
-    incomplete log raises an error too, unless `partial` is set: then a warning tells where the
-    answers stop. `end`, or the end of a `with` block without an error, checks that all answers
-    were replayed.
+    incomplete log raises an error too, unless `partial` is set. Then a warning is issued when the
+    recorded answers end. `end`, or the end of a `with` block without an error, checks that all
+    answers were replayed.
     """
 
     def __init__(self, path: str | Path, *, partial: bool = False) -> None:
@@ -282,8 +282,8 @@ class FeedbackReplay:
         if log.end is None and not partial:
             raise InputError(
                 f"the log {str(self.path)!r} has no end: it was cut after {len(log.entries)} "
-                "answers; let its run go on to the end or, in Python, give partial=True to replay "
-                "as much as there is."
+                "answers; finish the run that writes it or, in Python, give partial=True to replay "
+                "these answers."
             )
         self._entries = {entry.id: entry for entry in log.entries}
         self._entries_by_collect: dict[int, list[LogEntry]] = {}

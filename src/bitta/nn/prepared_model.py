@@ -200,11 +200,11 @@ class PreparedModel:
 
     @property
     def is_in_use(self) -> bool:
-        """False after `close`, or after a later session has taken the model over."""
+        """False after `close`, or after a later session has started to use the model."""
         return self._restorer.is_current
 
     def close(self) -> None:
-        """Restore the model, unless it was taken over, and free the captured graphs."""
+        """Free the captured graphs. Restore the model, unless a later session uses it."""
         self.graphs.clear()
         if self.is_in_use:
             restore_model(self.model)

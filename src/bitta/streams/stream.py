@@ -35,7 +35,7 @@ class Arrangement:
     order: str = "continual"
     """continual, mixed, gradual, recurring, single (reset before each domain)."""
     labels: str = "iid"
-    """iid, or dirichlet (labels come in runs)."""
+    """iid, or dirichlet (equal labels arrive together, in runs)."""
     beta: float = 0.1
     """Parameter of the Dirichlet distribution. A smaller value gives longer runs."""
     rounds: int = 3
@@ -156,7 +156,7 @@ def _make_visit(
 
 
 def correlated_order(labels: Tensor, *, beta: float, seed: int) -> Tensor:
-    """Return an order of the rows in which labels come in runs.
+    """Return an order of the rows in which equal labels arrive together, in runs.
 
     There are as many time slots as classes. A Dirichlet sample for each class gives its share in
     every slot. Within a slot, the classes follow one another in random order.

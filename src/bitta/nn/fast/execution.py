@@ -29,9 +29,9 @@ def explain_out_of_memory(work: str, remedy: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return True if the error, or an earlier one that led to it, is a lack of memory.
+    """Return True if the error, or an earlier one that led to it, is an out-of-memory error.
 
-    A lack of memory during the capture of a graph is followed by other errors.
+    If memory runs out during the capture of a graph, other errors follow.
     """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
