@@ -35,6 +35,7 @@ def convnext():
     return transformers.ConvNextForImageClassification(config), ("0", "1", "2", "3")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [resnet, vit, convnext], ids=lambda make: make.__name__)
 def test_transformers_model_adapts_with_fan_out(make):
     model, ends = make()

@@ -5,6 +5,8 @@ import runpy
 from importlib.resources import files
 from pathlib import Path
 
+import pytest
+
 from bitta.methods import METHODS
 
 TABLE = json.loads((files("bitta") / "assets" / "passes.json").read_text())["passes"]
@@ -14,6 +16,7 @@ def test_every_method_has_counts():
     assert list(TABLE) == list(METHODS)
 
 
+@pytest.mark.full
 def test_stored_counts_are_those_of_the_script():
     script = Path(__file__).parents[2] / "scripts" / "count_passes.py"
     count_passes = runpy.run_path(str(script))["count_passes"]

@@ -66,6 +66,7 @@ def test_training_halves_the_loss(cifar, tmp_path):
     assert log["epochs"][-1]["loss"] < 0.5 * log["epochs"][0]["loss"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_resumed_training_ends_with_the_same_weights(cifar, tmp_path, optimiser):
     recipe = replace(RECIPE, optimiser=optimiser, lr=1e-2)

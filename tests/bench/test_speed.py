@@ -106,6 +106,7 @@ def test_operations_of_a_linear_layer_by_hand():
     assert _count_flops(lambda: layer(torch.rand(5, 7)).sum().backward()) == 4 * 105
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
 def test_operations_extrapolated_from_small_cases_equal_those_counted(method):
     asked = case(method, batch=6, memory=5)

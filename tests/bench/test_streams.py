@@ -32,6 +32,7 @@ def test_source_model_forgets_nothing(tmp_path):
     assert clean["before"] == clean["after"] > 60
 
 
+@pytest.mark.full
 def test_diverged_model_forgets_and_the_measurement_changes_no_result(tmp_path):
     diverging = {"method": "bitta", "lr": 3.0}
     measured = run_experiment(experiment(**diverging), out=tmp_path / "measured")
@@ -43,6 +44,7 @@ def test_diverged_model_forgets_and_the_measurement_changes_no_result(tmp_path):
         assert getattr(measured, part) == getattr(plain, part)
 
 
+@pytest.mark.full
 def test_accuracy_before_the_stream_survives_a_stop(tmp_path):
     with pytest.raises(RunStopped):
         run_experiment(experiment("tent"), out=tmp_path / "parts", should_stop=lambda: True)

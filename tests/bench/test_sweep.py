@@ -158,6 +158,7 @@ def test_empty_selection_of_runs_is_refused(tmp_path):
         read_jobs([path], overrides=["method.lr=2"])
 
 
+@pytest.mark.full
 def test_every_experiment_in_the_repository_equals_its_job_line():
     for path in EXPERIMENTS:
         for job in read_jobs([path]):
@@ -369,6 +370,7 @@ def dies_once():
 """
 
 
+@pytest.mark.full
 def test_crash_stops_no_other_run_and_finished_runs_are_skipped(tmp_path, monkeypatch, capsys):
     """Seeds 0 and 1 of a sound run; a model that raises; data that is not there; a death."""
     monkeypatch.chdir(tmp_path)

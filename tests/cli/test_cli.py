@@ -112,6 +112,7 @@ def test_unknown_weights_and_devices_are_refused(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_and_resume_continues(tmp_path, monkeypatch, forker):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in the forked processes
     command = ["run", str(write_experiment(tmp_path, n=400)), "--out"]

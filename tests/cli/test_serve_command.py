@@ -155,6 +155,7 @@ def until(true, seconds=90.0):
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
     command = [sys.executable, "-m", "bitta.cli.main", "serve", "--demo", "--port", "0"]
     process = subprocess.Popen(

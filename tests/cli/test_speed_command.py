@@ -20,6 +20,7 @@ def measured(case, ms, *, failure=""):
     return SpeedMeasurement(case=case, ms=ms, ms_p25=ms, ms_p75=ms, failure=failure)
 
 
+@pytest.mark.full
 def test_command_prints_a_table_and_writes_all_files(tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["speed", *SMALL, "--methods", "source,bitta", "--out", out]) == 0
@@ -96,6 +97,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.full
 def test_missing_matplotlib_prints_how_to_install_it(tmp_path):
     command = ["speed", *SMALL, "--methods", "source", "--threads", "1", "--out", str(tmp_path)]
     done = subprocess.run(

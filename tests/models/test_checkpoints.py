@@ -155,6 +155,7 @@ def test_checkpoint_without_state_dict_names_its_content(tmp_path):
         brought_in(tmp_path / "old.pth")
 
 
+@pytest.mark.full
 def test_shared_checkpoint_classifies_after_import(shared_data):
     pack = embedded_pack("cifar10")
     imported = import_checkpoint(

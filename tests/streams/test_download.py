@@ -157,6 +157,7 @@ def test_download_continues_after_a_broken_connection(server, target, how):
     assert "trying again" in why[0]
 
 
+@pytest.mark.full
 def test_download_continues_after_a_stalled_connection(server, target):
     server.script = ["stall"]
     began = time.monotonic()

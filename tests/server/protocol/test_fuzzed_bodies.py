@@ -150,6 +150,7 @@ odd_requests = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(quick, max_examples=300)
 @given(odd_requests, st.binary(max_size=9), st.none() | st.integers(-2, 400), st.booleans())
 def test_odd_value_in_any_field_is_refused_with_reason(fields, tail, length, exact):
