@@ -1,8 +1,8 @@
 """Independent random generators from one seed, without global random state.
 
 Random numbers are addressed by a key, such as (seed, "dropout", step, pass, site), and depend on
-that key alone. A resumed run, or one that draws in another order, therefore gets the same numbers,
-and there is no random state to save.
+that key alone. So a resumed run, or one that draws in another order, gets the same numbers, and
+there is no random state to save.
 """
 
 from hashlib import blake2b

@@ -72,7 +72,7 @@ def do_nothing() -> None:
 
 
 class Adapter(ABC, Generic[A]):
-    """Method that adapts a classifier to a shifting stream, with the classifier.
+    """Classifier, together with the method that adapts it to a shifting stream.
 
     A method defines how it serves (`statistics`), what it observes (`observe`) and how it learns
     (`adapt`). Parameters change in `adapt` only. A method never sees ground truth.
@@ -247,7 +247,8 @@ class GradientAdapter(Adapter[G]):
 
     trains: ClassVar[str] = "all"
     is_capturable: bool = True
-    """True if an update can be captured as a CUDA graph: no decision depends on a tensor value."""
+    """True if an update can be captured as a CUDA graph. Then no Python branch may depend on a
+    tensor value."""
 
     def __init__(self, wrapped: WrappedModel, config: G, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)

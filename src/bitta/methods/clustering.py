@@ -1,4 +1,4 @@
-"""Weighted k-means for SimATTA: clusters of anchors and new samples."""
+"""Weighted k-means for SimATTA: clusters of anchors (answered samples) and new samples."""
 
 import math
 import random
@@ -33,7 +33,8 @@ def draw_first_centres(
 ) -> Tensor:
     """Draw the rows of the first centres by k-means++, (starts, clusters).
 
-    Each centre is the best of a few candidates, drawn by their distance from the earlier centres.
+    Each centre is the best of a few candidates. Points far from the earlier centres are drawn more
+    often.
     The result equals that of scikit-learn, which computes the same distances again for each centre
     of each start. Here they are computed once for all starts.
     """
