@@ -216,9 +216,9 @@ class CollapseDetector:
         self.reference = ReferenceStatistics(self.settings.reference_windows)
         self._streaks: dict[str, int] = {}
         """Number of windows in a row in which each rule that can lead to collapse was broken."""
-        self._n_calm_windows = self.settings.patience
+        self._n_unbroken_windows = self.settings.patience
         """Number of windows in a row without a broken rule."""
-        self._n_troubled_windows = 0
+        self._n_windows_not_ok = 0
         """Number of windows in a row in which the model was suspect or collapsed."""
         self._n_stale_audits = 0
         """Number of audits of the lineage from before the inputs changed."""
@@ -240,7 +240,7 @@ class CollapseDetector:
             )
             broken = [rule for rule in checks if rule]
             self._update_reference(window, broken)
-        return self._verdict(broken)
+        return self._make_verdict(broken)
 
     def reset_after_rollback(self, *, to_source: bool) -> None:
         """Restart the counts after a rollback. Later audits belong to the new lineage.
@@ -251,8 +251,8 @@ class CollapseDetector:
         """
         self._n_stale_audits = 0
         self._streaks = {}
-        self._n_calm_windows = self.settings.patience
-        self._n_troubled_windows = 0
+        self._n_unbroken_windows = self.settings.patience
+        self._n_windows_not_ok = 0
         self._rolled_back_for_accuracy = self._collapsed_by_accuracy and not to_source
         self._collapsed_by_accuracy = False
         if to_source:
@@ -263,8 +263,8 @@ class CollapseDetector:
         return {
             "reference": self.reference.state_dict(),
             "streaks": dict(self._streaks),
-            "n_calm_windows": self._n_calm_windows,
-            "n_troubled_windows": self._n_troubled_windows,
+            "n_calm_windows": self._n_unbroken_windows,
+            "n_troubled_windows": self._n_windows_not_ok,
             "n_stale_audits": self._n_stale_audits,
             "collapsed_by_accuracy": self._collapsed_by_accuracy,
             "rolled_back_for_accuracy": self._rolled_back_for_accuracy,
@@ -275,19 +275,19 @@ class CollapseDetector:
         size = self.settings.reference_windows
         self.reference = ReferenceStatistics.from_state(state["reference"], size)
         self._streaks = dict(state["streaks"])
-        self._n_calm_windows = state["n_calm_windows"]
-        self._n_troubled_windows = state["n_troubled_windows"]
+        self._n_unbroken_windows = state["n_calm_windows"]
+        self._n_windows_not_ok = state["n_troubled_windows"]
         self._n_stale_audits = state["n_stale_audits"]
         self._collapsed_by_accuracy = state["collapsed_by_accuracy"]
         self._rolled_back_for_accuracy = state["rolled_back_for_accuracy"]
 
-    def _verdict(self, broken: Sequence[_BrokenRule]) -> CollapseVerdict:
+    def _make_verdict(self, broken: Sequence[_BrokenRule]) -> CollapseVerdict:
         patience = self.settings.patience
         serious = [rule for rule in broken if rule.can_collapse]
         self._streaks = {rule.rule: self._streaks.get(rule.rule, 0) + 1 for rule in serious}
-        self._n_calm_windows = 0 if broken else self._n_calm_windows + 1
-        is_suspect = self._n_calm_windows < patience
-        self._n_troubled_windows = self._n_troubled_windows + 1 if is_suspect else 0
+        self._n_unbroken_windows = 0 if broken else self._n_unbroken_windows + 1
+        is_suspect = self._n_unbroken_windows < patience
+        self._n_windows_not_ok = self._n_windows_not_ok + 1 if is_suspect else 0
         reasons = tuple(rule.reason for rule in broken)
         causes = [
             rule.rule
@@ -296,11 +296,11 @@ class CollapseDetector:
         ]
         if causes:
             self._collapsed_by_accuracy = "accuracy" in causes
-            return CollapseVerdict("collapsed", reasons, self._n_troubled_windows)
+            return CollapseVerdict("collapsed", reasons, self._n_windows_not_ok)
         if not reasons and is_suspect:
-            reasons = (f"no rule broken for {self._n_calm_windows} of {patience} windows",)
+            reasons = (f"no rule broken for {self._n_unbroken_windows} of {patience} windows",)
         state: CollapseState = "suspect" if is_suspect else "ok"
-        return CollapseVerdict(state, reasons, self._n_troubled_windows)
+        return CollapseVerdict(state, reasons, self._n_windows_not_ok)
 
     def _update_reference(self, window: WindowSummary, broken: Sequence[_BrokenRule]) -> None:
         if not self.reference.is_complete:

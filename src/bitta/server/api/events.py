@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STREAMED_KINDS = (
     "started", "recovered", "asked", "answered", "undone", "learned", "snapshot", "rollback",
-    "paused", "resumed", "image_deleted", "expired", "unusable",
+    "paused", "resumed", "image_deleted", "expired",
 )  # fmt: skip
 """Kinds of events that streams send. Served batches are too many; the status counts them."""
 _QUESTION_KINDS = frozenset(("asked", "undone", "expired"))

@@ -237,12 +237,12 @@ async def export_feedback(
 
 @router.get(
     "/predictions/{id}/image",
-    summary="Get the picture of a prediction",
+    summary="Get the image of a prediction",
     operation_id="prediction_image",
     response_class=Response,
     responses={
         200: {
-            "description": "The picture as PNG.",
+            "description": "The image as PNG.",
             "content": {"image/png": {"schema": {"type": "string"}}},
         },
         **error_responses(
@@ -251,7 +251,7 @@ async def export_feedback(
     },
 )
 async def prediction_image(state: State, caller: AnnotatorCaller, id: Id) -> Response:  # noqa: A002
-    """Annotators get pictures of questions only; operators get all kept pictures."""
+    """Annotators get only images with a question; operators get all kept images."""
     png = await run_in_threadpool(_read_png, state, id, asked_only=caller.role != "operator")
     if png is None:
         raise ApiError(404, f"no image is kept for the prediction {id!r}.")
@@ -259,7 +259,7 @@ async def prediction_image(state: State, caller: AnnotatorCaller, id: Id) -> Res
 
 
 def image_url(prediction_id: str) -> str:
-    """Return the path of a prediction's picture."""
+    """Return the path of a prediction's image."""
     return f"/v1/predictions/{prediction_id}/image"
 
 

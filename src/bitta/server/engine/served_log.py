@@ -182,7 +182,9 @@ class ServedLog:
         """
         found = [(q, self.recent.find_at(position_offset + q.position)) for q in queries]
         # After a rollback, the restored window holds samples that had other positions when served.
-        matching = [(q, sample) for q, sample in found if sample is not None and _match(q, sample)]
+        matching = [
+            (q, sample) for q, sample in found if sample is not None and _has_same_input(q, sample)
+        ]
         if self._settings.keep_images == "queried":
             self._keep_images([sample.input for _, sample in matching])
         expires_at = self._clock() + int(1e6 * self._settings.question_seconds)
@@ -312,7 +314,7 @@ class ServedLog:
             self._store.keep_images(images)
 
 
-def _match(query: Query, sample: RecentSample) -> bool:
+def _has_same_input(query: Query, sample: RecentSample) -> bool:
     return torch.equal(query.input.cpu(), sample.input.to(query.input.dtype))
 
 

@@ -109,10 +109,7 @@ def _insert_exported(
     """
     answer = exported.answer
     _check_prediction(connection, answer.prediction_id)
-    if _find_answer(connection, feedback.c.id == feedback_id) is not None:
-        raise IdempotencyConflict(
-            f"the id {feedback_id!r} belongs to another stored answer; leave it out"
-        )
+    _check_new_id(connection, feedback_id)
     row = _to_row(answer, at)
     by_annotator = _is_by_annotator(answer)
     superseded = _find_answer(connection, by_annotator & (feedback.c.id == exported.supersedes_id))
@@ -194,6 +191,13 @@ def _check_prediction(connection: Connection, prediction_id: str) -> None:
     if connection.execute(found).first() is None:
         raise UnknownPrediction(
             f"no prediction has the id {prediction_id!r}; give the prediction_id that came with it"
+        )
+
+
+def _check_new_id(connection: Connection, feedback_id: str) -> None:
+    if _find_answer(connection, feedback.c.id == feedback_id) is not None:
+        raise IdempotencyConflict(
+            f"the id {feedback_id!r} belongs to another stored answer; leave it out"
         )
 
 

@@ -271,7 +271,7 @@ def _postgres_engine(
 
 
 def _lock_postgres_schema(cursor: Any) -> None:
-    """Allow one writing process per database schema, whatever its data folder is."""
+    """Allow one writing process per database schema, also if data folders differ."""
     from psycopg.errors import LockNotAvailable  # noqa: PLC0415 (an optional dependency)
 
     cursor.execute(f"SET lock_timeout TO '{OWNER_LOCK_TIMEOUT}'")
