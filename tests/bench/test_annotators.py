@@ -1,4 +1,4 @@
-"""Annotators of experiments: keys, prices, contradictions, logs."""
+"""Tests of the annotators of experiments: settings, prices and logs of answers."""
 
 from math import log2
 from pathlib import Path
@@ -16,35 +16,35 @@ from bitta.feedback import FeedbackRecorder, FeedbackReplay, Panel, Simulated, S
 from small_experiment import run_experiment, without_times, write_experiment
 
 
-def changed(tmp_path, name="trial", **tables):
+def build_experiment(tmp_path, name="trial", **tables):
     table = read_toml(write_experiment(tmp_path))
     for section, values in tables.items():
         table[section] = table.get(section, {}) | values
     return Experiment.from_table(table, name=name)
 
 
-def source_of(**given):
+def build_source(**given):
     return build_annotators(
         FeedbackConfig.from_table(given), torch.zeros(9).long(), n_classes=5, seed=3
     )
 
 
-def test_verdicts_labels_and_panels():
-    assert source_of(flip=0.1, delay=2).settings == {
+def test_settings_build_verdicts_labels_and_panels():
+    assert build_source(flip=0.1, delay=2).settings == {
         "flip": 0.1, "delay": 2, "answer_every": 1, "seed": 3
     }  # fmt: skip
-    full = source_of(labels="full", error=0.4, answer_every=2)
+    full = build_source(labels="full", error=0.4, answer_every=2)
     assert isinstance(full, SimulatedLabels)
     assert (full.error, full.n_classes, full.answer_every) == (0.4, 5, 2)
-    panel = source_of(annotators="0, .1,0.3", delay=1)
+    panel = build_source(annotators="0, .1,0.3", delay=1)
     assert isinstance(panel, Panel)
     assert [(one.flip, one.delay) for one in panel.members] == [(0, 1), (0.1, 1), (0.3, 1)]
-    assert [one.error for one in source_of(labels="full", annotators="0,.3").members] == [0, 0.3]
-    assert isinstance(source_of(record="x.jsonl"), FeedbackRecorder)
+    assert [one.error for one in build_source(labels="full", annotators="0,.3").members] == [0, 0.3]
+    assert isinstance(build_source(record="x.jsonl"), FeedbackRecorder)
 
 
 def test_defaults_are_those_of_a_perfect_annotator():
-    source = source_of()
+    source = build_source()
     assert isinstance(source, Simulated)
     assert source.settings == {"flip": 0.0, "delay": 0, "answer_every": 1, "seed": 3}
     assert FeedbackConfig.from_table({}).price(10) == 1
@@ -61,11 +61,11 @@ def test_defaults_are_those_of_a_perfect_annotator():
         ({"equal": "seconds"}, 1),
     ],
 )
-def test_prices(given, price):
+def test_price_depends_on_labels_and_unit(given, price):
     assert FeedbackConfig.from_table(given).price(10) == price
 
 
-def test_seconds_bring_the_errors_of_people_unless_others_are_given():
+def test_unit_seconds_has_published_error_rates_by_default():
     assert FeedbackConfig.from_table({"equal": "seconds"}).flip == 0.008
     full = FeedbackConfig.from_table({"equal": "seconds", "labels": "full"})
     assert (full.error, full.flip) == (0.127, 0)
@@ -110,13 +110,13 @@ def test_experiment_is_restored_from_its_table(tmp_path):
         {"equal": "seconds", "annotators": "0,.2", "flip": 0.0},
         {"replay": "x.jsonl", "flip": 0.0, "delay": 0, "equal": "seconds"},
     ):
-        experiment = changed(tmp_path, feedback=feedback)
+        experiment = build_experiment(tmp_path, feedback=feedback)
         assert Experiment.from_table(experiment.as_table(), name="x") == experiment
 
 
 def test_full_labels_at_equal_cost_are_fewer(tmp_path):
     """13 or 14 batches of 2 verdicts buy 28 / log2(5) = 12.06 labels of five classes."""
-    experiment = changed(
+    experiment = build_experiment(
         tmp_path, feedback={"labels": "full", "equal": "bits", "flip": 0.0, "error": 0.2}
     )
     result = run_experiment(experiment, out=tmp_path)
@@ -126,8 +126,8 @@ def test_full_labels_at_equal_cost_are_fewer(tmp_path):
 
 def test_replayed_run_equals_the_recorded_one(tmp_path):
     log = str(tmp_path / "log.jsonl")
-    run_experiment(changed(tmp_path, feedback={"record": log}), out=tmp_path / "recorded")
-    replayed = changed(tmp_path, feedback={"replay": log, "flip": 0.0, "delay": 0})
+    run_experiment(build_experiment(tmp_path, feedback={"record": log}), out=tmp_path / "recorded")
+    replayed = build_experiment(tmp_path, feedback={"replay": log, "flip": 0.0, "delay": 0})
     run_experiment(replayed, out=tmp_path / "replayed")
     one, two = (
         without_times(tmp_path / name / "trial-seed0.json") for name in ("recorded", "replayed")
@@ -139,7 +139,7 @@ def test_replayed_run_equals_the_recorded_one(tmp_path):
 
 def test_replay_with_other_questions_is_refused(tmp_path):
     log = str(tmp_path / "log.jsonl")
-    run_experiment(changed(tmp_path, feedback={"record": log}), out=tmp_path)
+    run_experiment(build_experiment(tmp_path, feedback={"record": log}), out=tmp_path)
     replayed = {"replay": log, "flip": 0.0, "delay": 0}
     for feedback, message in (
         (replayed | {"n_queries": 1}, "is not the one in the log"),
@@ -147,12 +147,14 @@ def test_replay_with_other_questions_is_refused(tmp_path):
         (replayed | {"n_queries": 3}, "is not the one in the log"),
     ):
         with pytest.raises(BittaError, match=message):
-            run_experiment(changed(tmp_path, name="again", feedback=feedback), out=tmp_path)
+            run_experiment(
+                build_experiment(tmp_path, name="again", feedback=feedback), out=tmp_path
+            )
     lines = (tmp_path / "log.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "cut.jsonl").write_text("".join(lines[:4]))
     cut = replayed | {"replay": str(tmp_path / "cut.jsonl")}
     with pytest.raises(BittaError, match="has no end: it was cut after 3 answers"):
-        run_experiment(changed(tmp_path, name="again", feedback=cut), out=tmp_path)
+        run_experiment(build_experiment(tmp_path, name="again", feedback=cut), out=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_stopped_run_continues_with_its_annotators(tmp_path, monkeypatch, feedba
         folder = tmp_path / name
         folder.mkdir()
         monkeypatch.chdir(folder)
-        experiment = changed(tmp_path, feedback=feedback)
+        experiment = build_experiment(tmp_path, feedback=feedback)
         for _ in range(stops):
             with pytest.raises(RunStopped):
                 run_experiment(experiment, out=folder, resume=True, should_stop=lambda: True)
@@ -183,12 +185,12 @@ def test_stopped_run_continues_with_its_annotators(tmp_path, monkeypatch, feedba
 
 def test_restarted_run_replaces_its_own_log_only(tmp_path):
     log = tmp_path / "log.jsonl"
-    experiment = changed(tmp_path, feedback={"record": str(log)})
+    experiment = build_experiment(tmp_path, feedback={"record": str(log)})
     with pytest.raises(RunStopped):
         run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
     run_experiment(experiment, out=tmp_path)
     assert FeedbackReplay(log).path == log
-    other = changed(tmp_path, name="other", feedback={"record": str(log)})
+    other = build_experiment(tmp_path, name="other", feedback={"record": str(log)})
     with pytest.raises(BittaError, match="already holds something else"):
         run_experiment(other, out=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The hook that prepares the model before the stream, and the files that keep its result."""
+"""Tests of the preparation before the stream, and of the files of prepared models."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ NOISE = {"factory": "small_experiment:AddNoise", "n_batches": 4, "scale": 0.1}
 
 @pytest.fixture
 def table(tmp_path):
-    """A small experiment with a preparation."""
+    """Table of a small experiment with a preparation."""
     table = read_toml(write_experiment(tmp_path))
     return table | {"method": {"name": "bn_stats"}, "feedback": {"n_queries": 0}} | {
         "before_stream": NOISE
@@ -106,7 +106,7 @@ def test_methods_that_start_from_the_same_prepared_model_share_it(prepare, resul
     "changed",
     [{"feedback": {"n_queries": 2, "delay": 3}}, {"forgetting": {"n_samples": 0}}],
 )
-def test_settings_outside_of_the_identity_keep_the_prepared_model(prepare, changed):
+def test_settings_outside_of_the_identity_reuse_the_prepared_model(prepare, changed):
     prepare("out")
     assert prepare("out", name="second", **changed) == []
 
@@ -153,12 +153,12 @@ def test_damaged_file_is_named_with_advice(prepare, files):
         prepare("out", name="second")
 
 
-def test_full_disk_costs_the_file_and_not_the_run(prepare, result, monkeypatch):
-    def full(*_):
+def test_run_succeeds_without_its_file_on_a_full_disk(prepare, result, monkeypatch):
+    def fail(*_):
         raise OSError(28, "No space left on device")
 
     prepare("whole")
-    monkeypatch.setattr("bitta.bench.before_stream.save_state", full)
+    monkeypatch.setattr("bitta.bench.before_stream.save_state", fail)
     with pytest.warns(UserWarning, match="No space left on device"):
         prepare("out", options={"checkpoint_seconds": 0})
     assert result("out") == result("whole")
@@ -171,7 +171,7 @@ def test_unusable_folder_is_refused_before_the_work(prepare, tmp_path):
         prepare("out")
 
 
-def test_errors_of_the_method_come_before_the_preparation(prepare, table):
+def test_errors_of_the_method_are_raised_before_the_preparation(prepare, table):
     batches = []
     with pytest.raises(BittaError, match="nowhere"):
         prepare(

@@ -1,4 +1,4 @@
-"""Experiments from TOML, and what is wrong with them."""
+"""Tests of experiments read from TOML, and of the errors in them."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_invalid_settings_are_refused(changed, message):
         Experiment.from_table(GOOD | changed, name="x")
 
 
-def test_overrides():
+def test_override_sets_values_and_refuses_invalid_paths():
     table = {"a": {"b": 1}, "c": 2}
     override(table, "a.b=2.5")
     override(table, "a.d=plain text")
@@ -69,7 +69,7 @@ def test_overrides():
         override(table, "c.d=1")
 
 
-def test_malformed_toml(tmp_path):
+def test_invalid_or_missing_toml_file_is_refused(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text("a = = 1")
     with pytest.raises(BittaError, match="is not valid TOML"):

@@ -1,4 +1,4 @@
-"""scripts/count_passes.py and the stored counts of passes."""
+"""Tests of scripts/count_passes.py and of the stored counts of passes."""
 
 import json
 import runpy

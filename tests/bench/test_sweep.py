@@ -1,4 +1,4 @@
-"""Sweeps: jobs, remaining time, existing files, crashes, kills and stops."""
+"""Tests of sweeps: jobs, remaining time, existing files, crashes, kills and stops."""
 
 import json
 import os
@@ -372,7 +372,7 @@ def dies_once():
 
 @pytest.mark.full
 def test_crash_stops_no_other_run_and_finished_runs_are_skipped(tmp_path, monkeypatch, capsys):
-    """Seeds 0 and 1 of a sound run; a model that raises; data that is not there; a death."""
+    """Two seeds succeed. Other runs have a model that raises, missing data, or a killed worker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("models_of_mine.py").write_text(MODELS)
@@ -482,7 +482,7 @@ def test_ctrl_c_saves_every_run(tmp_path):
 
 @pytest.mark.full
 def test_worker_saves_its_run_and_ends_if_the_sweep_is_killed(tmp_path):
-    """No checkpoint would be due for a quarter of an hour."""
+    """The next regular checkpoint is a quarter of an hour away."""
     path = write_experiment(tmp_path, n=4000)
     process = start_sweep(path, tmp_path, "--checkpoint-seconds", "1000")
     wait_until(has_started(tmp_path), process)
@@ -530,7 +530,7 @@ def test_results_are_the_same_after_five_kills_of_a_sweep(tmp_path, monkeypatch,
 
 
 def children(parent):
-    """Return the child processes, and theirs."""
+    """Return the child processes and their children."""
     listed = ""
     with suppress(FileNotFoundError, ProcessLookupError):  # has ended meanwhile
         listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
