@@ -82,7 +82,7 @@ def test_half_of_the_images_are_mirrored():
 
 
 def test_view_is_similar_to_its_image():
-    """Smooth images, so that a pixel more or less is little: brightness 1 ± .4 dominates."""
+    """In smooth images a shift by a pixel changes little, and brightness 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
     views = augmented(smooth, RandomKey((0,)))
     assert 0.02 < (views - smooth).abs().mean() < 0.2
@@ -118,7 +118,7 @@ def test_rotation_of_90_degrees_equals_rot90(draws):
 
 
 def test_rotation_keeps_distances_in_images_that_are_not_square(draws):
-    """The long side of 4 x 10 pixels comes to lie upright: its middle four rows are kept."""
+    """Rotated by 90°, a picture of 4 x 10 pixels keeps the middle four of its long side."""
     draws["angle"] = torch.pi / 2
     x = images(n=1, height=4, width=10)
     turned = inner(augment._transform(x, generator(0)))

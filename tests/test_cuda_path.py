@@ -158,7 +158,7 @@ def most_reserved():
 
 
 def test_slowly_filling_memory_reserves_little_more_gpu_memory(most_reserved):
-    """Each answer gives a step another shape, which is steady until the next one comes."""
+    """Each answer changes the shape of an update, which is then constant until the next answer."""
     assert most_reserved(every=6) < 1.5 * most_reserved(every=1)
 
 
@@ -172,7 +172,7 @@ def test_occasional_other_batch_size_keeps_the_captured_graph():
     assert session.adapter.wrapped.graphs.seconds == spent > 0
 
 
-class Asks(nn.Module):
+class ReadsTensorValue(nn.Module):
     """Model that reads a tensor value, which a graph cannot capture."""
 
     def __init__(self):
@@ -183,7 +183,7 @@ class Asks(nn.Module):
         return self.model(x if x.mean().item() < 1e9 else x * 0)
 
 
-class Views(nn.Module):
+class TakesView(nn.Module):
     """Model that takes a view of contiguous images."""
 
     def __init__(self):
@@ -202,7 +202,7 @@ class Views(nn.Module):
 def test_model_that_cannot_be_captured_runs_eagerly():
     plain = Session(toy_classifier().cuda(), **SMALL, eager=True)
     expected = steps(plain, range(8))
-    session = Session(Asks().cuda(), **SMALL, precision="float32")
+    session = Session(ReadsTensorValue().cuda(), **SMALL, precision="float32")
     with pytest.warns(FallbackWarning, match="cannot be captured"):
         assert steps(session, range(8)) == expected
     later = Session(toy_classifier().cuda(), **SMALL, precision="float32")
@@ -213,7 +213,7 @@ def test_model_that_cannot_be_captured_runs_eagerly():
 
 
 def test_model_that_takes_views_keeps_the_contiguous_layout():
-    plain, fast, *_ = both_paths(Views, n=3, sites=["stage1"])
+    plain, fast, *_ = both_paths(TakesView, n=3, sites=["stage1"])
     for session in (plain, fast):
         assert not session.execution.channels_last
         assert session.model.stage1.weight.is_contiguous()

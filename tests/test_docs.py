@@ -46,7 +46,7 @@ def test_readme_examples_run_as_written(code, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "module", [bitta.memory, bitta.session, contract], ids=lambda module: module.__name__
 )
-def test_docstring_examples(module):
+def test_docstring_examples_give_the_shown_output(module):
     results = doctest.testmod(module)
     assert results.attempted > 0
     assert results.failed == 0

@@ -1,4 +1,4 @@
-"""Exact trajectories: the published code's, and a plain second implementation of it."""
+"""Tests against trajectories of the published code and of a second implementation."""
 
 import numpy as np
 import torch

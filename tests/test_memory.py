@@ -112,7 +112,7 @@ def test_correct_and_incorrect_samples_are_stored_separately():
     assert memory.incorrect.labels.tolist() == [8]
 
 
-def test_state_round_trip():
+def test_saved_state_restores_both_memories():
     memory = FeedbackMemory(correct=2, incorrect=2)
     none = JudgedSamples(column(1)[:0], torch.tensor([], dtype=torch.long))
     memory.add(Feedback(none, JudgedSamples(column(1), torch.tensor([3]))))

@@ -1,4 +1,4 @@
-"""NUMERICS_VERSION must be raised when the numbers of a run change.
+"""Test that NUMERICS_VERSION is raised when the numbers of a run change.
 
     python tests/test_numerics_version.py
 

@@ -45,7 +45,7 @@ def test_saved_result_is_read_back_unchanged(tmp_path):
 
 
 def test_nan_predictions_have_no_calibration_error(tmp_path):
-    """Confidences that are no numbers are stored as 0, where nothing is right: an error of 0."""
+    """NaN confidences count as 0, and all their samples as wrong, so the calibration error is 0."""
     sure = Reliability().add(torch.tensor([0.7, 0.9]), torch.tensor([True, False]))
     kept = result([step(confidence=7.5), step(confidence=4.0)], policy_reliability=sure)
     lost = replace(kept, steps=[step(confidence=7.5), step(confidence=0.0, n_correct=0)])

@@ -21,7 +21,7 @@ def allowances(steps, **settings):
     return given
 
 
-def test_price_of_a_ten_class_label_is_saved_up_for():
+def test_budget_is_saved_for_the_price_of_a_ten_class_label():
     """floor(3 t / 3.3219): 0 1 2 3 4 5 6 7 8 9 9 at t = 1 to ... : nine in the first ten."""
     assert allowances(12, n_queries=3, price=log2(10)) == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1]
     assert sum(allowances(1000, n_queries=3, price=log2(10))) == 903  # 3000 / 3.3219 = 903.09
@@ -48,7 +48,7 @@ def test_rounding_does_not_lose_a_question():
     assert allowances(9, n_queries=1, price=3 * (0.1 + 0.2) / 0.3) == [0, 0, 1] * 3
 
 
-def test_count_questions():
+def test_number_of_questions_follows_limits_and_price():
     assert Budget(n_queries=3).count_questions(n_steps=10, max_per_step=64) == 30
     assert Budget(n_queries=3).count_questions(n_steps=10, max_per_step=2) == 20
     assert Budget(n_queries=3, total=7).count_questions(n_steps=10, max_per_step=64) == 7

@@ -274,18 +274,20 @@ def test_method_that_is_not_an_adapter_is_refused():
 
 
 def test_custom_method_class_works_without_the_method_table(tmp_path):
-    class Mine(Tent):
+    class CustomTent(Tent):
         """Tent, under another name."""
 
-    with Session(toy_classifier(), Mine, lr=0.01) as session:
+    with Session(toy_classifier(), CustomTent, lr=0.01) as session:
         session.step(images())
         session.save(tmp_path / "s")
-    assert Session.load(tmp_path / "s", toy_classifier(), method=Mine).adapter.config.lr == 0.01
-    with pytest.raises(InputError, match="give method=Mine again"):
+    assert (
+        Session.load(tmp_path / "s", toy_classifier(), method=CustomTent).adapter.config.lr == 0.01
+    )
+    with pytest.raises(InputError, match="give method=CustomTent again"):
         Session.load(tmp_path / "s", toy_classifier())
-    check_method(Mine, norms=["batch"])
+    check_method(CustomTent, norms=["batch"])
     with pytest.raises(SettingError, match="unknown norm 'foo'"):
-        check_method(Mine, norms=["foo"])
+        check_method(CustomTent, norms=["foo"])
 
 
 def test_capacity_of_human_feedback_is_saved(tmp_path):

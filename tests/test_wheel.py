@@ -25,7 +25,7 @@ def wheel(tmp_path_factory):
     return next((checkout / "dist").glob("*.whl"))
 
 
-def test_packs_models_and_licence_are_inside_and_small(wheel):
+def test_wheel_contains_packs_models_and_licence_of_limited_size(wheel):
     with zipfile.ZipFile(wheel) as archive:
         sizes = {Path(entry.filename).name: entry.file_size for entry in archive.infolist()}
     assert sizes["digits.webp"] < 2e6

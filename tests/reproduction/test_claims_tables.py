@@ -1,4 +1,4 @@
-"""Our rows for the tables of the paper, the two averages, and the generated page."""
+"""Tests of our rows for the paper's tables, of the two averages, and of the generated page."""
 
 import tomllib
 from dataclasses import replace

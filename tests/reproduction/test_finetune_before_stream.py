@@ -1,4 +1,4 @@
-"""Fine-tuning on samples with answers before the stream begins."""
+"""Tests of fine-tuning on samples with answers before the stream begins."""
 
 from contextlib import closing
 from functools import partial
@@ -35,7 +35,7 @@ def changed(tmp_path, *, before_stream=None, **tables):
 
 
 def linear():
-    """Two inputs, three classes; predicts class 0 for (1, 0) and class 1 for (0, 1)."""
+    """Return a linear model that predicts class 0 for (1, 0) and class 1 for (0, 1), of three."""
     model = nn.Linear(2, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))

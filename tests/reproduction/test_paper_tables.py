@@ -1,4 +1,4 @@
-"""The tables of the paper agree with its LaTeX source and with one another."""
+"""Tests that the tables of the paper agree with its LaTeX source and with one another."""
 
 import doctest
 import os

@@ -1,4 +1,4 @@
-"""reproduction/share_runs.py copies a run to all experiments with the same settings."""
+"""Tests of reproduction/share_runs.py, which copies runs to experiments with equal settings."""
 
 import runpy
 from dataclasses import replace

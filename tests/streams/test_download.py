@@ -22,7 +22,7 @@ SHA256 = hashlib.sha256(FILE).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one file; `script` holds what to do with the next requests, then it behaves."""
+    """Server of one file. It fails as `script` says for the next requests, then works normally."""
 
     daemon_threads = True
 
@@ -44,7 +44,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/set.tar"
 
     def handle_error(self, request, client_address):
-        """A client that goes away is part of the tests."""
+        """Do nothing: some tests disconnect the client."""
 
 
 class Handler(BaseHTTPRequestHandler):

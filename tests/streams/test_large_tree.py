@@ -34,7 +34,7 @@ print(n_samples, len(stream.truth), round(brightness), peak() - before)
 
 @pytest.fixture
 def large_tree(tmp_path):
-    """Every file is one of 256 pictures under a name of its own, so that little is written."""
+    """Folder of hard links to 256 pictures, so that little is written."""
     header = f"P6\n{SIDE} {SIDE}\n255\n".encode()
     (tmp_path / "made").mkdir()
     for shade in range(256):

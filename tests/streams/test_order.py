@@ -8,14 +8,14 @@ from bitta.streams import Arrangement, Domain, Stream, correlated_order
 
 
 def domain(name, n=20, n_classes=4, start=0):
-    """Images whose single pixel is their number, so that every sample can be told apart."""
+    """Return a domain whose images have their number as pixel value."""
     numbers = torch.arange(start, start + n)
     images = numbers.to(torch.uint8).view(n, 1, 1, 1).expand(n, 3, 2, 2)
     return Domain(name, images.contiguous(), numbers % n_classes)
 
 
-def stream(*domains, batch_size=8, seed=0, **how):
-    return Stream(domains, batch_size=batch_size, seed=seed, arrangement=Arrangement(**how))
+def stream(*domains, batch_size=8, seed=0, **arrangement):
+    return Stream(domains, batch_size=batch_size, seed=seed, arrangement=Arrangement(**arrangement))
 
 
 def names(stream):
@@ -96,7 +96,7 @@ def test_order_in_a_domain_does_not_depend_on_other_domains():
     assert numbers(stream(NIGHT, seed=1)) != alone
 
 
-def test_batch_size_one():
+def test_batch_size_one_has_one_sample_per_batch():
     made = stream(DAY, batch_size=1)
     assert len(made) == 20
     assert all(len(batch.truth) == 1 for batch in made.batches())
@@ -107,8 +107,9 @@ def runs(labels):
 
 
 def test_correlated_labels_come_in_runs():
-    """1,000 samples of 10 classes: at random about 900 runs, at beta .1 at most one per class and
-    slot, 100; the smaller beta, the fewer.
+    """1,000 samples of 10 classes have about 900 runs in random order.
+
+    With beta = .1 they have at most one run per class and slot, 100. A smaller beta has fewer.
     """
     labels = torch.arange(1000) % 10
     order = correlated_order(labels, beta=0.1, seed=0)
@@ -130,7 +131,7 @@ def test_protocol_describes_the_arrangement():
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("arrangement", "message"),
     [
         ({"order": "contnual"}, "did you mean 'continual'"),
         ({"labels": "sorted"}, "labels is 'sorted'; allowed: iid, dirichlet"),
@@ -138,9 +139,9 @@ def test_protocol_describes_the_arrangement():
         ({"rounds": 0}, "rounds is 0"),
     ],
 )
-def test_invalid_arrangement_is_refused(how, said):
-    with pytest.raises(SettingError, match=said):
-        Arrangement(**how)
+def test_invalid_arrangement_is_refused(arrangement, message):
+    with pytest.raises(SettingError, match=message):
+        Arrangement(**arrangement)
 
 
 def test_domains_with_different_classes_are_refused():
