@@ -118,8 +118,8 @@ def main() -> int:
     }  # fmt: skip
     write_table(arguments.out, table)
     print("\n".join(lines(table)))
-    said = " ".join(f"{points:+.1f}" for points in gains)
-    print(f"gain over the last {claim.over} windows: {said} points; {claim.least:+g} are needed")
+    listed = " ".join(f"{points:+.1f}" for points in gains)
+    print(f"gain over the last {claim.over} windows: {listed} points; {claim.least:+g} are needed")
     return 0 if min(gains) >= claim.least and spells_hold(table["spells"], claim) else 1
 
 

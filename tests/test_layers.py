@@ -52,7 +52,7 @@ def imports(path):
 
 
 def level(part):
-    return next(place for place, layer in enumerate(LAYERS) if part in layer)
+    return next(index for index, layer in enumerate(LAYERS) if part in layer)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

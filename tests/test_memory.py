@@ -28,7 +28,7 @@ def test_adding_more_than_the_capacity_keeps_the_newest():
 def test_ring_is_read_oldest_first_after_many_rounds():
     fifo, seen = FifoMemory(5), []
     for number in range(23):
-        new = [10 * number + place for place in range(number % 4)]
+        new = [10 * number + index for index in range(number % 4)]
         fifo.add(JudgedSamples(torch.tensor(new).float().unsqueeze(1), torch.tensor(new).long()))
         seen += new
         assert fifo.labels.tolist() == seen[-5:]

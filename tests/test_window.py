@@ -118,7 +118,7 @@ def test_answers_are_collected_and_learned_once_per_window():
         counts = [len(running.step(part)[1]) for part in images(24).split(1)]
         assert running.adapter.version == 3
     # One window late: those of the first come with the second.
-    assert [(place, count) for place, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
+    assert [(index, count) for index, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
 
 
 def test_late_answers_to_a_fully_queried_window_come_with_the_next_one():
@@ -127,7 +127,7 @@ def test_late_answers_to_a_fully_queried_window_come_with_the_next_one():
         toy_classifier(), n_queries=4, window=4, feedback=Simulated(truth, delay=1)
     ) as running:
         counts = [len(running.step(part)[1]) for part in images(16).split(1)]
-    assert [(place, count) for place, count in enumerate(counts) if count] == [
+    assert [(index, count) for index, count in enumerate(counts) if count] == [
         (7, 4), (11, 4), (15, 4)
     ]  # fmt: skip
 

@@ -186,7 +186,7 @@ def test_remaining_time_uses_the_speed_of_each_method(tmp_path):
     assert progress.seconds_left is None  # one report has no speed
     bitta.record("preparing", 1, 150, now=0.0)
     bitta.record("preparing", 9, 150, now=1.0)
-    assert progress.seconds_left is None  # a preparation says nothing about the speed
+    assert progress.seconds_left is None  # the speed of a preparation does not count
     tent.record("batch", 4, 10, now=3.0)
     bitta.record("batch", 1, 10, now=10.0)
     bitta.record("batch", 2, 10, now=13.0)
@@ -239,7 +239,7 @@ def make_outdated(result, *, with_hash=False):
     table = json.loads(result.read_text())
     environment = table["environment"]
     environment["numerics_version"] -= 1
-    if with_hash:  # as results before the numerics version had it
+    if with_hash:  # as in results from before the numerics version
         del environment["numerics_version"]
         environment["code"] = "0" * 64
     result.write_text(json.dumps(table))
@@ -514,7 +514,7 @@ def test_results_are_the_same_after_five_kills_of_a_sweep(tmp_path, monkeypatch,
         workers = children(process.pid) if kill % 2 else []
         process.send_signal(signal.SIGKILL)
         for worker in workers:
-            with suppress(ProcessLookupError):  # has noticed that its sweep is gone
+            with suppress(ProcessLookupError):  # the worker has noticed that its sweep has ended
                 os.kill(worker, signal.SIGKILL)
                 n_killed += 1
         process.wait()

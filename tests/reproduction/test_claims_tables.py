@@ -112,7 +112,7 @@ def test_recorded_reasons_belong_to_claims():
 
 def test_each_folder_of_experiments_is_used_by_a_claim():
     used = {folder for claim in EVERY for folder in claim.experiments}
-    # How settings were chosen, of which the paper says nothing.
+    # The choice of settings is not described in the paper.
     chosen_by = {"stream-memory", "simatta-step-size"}
     assert set(FOLDERS) == used | set(SUBSTITUTE_FOLDERS.values()) | chosen_by
 

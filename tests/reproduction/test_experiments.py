@@ -105,8 +105,8 @@ def kinds_of(table):
     """Return the datasets of a table, from its columns, its part or its caption."""
     part = table.id.partition("/")[2]
     named = [name for name in (*table.columns, part) if name in DATASET_KINDS]
-    said = {"PACS": "pacs", "Tiny-ImageNet-C": "tiny-imagenet-c", "CIFAR-10-C": "cifar10-c"}
-    return named or [next(kind for name, kind in said.items() if name in table.caption)]
+    kinds = {"PACS": "pacs", "Tiny-ImageNet-C": "tiny-imagenet-c", "CIFAR-10-C": "cifar10-c"}
+    return named or [next(kind for name, kind in kinds.items() if name in table.caption)]
 
 
 @pytest.mark.parametrize("table", ["app_epoch", "gpu_memory"])

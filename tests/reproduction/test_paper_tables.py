@@ -259,10 +259,10 @@ def test_all_tables_of_the_source_exist_with_their_numbers(printed):
         assert places == [f"Table {number}{letter}" for letter in letters]
 
 
-@pytest.mark.parametrize("place", range(len(TABLES)), ids=lambda place: TABLES[place].id)
-def test_values_are_those_of_the_source(printed, place):
-    table = TABLES[place]
-    _, head, body, caption = printed[place]
+@pytest.mark.parametrize("index", range(len(TABLES)), ids=lambda index: TABLES[index].id)
+def test_values_are_those_of_the_source(printed, index):
+    table = TABLES[index]
+    _, head, body, caption = printed[index]
     part = table.id.partition("/")[2].replace("-", "")
     assert part in re.sub(r"\W", "", caption.lower())
     if table.transposed:

@@ -87,7 +87,7 @@ def test_cifar100_takes_the_fine_label(tmp_path):
 def test_official_archive_is_read_without_unpacking(tmp_path, inside):
     path = tmp_path / "cifar-10-python.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
-        for n in (4, 1, 5, 2, 3):  # the official archive is not in order either
+        for n in (4, 1, 5, 2, 3):  # the official archive is not sorted either
             content = pickled([n])
             member = tarfile.TarInfo(f"cifar-10-batches-py/data_batch_{n}")
             member.size = len(content)

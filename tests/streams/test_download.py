@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         if step == "stall":
             self.server.release.wait(60)
         if step == "drop":
-            # Lingering for no time sends a reset instead of an orderly end.
+            # A linger time of 0 resets the connection instead of closing it normally.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             time.sleep(0.05)
             self.connection.close()
@@ -149,7 +149,7 @@ def test_download_continues_after_a_broken_connection(server, target, how):
     (first, _), (again, condition) = server.seen
     assert first is None
     start = int(again.removeprefix("bytes=").removesuffix("-"))
-    # A reset may cost what had not been read yet; an orderly end costs nothing.
+    # A reset may lose bytes that were not read yet. A normal close loses none.
     assert start == HALF if how == "truncate" else 0 < start <= HALF
     assert condition == '"one"'
     assert server.sent == [HALF, len(FILE) - start]
@@ -374,7 +374,7 @@ def test_ctrl_c_keeps_the_part(server, target):
     assert target.read_bytes() == FILE
 
 
-LIFE = """
+KILLED_PROCESS = """
 import sys
 from bitta.streams.download import download
 download(*sys.argv[1:], on_progress=lambda done, total: print(done, flush=True))
@@ -384,13 +384,15 @@ download(*sys.argv[1:], on_progress=lambda done, total: print(done, flush=True))
 def test_part_of_a_killed_process_is_used(server, target):
     server.file, server.cut, server.script = FILE * 4, len(FILE) * 3, ["stall"]
     with subprocess.Popen(
-        [sys.executable, "-c", LIFE, server.url, target], stdout=subprocess.PIPE, text=True
-    ) as life:
-        while life.stdout.readline().strip() != str(server.cut):
-            assert life.poll() is None
-        life.kill()
+        [sys.executable, "-c", KILLED_PROCESS, server.url, target],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.stdout.readline().strip() != str(server.cut):
+            assert process.poll() is None
+        process.kill()
     kept = target.with_name("set.tar.part").stat().st_size
-    # What was buffered is lost: less than two blocks of 1 MiB.
+    # Buffered bytes are lost: less than two blocks of 1 MiB.
     assert len(FILE) <= kept <= server.cut
     fetch(server, target, sha256=hashlib.sha256(server.file).hexdigest())
     assert target.read_bytes() == server.file

@@ -33,7 +33,7 @@ def test_imagenet_classes_are_sorted():
     assert len(set(wnids)) == 1000
     assert list(wnids) == sorted(wnids)
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids)
-    # tench, goldfish, tabby and toilet tissue, by the numbers everybody knows them under
+    # the usual numbers of tench, goldfish, tabby and toilet tissue
     assert [wnids[n] for n in (0, 1, 281, 999)] == ["n01440764", GOLDFISH, TABBY, "n15075141"]
 
 

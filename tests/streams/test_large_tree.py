@@ -16,7 +16,7 @@ import torch
 from bitta.streams import Stream
 from bitta.streams.folders import read_folders
 
-def peak():  # not getrusage, whose peak starts at that of the process which started this one
+def peak():  # the peak of getrusage includes that of the parent process
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 

@@ -95,8 +95,8 @@ def test_truncated_archive_leaves_nothing(archive, tmp_path, share):
 def test_tar_cut_between_two_members_is_refused(tmp_path):
     archive = write_tar(tmp_path / "x.tar", CONTENTS)
     with tarfile.open(archive) as tar:
-        place = tar.getmembers()[2].offset
-    archive.write_bytes(archive.read_bytes()[:place])
+        offset = tar.getmembers()[2].offset
+    archive.write_bytes(archive.read_bytes()[:offset])
     with pytest.raises(InputError, match="its end is missing"):
         unpack(archive, tmp_path / "out")
 

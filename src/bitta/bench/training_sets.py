@@ -104,8 +104,8 @@ def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
 
 def _coloured_tests(digits: Tensor, numerals: Tensor) -> tuple[Domain, ...]:
     tests = []
-    for name, chance in COLOUR_FLIPS.items():
-        images, clean, noisy = coloured_digits(digits, numerals, colour_flip=chance, seed=0)
+    for name, colour_flip in COLOUR_FLIPS.items():
+        images, clean, noisy = coloured_digits(digits, numerals, colour_flip=colour_flip, seed=0)
         tests.append(Domain(f"{name} test, noisy labels", images, noisy))
         tests.append(Domain(f"{name} test, clean labels", images, clean))
     return tuple(tests)
