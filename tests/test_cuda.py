@@ -12,9 +12,12 @@ from bitta.seeding import RandomKey, generator
 from bitta.streams import Domain, Stream, embedded_pack
 from bitta.testing import CHECKS, NORMS, Subject, needed_settings, toy_classifier
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
+    ),
+]
 
 
 PATHS = {"fast": {"precision": "float32"}, "eager": {"eager": True}}

@@ -17,9 +17,12 @@ from bitta.seeding import RandomKey, generator
 from bitta.streams import embedded_pack
 from bitta.testing import NORMS, needed_settings, toy_classifier
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device here; run on a machine with a GPU"
+    ),
+]
 
 OWN = {
     # All the rows of a step, whose shapes then stay, within a few batches.

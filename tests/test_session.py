@@ -331,6 +331,7 @@ session.save(path)
 """
 
 
+@pytest.mark.full
 def test_session_continues_bit_for_bit_in_a_new_process(tmp_path):
     def live(steps, path):
         subprocess.run([sys.executable, "-c", CONTINUE, steps, str(path)], check=True)

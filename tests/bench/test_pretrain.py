@@ -60,6 +60,7 @@ def test_trained_model_has_a_card_and_a_log(cifar, tmp_path):
     assert not training_checkpoint_path(tmp_path / "m.safetensors").exists()
 
 
+@pytest.mark.full
 def test_training_halves_the_loss(cifar, tmp_path):
     recipe = replace(RECIPE, epochs=30, augment="none")
     _, log = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))

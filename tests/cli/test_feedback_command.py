@@ -308,6 +308,7 @@ def test_unknown_prediction_is_refused_with_its_line(answered, asked, export, ru
     assert len(export("other")) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -16,6 +16,8 @@ from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from small_engine import WINDOW, images, running
 
+pytestmark = pytest.mark.full
+
 
 @contextmanager
 def listening(engine, store, folder):

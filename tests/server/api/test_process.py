@@ -23,6 +23,8 @@ from bitta.server.process import addresses, bind, check_tls, make_server
 from bitta.server.settings import load_settings
 from server.api.fakes import running
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def stream():

@@ -7,6 +7,8 @@ import pytest
 
 from server.api.fakes import running
 
+pytestmark = pytest.mark.full
+
 http = pytest.importorskip("tritonclient.http")
 utils = pytest.importorskip("tritonclient.utils")
 auth = pytest.importorskip("tritonclient.http.auth")

@@ -24,6 +24,8 @@ from bitta.server.protocol.tensors import NUMERIC_DTYPES, compress, decompress
 from bitta.server.settings import RequestLimits
 from made_pictures import N_BROKEN, broken, encoded, gradient, originals
 
+pytestmark = pytest.mark.full
+
 LIMITS = RequestLimits(body_bytes=2**20, pixels=2**20)
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 

@@ -19,6 +19,8 @@ from bitta.server.protocol import (
 )
 from made_pictures import encoded, gradient
 
+pytestmark = pytest.mark.full
+
 CLASSES = ["cat", "dog", "frog"]
 MODEL = classifier_spec("m", ["1.4"], input_shape=(3, 8, 8), n_classes=3, max_rows=128)
 OUTPUTS = prediction_outputs(

@@ -30,6 +30,8 @@ from server.store.factories import (
     temporary_database,
 )
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def opened(tmp_path, clock):
