@@ -17,11 +17,11 @@ FeedbackStatus: TypeAlias = Literal["pending", "applied", "expired", "superseded
 """State of an answer. "pending": not learned yet. "applied": learned. "expired": its image is gone,
 so it cannot be learned. "superseded": replaced or undone before it was learned."""
 QuestionReason: TypeAlias = Literal["uncertain", "audit"]
-"""Reason of a question: an uncertain prediction, or a random sample that measures accuracy."""
+"""Reason for a question: an uncertain prediction, or a random sample that measures accuracy."""
 QuestionStatus: TypeAlias = Literal["open", "closed", "expired"]
 """State of a question: it takes answers, has enough of them, or was not answered in time."""
 SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]
-"""Reason of a snapshot: the source model, a regular interval, an operator, or a rollback."""
+"""Reason for a snapshot: the source model, a regular interval, an operator, or a rollback."""
 Role: TypeAlias = Literal["client", "annotator", "operator"]
 """Role of an API key."""
 
@@ -92,7 +92,7 @@ class FeedbackRecord:
     predicted_label: str
     confidence: float
     uncertainty: float | None
-    """Null if no question was asked about this prediction; `selection_reason` then is null too."""
+    """Null if no question was asked about this prediction. `selection_reason` is then null too."""
     selection_reason: QuestionReason | None
     verdict: Verdict
     annotator_id: str
@@ -127,8 +127,8 @@ class UndoReceipt:
     """Result of undoing an answer."""
 
     undone: str
-    """ID of the answer."""
+    """Id of the answer."""
     applied: bool
     """True if the model had already learned from the answer."""
     note: str
-    """Sentence for people: the effect of the undo on the model."""
+    """Sentence for people that says whether the model had learned from the answer."""

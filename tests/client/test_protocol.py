@@ -1,4 +1,4 @@
-"""Bodies of requests and responses, decoded by hand."""
+"""Tests of the bodies of requests and responses, which are decoded by hand."""
 
 import io
 import json
@@ -134,13 +134,13 @@ def test_model_input_is_fetched_once(client, server):
     [
         (3, "image 0 is of type int; allowed: encoded bytes, a path"),
         ([b"a", None], "image 1 is of type NoneType"),
-        ([np.zeros(SHAPE), b"a"], "mixes arrays and pictures"),
+        ([np.zeros(SHAPE), b"a"], "mixes arrays and encoded images"),
         ([b"a", np.zeros(SHAPE)], "image 1 is of type ndarray.*not mixed"),
         (np.zeros(SHAPE, np.int64), "holds int64; allowed: uint8"),
         (np.zeros((2, 2)), r"shape \[2, 2\]; the model takes \(3, 2, 2\) for one image"),
         ([np.zeros(SHAPE), np.zeros((3, 2, 1))], r"image 1 is float32 of shape \[3, 2, 1\]"),
         ([np.zeros((1, *SHAPE))], r"shape \[1, 3, 2, 2\]; the model takes \(3, 2, 2\)"),
-        ("/no/such.png", "the picture '/no/such.png' cannot be read: No such file"),
+        ("/no/such.png", "the image '/no/such.png' cannot be read: No such file"),
     ],
     ids=str,
 )

@@ -171,7 +171,7 @@ class ForkedServer(ServerProcess):
 
 
 class Load:
-    """Sends predictions and answers until it is ended or the server is gone.
+    """Load of predictions and answers, until it is ended or the server is gone.
 
     Refusals are collected by the kind of request, and the load continues. An answer is sent again
     with its idempotency key until it is acknowledged. Unacknowledged answers of an earlier load
@@ -260,8 +260,8 @@ def kill_and_restart(server, n):
     """Put a server under load, kill it and start it again, n times.
 
     Yield the seconds until it was ready and the load. Every fourth kill comes after a learning step
-    with an answer. After every tenth, another kill hits the start. The load ends with each kill,
-    and the next one starts with the unacknowledged answers.
+    with an answer. After every tenth, another kill interrupts the start. The load ends with each
+    kill, and the next one starts with the unacknowledged answers.
     """
     in_doubt = ()
     server.start()

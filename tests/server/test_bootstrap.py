@@ -1,4 +1,4 @@
-"""A data folder needs the model and the settings that it was started with."""
+"""Tests that a data folder needs the model and the settings of its first start."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The demo's camera: conditions change, and the same seed gives the same images."""
+"""Tests of the demo's camera: conditions change, and equal seeds give equal images."""
 
 from queue import Queue
 
@@ -94,7 +94,7 @@ def test_no_image_is_repeated_before_all_others_appeared():
     first = {scene.image(index)[0].max(0).tobytes() for index in range(5000, 6000)}
     assert len(first) == 1000
     second = {scene.image(index)[0].max(0).tobytes() for index in range(6000, 7000)}
-    # In the new order, about a sixth of a thousand were among the last thousand.
+    # About a sixth of the next thousand images were among the last thousand.
     assert 100 < len(first & second) < 250
 
 

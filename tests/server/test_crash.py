@@ -1,4 +1,4 @@
-"""kill -9 under load: no acknowledged answer is lost, and none is in the memory twice."""
+"""Test that kill -9 under load loses no acknowledged answer and stores none twice in the memory."""
 
 import os
 import random

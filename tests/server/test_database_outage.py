@@ -1,4 +1,4 @@
-"""A server with a locked or unreachable database loses nothing and continues by itself."""
+"""Tests that a server survives a locked or unreachable database without losing anything."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""A server with a full disk refuses requests, loses nothing, and continues when there is space."""
+"""Tests that a server with a full disk loses nothing and continues when there is space."""
 
 import os
 import shutil

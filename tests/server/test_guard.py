@@ -44,14 +44,14 @@ class Lineage:
         self.audits += [(True, same)] * n_correct + [(False, same)] * n_wrong
 
 
-def test_entropy_by_hand():
+def test_entropy_equals_hand_computation():
     """48:16 of 64: 0.75 ln(4/3) + 0.25 ln 4 = 0.215762 + 0.346574."""
     assert entropy([48, 16, 0]) == pytest.approx(0.562335, abs=1e-6)
     assert entropy(VARIED) == pytest.approx(log(4))
     assert entropy([0, 0]) == 0
 
 
-def test_docstring_example():
+def test_docstring_examples_give_the_shown_output():
     assert doctest.testmod(guard).failed == 0
 
 
@@ -76,7 +76,7 @@ def test_low_entropy_for_three_windows_is_collapse():
     assert [verdict.state for verdict in verdicts] == ["suspect", "suspect", "collapsed"]
     assert verdicts[-1].n_windows == 3
     assert verdicts[-1].reasons == (
-        "entropy of served classes is 0.00 nats, 0 % of the reference 1.39 (limit 35 %)",
+        "few classes are served: entropy 0.00 nats, 0 % of the reference 1.39 (limit 35 %)",
     )
 
 
@@ -132,8 +132,8 @@ def test_low_agreement_for_three_windows_is_collapse():
     verdict = lineage.observe(agreement=0.29)
     assert verdict.state == "collapsed"
     assert verdict.reasons == (
-        "the policy agrees with 29 % of the served classes, in the reference with 90 % "
-        "(limit 30 %)",
+        "the policy (mean of repeated predictions) agrees with 29 % of the served classes, in the "
+        "reference with 90 % (limit 30 %)",
     )
 
 
@@ -208,7 +208,7 @@ def test_accuracy_is_compared_with_best_so_far():
 
 
 def test_accuracy_drop_shared_by_source_is_only_suspect():
-    """From 0 of 40 the source errs on 8.8 % at most; then on 17 of 57, 19.5 % or more."""
+    """The source errs on 0 of 40, so at most 8.8 %; then on 17 of 57, so at least 19.5 %."""
     lineage = Lineage()
     lineage.add_audits(40, same=True)
     lineage.observe()

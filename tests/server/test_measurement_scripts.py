@@ -1,4 +1,4 @@
-"""The scripts that measure the server refuse results that break their claims."""
+"""Tests that the scripts that measure the server refuse results that contradict their claims."""
 
 import runpy
 from pathlib import Path
@@ -18,7 +18,7 @@ def script(monkeypatch):
 
 
 class TwoSpells:
-    """Two windows of each."""
+    """Camera with two conditions, two windows each."""
 
     def condition(self, index):
         return "dry" if index < 128 else "wet"
@@ -56,7 +56,7 @@ def test_claim_without_a_limit_for_spells_accepts_any(script):
         (0.0, 1.0, []),
         (0.7, 1.04, []),
         (1.0, 1.0, ["memory grows by 5.0 MiB in 10 minutes"]),
-        (0.0, 1.06, ["it takes 1590 MiB at most, before 1500"]),
+        (0.0, 1.06, ["the peak of the memory rises from 1500 to 1590 MiB"]),
     ],
 )
 def test_soak_finds_growing_memory_and_peaks(script, kept_per_spell, most_by, wrong):

@@ -46,7 +46,7 @@ def test_factory_uses_given_classes_and_shape(factory, tmp_path):
         ("ham\nspam", None, "give --input-shape"),
         (None, (3, 16, 16), "give --classes FILE"),
         ("ham\nspam\neggs", (3, 16, 16), "has 2 outputs, but 3 class names were given"),
-        ("ham\nham", (3, 16, 16), "contains a name twice"),
+        ("ham\nham", (3, 16, 16), "contains 'ham' more than once"),
         ("ham\nspam", (1, 16, 16), "cannot read images of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""AuditSummary accuracy, Wilson intervals, history, latencies and the duty cycle."""
+"""Tests of audit summaries, Wilson intervals, history, latencies and the duty cycle."""
 
 import json
 

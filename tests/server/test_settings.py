@@ -48,7 +48,7 @@ def test_environment_of_the_process_is_read(monkeypatch):
         ({"port": 70000}, "port is 70000; input should be less than or equal to 65535."),
         ({"duty": "all"}, "duty is 'all'; input should be a valid number"),
         ({"keep_images": "some"}, "keep_images is 'some'; input should be 'none', 'queried' or"),
-        ({"tls_cert": "x"}, "tls_cert and tls_key are given together or not at all."),
+        ({"tls_cert": "x"}, "tls_key is missing; give both tls_cert and tls_key, or neither."),
         ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert and tls_key."),
         ({"tls_key_password": 4711}, "tls_key_password is not shown; input should be a valid"),
         ({"audits": 9}, "audits is 9, more than the 3 questions of a window."),

@@ -29,7 +29,9 @@ class BaseClient:
                 f"url is {url!r}; allowed: an address that begins with http:// or https://."
             )
         if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key:
-            raise SettingError('the key is not printable ASCII text; make one with "bitta keys".')
+            raise SettingError(
+                'the key is not printable ASCII text; make one with "bitta keys create".'
+            )
         require(timeout > 0, "timeout", timeout, "more than 0 seconds")
         self.url = url.rstrip("/")
         self.model = model
@@ -109,7 +111,7 @@ class Client(BaseClient):
         return self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     def undo(self, feedback_id: str) -> UndoReceipt:
-        """Take an answer back, by `FeedbackReceipt.id`."""
+        """Undo an answer. Its id is `FeedbackReceipt.id`."""
         return self._run(self._plans.undo(feedback_id))
 
     def image(self, prediction: str | AskedQuestion) -> bytes:
@@ -196,7 +198,7 @@ class AsyncClient(BaseClient):
         return await self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     async def undo(self, feedback_id: str) -> UndoReceipt:
-        """Take an answer back, by `FeedbackReceipt.id`."""
+        """Undo an answer. Its id is `FeedbackReceipt.id`."""
         return await self._run(self._plans.undo(feedback_id))
 
     async def image(self, prediction: str | AskedQuestion) -> bytes:

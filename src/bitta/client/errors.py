@@ -40,7 +40,7 @@ class RefusedError(ClientError):
 
 
 class RateError(ClientError):
-    """Raised if the key makes too many requests (429), also after all retries."""
+    """Raised if the key makes too many requests (429) and retries do not help."""
 
 
 class UnavailableError(ClientError):

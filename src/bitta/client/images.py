@@ -70,8 +70,8 @@ def _encode(image: Image, index: int) -> bytes:
         return file.getvalue()
     raise InputError(
         f"image {index} is of type {type(image).__name__}; allowed: encoded bytes, a path, a "
-        "Pillow image, a numpy array, a torch tensor, or a list of one kind (arrays and pictures "
-        "not mixed)."
+        "Pillow image, a numpy array, a torch tensor, or a list of them (arrays and tensors "
+        "not mixed with the others)."
     )
 
 
@@ -79,7 +79,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"the picture {str(path)!r} cannot be read: {error.strerror}.") from None
+        raise InputError(f"the image {str(path)!r} cannot be read: {error.strerror}.") from None
 
 
 def _is_array(image: Image) -> bool:
@@ -97,7 +97,7 @@ def _stack_arrays(images: list[Image], shape: tuple[int, ...]) -> "np.ndarray":
         if not _is_array(image):
             _encode(image, index)  # raises for objects that are not images
             raise InputError(
-                "the list mixes arrays and pictures; give each kind in a call of its own."
+                "the list mixes arrays and encoded images; give each kind in its own call."
             )
         arrays.append(_to_array(image))
         if arrays[index].shape != arrays[0].shape or arrays[index].dtype != arrays[0].dtype:

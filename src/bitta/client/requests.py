@@ -183,7 +183,7 @@ class RequestPlans:
         return answered
 
     def undo(self, feedback_id: str) -> Plan[UndoReceipt]:
-        """Take an answer back."""
+        """Undo an answer."""
         return (yield from self._send(undo_request(feedback_id)))
 
     def image(self, prediction: str | AskedQuestion) -> Plan[bytes]:
@@ -273,7 +273,7 @@ def _parse_retry_after(text: str | None) -> float | None:
 
 
 def only_model_request() -> ApiRequest[str]:
-    """Ask for the name of the only model of the server."""
+    """Return the request for the name of the only model of the server."""
 
     def read(response: httpx.Response) -> str:
         names = sorted({model["name"] for model in _read_json(response)})
@@ -287,7 +287,7 @@ def only_model_request() -> ApiRequest[str]:
 
 
 def model_input_request(model: str) -> ApiRequest[ModelInput]:
-    """Ask for the input of a model."""
+    """Return the request for the input of a model."""
     return ApiRequest(
         "GET",
         f"v2/models/{_quote(model)}",
@@ -319,7 +319,7 @@ def predict_requests(
 def next_question_request(
     poll_seconds: int, delay_seconds: float = 0.0
 ) -> ApiRequest[AskedQuestion | None]:
-    """Ask for the next question. The server waits up to `poll_seconds` for one."""
+    """Return the request for the next question. The server waits up to `poll_seconds` for one."""
     return ApiRequest(
         "GET",
         f"v1/queue/next?wait={poll_seconds}",
@@ -349,7 +349,10 @@ def answer_body(
 
 
 def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[FeedbackReceipt]:
-    """Send an answer. Every retry carries the same key, so the answer is stored once."""
+    """Return the request that sends an answer.
+
+    Every retry carries the same key, so the answer is stored once.
+    """
 
     def read(response: httpx.Response) -> FeedbackReceipt:
         is_repeated = response.status_code == 200
@@ -360,7 +363,7 @@ def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[
 
 
 def undo_request(feedback_id: str) -> ApiRequest[UndoReceipt]:
-    """Take an answer back."""
+    """Return the request that undoes an answer."""
     return ApiRequest(
         "POST",
         f"v1/feedback/{_quote(feedback_id)}/undo",
@@ -370,13 +373,13 @@ def undo_request(feedback_id: str) -> ApiRequest[UndoReceipt]:
 
 
 def image_request(prediction_id: str) -> ApiRequest[bytes]:
-    """Ask for the image of a prediction, as PNG."""
+    """Return the request for the image of a prediction, as PNG."""
     path = f"v1/predictions/{_quote(prediction_id)}/image"
     return ApiRequest("GET", path, lambda response: response.content)
 
 
 def status_request() -> ApiRequest[dict[str, Any]]:
-    """Ask for the status of the server."""
+    """Return the request for the status of the server."""
     return ApiRequest("GET", "v1/status", _read_json)
 
 

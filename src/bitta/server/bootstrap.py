@@ -1,4 +1,4 @@
-"""Start of a server: opens the store, loads the model, starts the engine and builds the app."""
+"""Start of a server: load the model, open the store, start the engine and build the app."""
 
 import os
 import warnings

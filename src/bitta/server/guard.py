@@ -57,7 +57,7 @@ class GuardSettings(Config):
     confidence_share: float = 0.5
     """Share of the reference below which the mean confidence makes the model suspect."""
     margin: float = 0.10
-    """Allowed drop of accuracy below the lower bound of the reference; 0.10 is 10 points."""
+    """Allowed drop of accuracy below its best lower bound so far; 0.10 is 10 points."""
     min_audits: int = 20
     """Number of audits needed before accuracy is judged."""
     audit_window: int = 100
@@ -207,8 +207,8 @@ class CollapseDetector:
     ...     verdict = detector.observe(WindowSummary(counts=counts, confidence=0.9, distance=0.1))
     ...     print(verdict.state, *verdict.reasons)
     ok
-    suspect entropy of served classes is 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
-    collapsed entropy of served classes is 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
+    suspect few classes are served: entropy 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
+    collapsed few classes are served: entropy 0.00 nats, 0 % of the reference 1.39 (limit 35 %)
     """
 
     def __init__(self, settings: GuardSettings | None = None) -> None:
@@ -372,7 +372,7 @@ class CollapseDetector:
         if now >= share * usual or not self._has_varied_inputs(window):
             return None
         reason = (
-            f"entropy of served classes is {now:.2f} nats, {_percent(now / usual)} of the "
+            f"few classes are served: entropy {now:.2f} nats, {_percent(now / usual)} of the "
             f"reference {usual:.2f} (limit {_percent(share)})"
         )
         limit = self._accuracy_limit(window.audits)
@@ -395,8 +395,9 @@ class CollapseDetector:
             return None
         return _BrokenRule(
             "agreement",
-            f"the policy agrees with {_percent(window.agreement)} of the served classes, in the "
-            f"reference with {_percent(usual)} (limit {_percent(least)})",
+            f"the policy (mean of repeated predictions) agrees with {_percent(window.agreement)} "
+            f"of the served classes, in the reference with {_percent(usual)} "
+            f"(limit {_percent(least)})",
         )
 
     def _check_confidence(self, window: WindowSummary) -> _BrokenRule | None:

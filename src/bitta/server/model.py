@@ -1,5 +1,6 @@
 """Loading of the classifier that a server serves."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +75,12 @@ def _read_classes(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the classes file {str(path)!r} cannot be read ({error}).") from None
     names = tuple(line.strip() for line in lines if line.strip())
-    if len(set(names)) < len(names):
-        raise InputError(f"the classes file {str(path)!r} contains a name twice.")
+    repeated = [name for name, n in Counter(names).items() if n > 1]
+    if repeated:
+        raise InputError(
+            f"the classes file {str(path)!r} contains {repeated[0]!r} more than once; give each "
+            "class its own name."
+        )
     return names
 
 
@@ -89,8 +94,14 @@ def _check_forward(module: nn.Module, names: tuple[str, ...], shape: tuple[int, 
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"the model cannot read images of {shape} ({reason}).") from None
+        raise InputError(
+            f"the model cannot read images of shape {shape} ({reason}); give --input-shape as "
+            "channels, height and width, such as 3x224x224."
+        ) from None
     finally:
         wrapped.close()
     if n != len(names):
-        raise InputError(f"the model has {n} outputs, but {len(names)} class names were given.")
+        raise InputError(
+            f"the model has {n} outputs, but {len(names)} class names were given; give one name "
+            "per output."
+        )

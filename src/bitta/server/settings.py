@@ -38,7 +38,7 @@ Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class RequestLimits(BaseModel):
-    """Limits of a single client."""
+    """Limits of requests, keys and connections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -65,7 +65,7 @@ class RequestLimits(BaseModel):
     read_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that a client may take to send its request, or to read a part of the response."""
     answer_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that a request may wait for the model before it is refused with status 503."""
+    """Seconds that a request may wait for the model or the store. Then it gets status 503."""
     connections: int = Field(default=1000, ge=1)
     """Connections open at the same time."""
     streams: int = Field(default=100, ge=1)
@@ -136,8 +136,8 @@ class ServeSettings(BaseSettings):
     audits: int = Field(default=1, ge=0)
     """Number of questions per window about random samples, which measure accuracy."""
     duty: float = Field(default=0.5, gt=0, le=1)
-    """Largest share of the worker's time for asking and learning. Above it, learning waits, and one
-    window asks questions before the next learning step."""
+    """Largest share of the worker's time for asking and learning. Above it, learning waits, and
+    only one window per learning step asks questions."""
     max_distance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Largest distance of the weights from the source weights, relative to the norm of the source
     weights. Weights beyond it are pulled back; 0 for no limit."""
@@ -165,7 +165,8 @@ class ServeSettings(BaseSettings):
     snapshot_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds after which a snapshot is taken, if there was a learning step."""
     keep_snapshots: int = Field(default=20, ge=1)
-    """Number of periodic snapshots kept on disk, in addition to the source."""
+    """Number of periodic snapshots kept on disk. The source, requested snapshots and those of
+    rollbacks are always kept."""
 
     session_hours: float = Field(default=12.0, gt=0, le=24 * 365)
     """Hours for which a sign-in on the pages lasts."""
@@ -175,7 +176,7 @@ class ServeSettings(BaseSettings):
     """Seconds that running requests may take after the server is asked to stop."""
 
     limits: RequestLimits = RequestLimits()
-    """Limits of a single client."""
+    """Limits of requests, keys and connections."""
     guard: GuardSettings = GuardSettings()
     """Detection of collapse."""
 
@@ -191,7 +192,8 @@ class ServeSettings(BaseSettings):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key are given together or not at all")
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise ValueError(f"{missing} is missing; give both tls_cert and tls_key, or neither")
         for name in ("tls_key_password", "tls_client_ca"):
             if getattr(self, name) is not None and not self.has_tls:
                 raise ValueError(f"{name} needs tls_cert and tls_key")

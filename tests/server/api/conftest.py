@@ -1,4 +1,4 @@
-"""An app with a real store and a fake engine."""
+"""Fixtures of the API tests: an app with a real store and a fake engine."""
 
 import shutil
 

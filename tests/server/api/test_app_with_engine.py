@@ -67,7 +67,7 @@ def test_answer_to_a_question_is_learned_from(client):
     assert undone["applied"] is True
 
 
-def test_rollback_and_pause(client):
+def test_rollback_and_pause_change_the_status(client):
     infer(client, 0)
     snapshot = client.post("/v1/snapshots").json()
     body = {"snapshot_id": snapshot["id"], "reason": "to see"}

@@ -112,7 +112,7 @@ def test_invalid_last_event_id_is_ignored(listen, given):
 
 def test_streams_above_the_limit_are_refused(listen, app):
     with listen() as first, listen() as second:
-        held = messages(first), messages(second)  # a reader that is let go closes its stream
+        held = messages(first), messages(second)  # a discarded reader would close its stream
         for received in held:
             next(received)
         with listen() as third:
@@ -144,7 +144,7 @@ def test_stream_ends_when_its_session_is_signed_out(port, tokens, monkeypatch):
         with browser.stream("GET", "/v1/events") as stream:
             received = messages(stream)
             next(received)
-            time.sleep(1.5)  # wrong keys of others and a quiet log end no stream
+            time.sleep(1.5)  # neither wrong keys of others nor an idle log end the stream
             assert browser.get("/v1/session").status_code == 200
             browser.delete("/v1/session")
             began = time.monotonic()

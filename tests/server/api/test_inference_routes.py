@@ -98,7 +98,7 @@ def test_broken_pictures_are_predicted_or_refused(call):
     assert statuses >= {200, 400}
 
 
-def test_gzip_request_and_response(call):
+def test_gzip_request_gets_gzip_response(call):
     content = gzip.compress(json.dumps({"inputs": [tensor()]}).encode())
     headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
     response = call("client", "POST", URL, content=content, headers=headers)

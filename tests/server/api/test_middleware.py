@@ -70,7 +70,7 @@ def head(tokens, path, *headers):
 @pytest.mark.parametrize("path", ["/v1/rollback", "/v2/models/toy/infer"])
 def test_large_content_length_is_refused_before_the_body(port, tokens, path):
     got = exchange(port, head(tokens, path, "Content-Length: 99999999999999"))
-    assert got.startswith(b"HTTP/1.1 413")  # 408 had it waited for what does not come
+    assert got.startswith(b"HTTP/1.1 413")  # 408 if it had waited for the body
     assert b'"error"' in got
 
 
@@ -90,7 +90,7 @@ def test_chunked_body_above_the_limit_is_refused(port, tokens, path):
 def test_only_inference_accepts_large_bodies(port, tokens, path):
     got = exchange(port, head(tokens, path, "Content-Length: 300000"))
     assert got.startswith(b"HTTP/1.1 413")
-    assert b'"the body has 300,000 bytes; allowed here: 262,144. Send less at once."' in got
+    assert b'"the body has 300,000 bytes; allowed here: 262,144. Send less per request."' in got
     assert b'"code":"too_large"' in got
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     got = exchange(port, head(tokens, path, "Transfer-Encoding: chunked") + 5 * chunk)
@@ -106,7 +106,7 @@ def test_only_inference_accepts_large_bodies(port, tokens, path):
 def test_body_is_not_read_without_valid_key(port, path, key):
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Length: 100", "Connection: close"]
     sent = "\r\n".join([*lines, key] if key else lines) + "\r\n\r\n"
-    assert exchange(port, sent.encode()).startswith(b"HTTP/1.1 401")  # 408 had it waited for it
+    assert exchange(port, sent.encode()).startswith(b"HTTP/1.1 401")  # 408 if it had waited
 
 
 @pytest.mark.parametrize("extra_settings", [SMALL])

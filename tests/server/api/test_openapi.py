@@ -1,4 +1,4 @@
-"""The OpenAPI document is complete, and the routes conform to it for generated requests."""
+"""Tests that the OpenAPI document is complete, and that the routes conform to it."""
 
 from itertools import product
 

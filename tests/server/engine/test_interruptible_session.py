@@ -1,4 +1,4 @@
-"""Requests served during a learning step or a question, as if they had come before it."""
+"""Tests of requests that are served during a learning step or the choice of questions."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""The server learns the same as the library from the same windows and answers."""
+"""Test that the server learns the same as the library from the same windows and answers."""
 
 import pytest
 import torch

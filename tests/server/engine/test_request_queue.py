@@ -1,4 +1,4 @@
-"""Waiting of requests for others to share their forward pass."""
+"""Tests of the queue, in which requests wait for others to share a forward pass."""
 
 import time
 from threading import Timer

@@ -1,4 +1,4 @@
-"""The newest samples in one block of memory."""
+"""Tests of the newest samples, which are kept in one block of memory."""
 
 import torch
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.full
 
 def test_unknown_key_and_client_key_are_refused(visit):
     page = visit(key="nonsense")
-    wait_for_text(page, "#sign-in-note", "not known")
+    wait_for_text(page, "#sign-in-note", "does not know that key")
     page.fill("#sign-in-key", "key-app")
     page.keyboard.press("Enter")
     wait_for_text(

@@ -25,7 +25,7 @@ def test_offline_answers_are_kept_and_sent_once(visit, site):
     page.context.set_offline(True)
     expected[press_key(page, "x")] = "incorrect"
     expected[press_key(page, "c")] = "correct"
-    wait_for_text(page, "#state", "Waiting for network · 2 answers kept")
+    wait_for_text(page, "#state", "Waiting for the network · 2 answers kept")
     assert page.locator("#recent [data-state=waiting]").count() == 2
     wait_for_text(page, "#idle-title", "Waiting for the network")
     assert len(verdicts(site.state)) == 1
@@ -44,7 +44,7 @@ def test_answer_sent_late_has_the_time_it_was_given(visit, site):
     began = now_microseconds() // 1000 * 1000
     press_key(page, "x")
     ended = now_microseconds()
-    wait_for_text(page, "#state", "Waiting for network")
+    wait_for_text(page, "#state", "Waiting for the network")
     page.wait_for_timeout(1000)
     page.context.set_offline(False)
     until(lambda: len(site.state.posts) == 2)

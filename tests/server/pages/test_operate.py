@@ -78,7 +78,7 @@ def test_new_answer_appears_without_reload(visit):
     wait_for_question(annotator)
     wait_for_text(operator, "#connection", "Live")
     press_key(annotator, "c")
-    wait_for_text(operator, "#log", "An answer came in.")
+    wait_for_text(operator, "#log", "An answer was stored.")
     until(lambda: operator.text_content("#people tr:first-child .number") == "1")
 
 

@@ -96,7 +96,7 @@ def test_thirty_answers_of_two_people_survive_a_lost_network(browser, api):
     wait_until_prefetched(bo)
     bo.context.set_offline(True)
     answer(bo, "cx")
-    wait_for_text(bo, "#state", "Waiting for network · 2 answers kept")
+    wait_for_text(bo, "#state", "Waiting for the network · 2 answers kept")
     answer(ada, "xcxcxcxcxc")
     bo.context.set_offline(False)
     answer(bo, "cxcxcxcxcxc")

@@ -254,7 +254,7 @@ def test_header_length_must_be_decimal_digits():
         (b"{}", "gzip, gzip", "gzip, deflate or none"),
         (b"{}", "gzip", "cannot be read as gzip"),
         (gzip.compress(b"{}", mtime=0)[:-3], "gzip", "is incomplete"),
-        (gzip.compress(b"{}", mtime=0) + b"more", "gzip", "continues after its end"),
+        (gzip.compress(b"{}", mtime=0) + b"more", "gzip", "has bytes after the compressed data"),
         (b"", "deflate", "is incomplete"),
     ],
 )

@@ -188,7 +188,7 @@ def test_new_answer_leaves_learned_answer_applied(asked):
 
 
 def test_repeated_verdict_is_learned_once(asked):
-    """A second press of the button has a key of its own."""
+    """A second click on the button has another idempotency key."""
     first = asked.add_answer(new_answer(0)).result()
     learn(asked, "1.1", first)
     second = asked.add_answer(new_answer(0, comment="really")).result()
@@ -218,7 +218,7 @@ def test_last_of_three_verdicts_replaces_the_learned_one(asked):
         learn(asked, f"1.{number}", record)
     assert steps == {1: False, 2: True, 3: True}
     last = asked.add_answer(new_answer(0, "correct")).result()
-    assert asked.claim_answers().result() == []  # the memory holds it
+    assert asked.claim_answers().result() == []  # the memory has this answer already
     assert asked.find_feedback(last.id).applied_in_version == "1.3"
 
 

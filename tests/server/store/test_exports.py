@@ -1,4 +1,4 @@
-"""Exports hold every answer, in the form that other tools read."""
+"""Tests that exports hold every answer, in the formats that other tools read."""
 
 import csv
 import io
@@ -84,7 +84,7 @@ def test_labelstudio_has_a_task_per_prediction_with_standing_answers(answered):
     ],
 )
 def test_labelstudio_names_annotators_by_the_names_of_their_keys(store, owner, completed_by):
-    """Over HTTP an annotator is the id of a key."""
+    """An annotator that answers over HTTP is identified by the id of the key."""
     key = store.keys.create("annotator", owner).record
     store.log_served_batch(served_batch(range(1)))
     store.add_answer(new_answer(0, by=key.id, key="a")).result()

@@ -1,4 +1,4 @@
-"""Images lie under the hash of what they hold, complete or not at all."""
+"""Tests of stored images. The name of a file is the hash of its content."""
 
 import threading
 from hashlib import sha256
@@ -111,7 +111,7 @@ def test_lost_images_are_logged_once_and_counted(store, monkeypatch, caplog):
             assert isinstance(store.keep_images(images).exception(), StoreFull)
     store.keep_images([CAT]).result()
     store.keep_images([CAT]).result()
-    store.log_event("x", {}).result()  # behind all of them
+    store.log_event("x", {}).result()  # is done after all of them
     assert [record.message for record in caplog.records] == [
         "images are not kept: no room",
         "images are kept again; 3 were not",

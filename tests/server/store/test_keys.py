@@ -1,4 +1,4 @@
-"""A key opens what its role allows until it is revoked; its token is nowhere."""
+"""Tests of keys: verification, revocation, and tokens that are never stored."""
 
 import pytest
 

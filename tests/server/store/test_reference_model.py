@@ -57,7 +57,7 @@ STATES = st.sampled_from([(True, False), (True, False), (False, False), (True, T
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Each rule changes the store and the model. The invariants compare them."""
+    """State machine. Each rule changes the store and the model; the invariants compare them."""
 
     kind = "sqlite"
 

@@ -171,7 +171,7 @@ async def _redirect_to_annotate() -> Response:
 async def _page(request: Request) -> Response:
     page = PAGES.get(request.url.path)
     if page is None:
-        raise ApiError(404, "there is no such page.")
+        raise ApiError(404, "there is no such page; the pages are /annotate and /operate.")
     headers = {**HEADERS, "ETag": page.etag}
     if request.headers.get("if-none-match") == page.etag:
         return Response(status_code=304, headers=headers)

@@ -189,8 +189,8 @@ def load_session_secret(data_dir: Path) -> bytes:
     secret = path.read_bytes()
     if len(secret) < 32:
         raise InputError(
-            f"{str(path)!r} holds {len(secret)} bytes; 32 are needed. Remove the file; everybody "
-            "then has to sign in again."
+            f"{str(path)!r} holds {len(secret)} bytes; 32 or more are needed. Remove the file; "
+            "everybody then has to sign in again."
         )
     return secret
 
@@ -259,11 +259,11 @@ def _token_from_header(header: str | None) -> str | None:
 
 
 def _require_same_site(request: Request) -> None:
-    """Refuse changes that a page of another site requests with a visitor's cookie."""
+    """Refuse a change that another site's page requests with the cookie of its visitor."""
     if request.method in _SAFE_METHODS or request.headers.get("x-bitta") == "1":
         return
     if request.headers.get("sec-fetch-site") == "same-origin":
         return
     raise ApiError(
-        403, "a request with a cookie that changes something needs the header X-Bitta: 1."
+        403, "a page must send the header X-Bitta: 1 with each request that changes something."
     )

@@ -68,7 +68,7 @@ class AuthenticatedRoute(APIRoute):
     """Route that checks the key before FastAPI reads the body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of FastAPI behind the check."""
+        """Return a handler that checks the key and then calls FastAPI's handler."""
         handle = super().get_route_handler()
 
         async def authenticate_and_handle(request: Request) -> Response:

@@ -100,7 +100,7 @@ class EngineInterface(Protocol):
     def model_version(self) -> str: ...
     @property
     def is_alive(self) -> bool:
-        """True while the worker thread runs."""
+        """True if the worker thread runs and is not stuck."""
 
     @property
     def idle_seconds(self) -> float:

@@ -154,7 +154,10 @@ class LogWatcher:
 def event_stream(
     state: "AppState", request: Request, caller: Caller, last_event_id: str | None
 ) -> EventSourceResponse:
-    """Return a stream that ends with its client, key or session, or with the server."""
+    """Return a stream of events.
+
+    It ends when the client disconnects, the key or session ends, or the server stops.
+    """
     if state.log_watcher.n_streams >= state.settings.limits.streams:
         raise too_many_requests("too many event streams are open", 10.0)
     return EventSourceResponse(
@@ -203,7 +206,10 @@ async def _messages(
 
 
 def _event_body(event: LogEvent, caller: Caller) -> Mapping[str, Any]:
-    """Return the body. Only operators learn which questions are audits: it biases answers."""
+    """Return the body.
+
+    Only operators see which questions are audits, because this knowledge biases answers.
+    """
     if event.kind == "asked" and caller.role != "operator":
         return {"n": len(event.body.get("questions", ()))}
     return event.body

@@ -167,7 +167,7 @@ async def give_feedback(
     responses=error_responses({404: "This annotator gave no such feedback.", **INVALID}),
 )
 async def undo_feedback(state: State, caller: AnyCaller, id: Id) -> UndoReceipt:  # noqa: A002
-    """The verdict stays in the log. The response says if the model had learned from it."""
+    """The verdict stays in the log. The response says whether the model had learned from it."""
     record = await run_in_threadpool(state.store.find_feedback, id)
     if record is None or (record.annotator_id != caller.id and caller.role != "operator"):
         raise ApiError(404, f"you gave no feedback {id!r}; GET /v1/feedback lists yours.")

@@ -82,13 +82,16 @@ class _EngineAndStoreCollector(Collector):
         distance = status.distance.get("now") or 0.0
         yield _gauge("model_distance", "Distance from the source weights.", distance)
         yield _gauge("queue_depth", "Images in the queue of the worker.", status.queue_depth)
-        yield _gauge("worker_alive", "1 while the worker thread runs.", self._engine.is_alive)
+        yield _gauge(
+            "worker_alive", "1 while the worker runs and is not stuck.", self._engine.is_alive
+        )
         level = _COLLAPSE_LEVELS.get(str(status.collapse.get("state")), _COLLAPSED)
-        yield _gauge("collapse", "0 ok, 1 suspect, 2 collapsed.", level)
+        yield _gauge("collapse", "State of the model: 0 ok, 1 suspect, 2 collapsed.", level)
         if (low := status.audits.get("low")) is not None:
             yield _gauge("audit_accuracy", "Accuracy on audits.", status.audits["accuracy"] or 0)
-            yield _gauge("audit_accuracy_low", "Lower bound, 95 %.", low)
-            yield _gauge("audit_accuracy_high", "Upper bound, 95 %.", status.audits["high"] or 0)
+            yield _gauge("audit_accuracy_low", "Lower 95 % bound of the accuracy.", low)
+            high = status.audits["high"] or 0
+            yield _gauge("audit_accuracy_high", "Upper 95 % bound of the accuracy.", high)
         if status.last_snapshot_at is not None:
             age_seconds = max(0.0, time() - status.last_snapshot_at / 1e6)
             yield _gauge("snapshot_age_seconds", "Age of the newest snapshot.", age_seconds)

@@ -192,6 +192,7 @@ class _LimitedReceive:
     def _too_large(self, given: str) -> ApiError:
         return ApiError(
             413,
-            f"the body has {given} bytes; allowed here: {self._max_bytes:,}. Send less at once.",
+            f"the body has {given} bytes; allowed here: {self._max_bytes:,}. Send less per "
+            "request.",
             headers={"Connection": "close"},
         )

@@ -275,7 +275,7 @@ class VersionBody(BaseModel):
 
 
 class PauseRequest(BaseModel):
-    """Reason of the pause."""
+    """Reason for the pause."""
 
     model_config = _config(reason="maintenance of camera 3")
 
@@ -324,7 +324,7 @@ class LearningStatus(_StatusSection):
 
     state: Literal["on", "paused"]
     reason: str | None
-    """Reason of the pause."""
+    """Reason for the pause."""
     duty: float
     """Share of the worker's time spent on learning."""
     steps: int
@@ -382,7 +382,7 @@ class DistanceStatus(_StatusSection):
 
 
 class CollapseStatus(_StatusSection):
-    """Verdict of the guard."""
+    """State of the model according to the guard, and the reasons."""
 
     state: Literal["ok", "suspect", "collapsed", "rolled back"]
     reasons: list[str]

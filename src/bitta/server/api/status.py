@@ -201,7 +201,9 @@ class HealthChecks:
 
     def liveness_problem(self) -> str:
         """Return a problem that only a restart can solve, or an empty string."""
-        return "" if self._engine.is_alive else "the worker thread that owns the model has ended."
+        if self._engine.is_alive:
+            return ""
+        return "the worker thread that owns the model has ended or is stuck; restart the server."
 
     async def readiness_problem(self) -> str:
         """Return the reason why requests should go to another server, or an empty string."""

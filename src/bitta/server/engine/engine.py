@@ -36,7 +36,7 @@ class ServingStatus:
     execution: str
     learning: Literal["on", "paused"]
     reason: str | None
-    """Reason of the pause."""
+    """Reason for the pause."""
     duty: float
     """Share of the last minute that was spent on learning."""
     n_steps: int

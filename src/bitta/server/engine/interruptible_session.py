@@ -1,8 +1,8 @@
 """Session that can serve while it learns or chooses questions.
 
 Requests that arrive meanwhile are served between two layers of the model, with the weights and
-statistics from before the learning step. They never complete a window. The log records them as
-served before the step, so a replay gives the same weights.
+statistics from before the running update of the optimiser. They never complete a window. The log
+records them as served before that update, so a replay gives the same weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class InterruptibleSession(Session):
 
     @property
     def n_interrupt_samples(self) -> int:
-        """Number of samples that `predict_in_interrupt` can serve now, short of a full window."""
+        """Number of samples that an interrupt can serve now without completing the window."""
         if not self._window.size or self._serving_copy is None or self._serving_copy.is_outdated:
             return 0
         return self._window.size - self._window.n_new - 1
@@ -165,7 +165,7 @@ class ServingCopy:
         }
         self._network = copy(wrapped)
         self._network.model = deepcopy(model, shared)
-        self._recorded_versions: tuple[int, ...] = ()
+        self._recorded_tensor_versions: tuple[int, ...] = ()
 
     @classmethod
     def try_build(cls, wrapped: WrappedModel) -> Self | None:
@@ -177,12 +177,12 @@ class ServingCopy:
 
     def record_versions(self) -> None:
         """Record the current weights and buffers as those to serve."""
-        self._recorded_versions = self._versions()
+        self._recorded_tensor_versions = self._tensor_versions()
 
     @property
     def is_outdated(self) -> bool:
         """True if an update has changed weights or buffers since they were recorded."""
-        return self._recorded_versions != self._versions()
+        return self._recorded_tensor_versions != self._tensor_versions()
 
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Prediction:
@@ -191,7 +191,7 @@ class ServingCopy:
         with torch._C.DisableTorchFunction():
             return Prediction.from_logits(self._network(inputs, statistics="running"))
 
-    def _versions(self) -> tuple[int, ...]:
+    def _tensor_versions(self) -> tuple[int, ...]:
         return tuple(tensor._version for tensor in self._tensors)
 
 

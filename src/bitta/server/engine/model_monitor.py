@@ -152,7 +152,7 @@ class AnswerStatistics:
         self._n_answers = 0
 
     def compare_with_source(self, asked: Mapping[str, Query]) -> None:
-        """Record for each new audit if the source model predicts the same class."""
+        """Record for each new audit whether the source model predicts the same class."""
         for prediction_id, query in asked.items():
             label = self._learner.source_label(query.input) if query.audit else None
             if label is not None:

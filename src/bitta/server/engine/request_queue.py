@@ -25,7 +25,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerTask:
-    """Work for the worker to run between two batches."""
+    """Function that the worker runs between two batches."""
 
     function: Callable[[], Any]
     future: "Future[Any]" = field(default_factory=Future)

@@ -166,8 +166,9 @@ class ServedLog:
     ) -> ServedPredictions:
         """Add a batch. `first_position` is the index of its first sample among all served.
 
-        `during` is the running learning step and the number of its finished updates; None between
-        steps. `skips_questions` is True if the batch completes a window without questions.
+        `during` is the running learning step and the number of its finished updates. It is None
+        between steps, and until the first update of a step is finished. `skips_questions` is True
+        if the batch completes a window without questions.
         """
         samples = self._remember(inputs, first_position)
         served = self._to_served(prediction, samples, version)

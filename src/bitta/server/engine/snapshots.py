@@ -78,7 +78,7 @@ class SnapshotStore:
             n_answers = len(recovered.result().pending_again)
             return (
                 f"version {self._learner.version} from snapshot {snapshot.id}; {n_answers} answers "
-                "learned after it are learned again"
+                "learned after it will be learned again"
             )
         self._store.log_event(
             "started",
@@ -125,9 +125,9 @@ class SnapshotStore:
     def find_before(self, n_windows: int) -> str:
         """Return the id of the newest snapshot from before the last `n_windows` windows.
 
-        If there is none, return the id of the oldest snapshot. A snapshot counts as older if its
-        step is: a learning step uses at most one window. Snapshots from before a rollback do not
-        count, because their weights did not lead to the current ones.
+        If there is none, return the id of the oldest snapshot. A snapshot counts if it is at least
+        `n_windows` learning steps old, because there is at most one step per window. Snapshots from
+        before a rollback do not count, because their weights did not lead to the current ones.
         """
         last_step, continued = self._learner.step - n_windows, self._store.lineages_since_rollback()
         existing = [snapshot for snapshot in self._existing() if self._path(snapshot).is_file()]
@@ -155,7 +155,9 @@ class SnapshotStore:
             )
         target = existing[snapshot_id]
         if not _is_intact(self._path(target), target.sha256):
-            raise InputError(f"the file of snapshot {snapshot_id} is missing or damaged.")
+            raise InputError(
+                f"the file of snapshot {snapshot_id} is missing or damaged; use another snapshot."
+            )
         lineage = self._store.newest_lineage() + 1
         new_snapshot_id = new_id(self._clock())
         path = self._folder / f"{new_snapshot_id}.safetensors"

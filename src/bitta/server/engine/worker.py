@@ -31,9 +31,9 @@ from bitta.types import Prediction
 
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
-"""Longest wait for a request, after which clocks are checked."""
+"""Longest wait for a request before the loop checks what else is due."""
 _LAST_COMMIT_SECONDS = 10.0
-"""Longest wait for the last commit at the end."""
+"""Longest wait for the commit of the last step when the worker stops."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 """Waiting time between two attempts to roll back after an error."""
 RELEASE_SECONDS = 60.0
@@ -119,7 +119,8 @@ class Worker(Thread):
         self._position_offset = 0
         """Served samples that the session does not count: its state is older after a rollback."""
         self._during: tuple[int, int] | None = None
-        """Running learning step and number of its finished updates; None between steps."""
+        """Running learning step and number of its finished updates. None between steps, and until
+        the first update of a step is finished."""
         self._interrupt_batches: list[tuple[Tensor, Prediction]] = []
         """Batches served in an interrupt that the monitor has not counted yet."""
         self._compiler_import = CompilerImport()
@@ -218,7 +219,7 @@ class Worker(Thread):
         self.learning.wait_for_commit(_LAST_COMMIT_SECONDS)
         self.state_file.write(now=True)
         if self.learning.is_committed and self._ended_cleanly:
-            with suppress(StoreError):  # the next start uses the snapshot before
+            with suppress(StoreError):  # the next start uses an older snapshot
                 self.snapshots.take_last()
         self.learner.close()
 

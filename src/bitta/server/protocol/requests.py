@@ -200,7 +200,10 @@ def _parse_json(header: bytes | memoryview) -> Fields:
     try:
         value = json.loads(str(header, "utf-8"), object_pairs_hook=_unique_fields)
     except RecursionError:
-        raise ProtocolError("the JSON of the request is nested too deeply.") from None
+        raise ProtocolError(
+            "the JSON of the request is nested too deeply; send the data of each input as a flat "
+            "list."
+        ) from None
     except ValueError as error:
         raise ProtocolError(
             f"the JSON of the request cannot be read ({error}); binary data after it needs the "
@@ -296,7 +299,9 @@ def _binary_size(item: Fields, *, n_left: int, where: str) -> int | None:
     parameters = get_parameters(item, where=where)
     if "binary_data_size" not in parameters:
         if "data" not in item:
-            raise ProtocolError(f"{where} has neither data nor the parameter binary_data_size.")
+            raise ProtocolError(
+                f"{where} has neither data nor the parameter binary_data_size; give one of them."
+            )
         return None
     if "data" in item:
         raise ProtocolError(

@@ -187,7 +187,7 @@ def decompress(body: bytes, content_encoding: str | None, *, max_bytes: int) -> 
     if len(content) > max_bytes:
         raise _body_too_large(max_bytes)
     if not stream.eof or stream.unused_data:
-        problem = "continues after its end" if stream.eof else "is incomplete"
+        problem = "has bytes after the compressed data" if stream.eof else "is incomplete"
         raise ProtocolError(f"the body {problem}; exactly one whole {name} stream is needed.")
     return content
 
@@ -222,7 +222,10 @@ def _body_too_large(max_bytes: int) -> ProtocolError:
 
 
 def _split_elements(raw: memoryview, n: int, where: str) -> list[bytes]:
-    """Split binary BYTES data into n elements. A request chooses n, so no memory depends on it."""
+    """Split binary BYTES data into n elements.
+
+    Memory grows with the data and not with n, because a request can choose n freely.
+    """
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw) and len(elements) < n:

@@ -154,15 +154,15 @@ def undo_answer(connection: Connection, *, feedback_id: str, by: str, at: int) -
         _end_standing(connection, feedback_id)
         update_status(connection, [stored["prediction_id"]])
     note = (
-        "The model had already learned from it; a rollback undoes that."
+        "The model had already learned from it; only a rollback removes that effect."
         if is_applied
-        else "It was not learned from."
+        else "The model had not learned from it."
     )
     return UndoReceipt(feedback_id, is_applied, note)
 
 
 def _end_standing(connection: Connection, feedback_id: str) -> None:
-    """Mark an answer as not standing. An answer that was learned keeps its status."""
+    """Mark an answer as not standing. If it is pending and not claimed, it becomes superseded."""
     connection.execute(
         update(feedback)
         .where(feedback.c.id == feedback_id)

@@ -59,9 +59,9 @@ class Database:
 
     folder: Path
     writer: Engine
-    """Has a single connection that writes."""
+    """Pool of a single connection, which writes."""
     reader: Engine
-    """Its connections can only read."""
+    """Pool of connections that can only read."""
     _folder_lock: int | None = None
 
     @classmethod
@@ -271,7 +271,7 @@ def _postgres_engine(
 
 
 def _lock_postgres_schema(cursor: Any) -> None:
-    """Allow one writing process per database schema, also if data folders differ."""
+    """Allow one writing process per database schema, even if data folders differ."""
     from psycopg.errors import LockNotAvailable  # noqa: PLC0415 (an optional dependency)
 
     cursor.execute(f"SET lock_timeout TO '{OWNER_LOCK_TIMEOUT}'")

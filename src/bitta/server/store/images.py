@@ -41,7 +41,7 @@ class KeptImages:
         return self._folder / name[:2] / name[2:4] / name
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of an image, or None if it is not kept or damaged."""
+        """Return the content of an image, or None if it is damaged or not kept."""
         try:
             content = self.path(name).read_bytes()
         except FileNotFoundError:

@@ -164,7 +164,10 @@ class StoreReader:
     def list_feedback(
         self, annotator_id: str | None = None, *, before: int | None = None, limit: int = 50
     ) -> list[FeedbackRecord]:
-        """Return answers, newest first. `before` is a seq; None stands for all annotators."""
+        """Return answers before a seq, newest first.
+
+        They are those of one annotator, or of all if `annotator_id` is None.
+        """
         found = select_feedback().order_by(feedback.c.seq.desc()).limit(limit)
         if annotator_id is not None:
             found = found.where(feedback.c.annotator_id == annotator_id)
@@ -273,7 +276,10 @@ class StoreReader:
         return [row["sha256"] for row in self._rows(found)]
 
     def _count_predictions(self) -> int:
-        """Count the predictions that were added since the last call. Positions only increase."""
+        """Return the number of predictions.
+
+        Each call reads only those that were added since the last one: positions only increase.
+        """
         position = predictions.c.position
         found = select(func.count(position).label("n"), func.max(position).label("last"))
         (new,) = self._rows(found.where(position > self._last_counted))

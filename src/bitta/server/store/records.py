@@ -329,8 +329,9 @@ class LearnableAnswer:
     position: int
     input_sha256: str
     step: int | None
-    """Number of the window of its question, and row in it; None if nobody asked."""
+    """Number of the window of its question; None if no question was asked."""
     row: int | None
+    """Row in that window; None if no question was asked."""
     replaces_answer: bool = False
     """True if it contradicts a learned answer of the same annotator. `claim_answers` sets it."""
 

@@ -195,7 +195,7 @@ class AnnotatorPage {
 
   #onUndone(entry, applied, note) {
     if (entry.kind === "undo") this.#count(entry, -1);
-    showNotice(applied ? (note || "Undone. The model had already learned from it.") : `Undone: “${entry.question.label}”.`);
+    showNotice(applied ? `Undone. ${note || "The model had already learned from it."}` : `Undone: “${entry.question.label}”.`);
   }
 
   #count(entry, change) {
@@ -215,7 +215,7 @@ class AnnotatorPage {
       this.#showProgress();
     }
     const agreement = annotators?.find((other) => other.id === me.id)?.agreement ?? null;
-    setText("agreement", agreement === null ? "" : ` · ${percent(agreement, 0)} agreement`);
+    setText("agreement", agreement === null ? "" : ` · ${percent(agreement, 0)} agreement with others`);
   }
 
   #showProgress() {
@@ -250,7 +250,7 @@ class AnnotatorPage {
     const nUnsaved = this.#outbox.pending().length;
     if (nUnsaved && !this.#hasWarnedOfUnsaved) {
       this.#hasWarnedOfUnsaved = true;
-      showNotice(`${plural(nUnsaved, "answer")} not saved yet. This browser keeps them for your next visit. Press Sign out again to leave.`, { kind: "problem", seconds: 12 });
+      showNotice(`${plural(nUnsaved, "answer")} not saved yet. This browser keeps them for your next visit. Press “Sign out” again to leave.`, { kind: "problem", seconds: 12 });
       return;
     }
     this.#queue.stop();

@@ -49,7 +49,7 @@ export class RecentAnswers {
       dismiss);
   }
 
-  /** Show in the header if it is safe to close the page. */
+  /** Show in the header whether it is safe to close the page. */
   #drawState() {
     const pending = this.#outbox.pending();
     const nRefused = this.#outbox.refused().length;

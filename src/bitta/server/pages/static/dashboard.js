@@ -55,7 +55,7 @@ export class StatusView {
     setText("rate", `${number(history.answers_per_minute.at(-1) ?? 0, 1)} per minute`);
     setText("rate-note", `${number(questions.asked)} asked: ${number(questions.answered)} answered, ${number(questions.skipped)} skipped, ${number(questions.expired)} expired`);
     setText("latency", milliseconds(served.latency_ms.p50));
-    setText("latency-note", `p99 ${milliseconds(served.latency_ms.p99)}; ${number(served.n)} served, ${number(served.per_second, 1)} per second`);
+    setText("latency-note", `99 % of requests within ${milliseconds(served.latency_ms.p99)}; ${number(served.n)} served, ${number(served.per_second, 1)} per second`);
   }
 
   #drawDistance({ now, limit }) {
@@ -76,9 +76,9 @@ export class StatusView {
 }
 
 function confidenceChange({ recent, reference }) {
-  if (recent === null || reference === null) return "No reference yet";
+  if (recent === null || reference === null) return "Nothing measured yet";
   const points = 100 * (recent - reference);
-  if (Math.abs(points) < 0.05) return "as at the start";
+  if (Math.abs(points) < 0.05) return "the same as at the start";
   return `${number(Math.abs(points), 1)} points ${points > 0 ? "above" : "below"} the start (${percent(reference)})`;
 }
 

@@ -28,11 +28,11 @@ export function article(label) {
 export const VERDICTS = { correct: "Correct", incorrect: "Incorrect", skip: "Skipped" };
 
 export const SAVE_STATES = {
-  saving: "Saving", saved: "Saved", waiting: "Waiting for network", refused: "Refused", expired: "Expired, not counted",
+  saving: "Saving", saved: "Saved", waiting: "Waiting for the network", refused: "Refused", expired: "Expired, not counted",
 };
 
 export const FEEDBACK_STATUS = {
-  pending: "not learned yet", applied: "learned by the model", expired: "too late", superseded: "changed later",
+  pending: "not learned yet", applied: "learned by the model", expired: "not used, because the picture was not kept", superseded: "changed later",
 };
 
 export const QUESTION_REASONS = {
@@ -41,23 +41,26 @@ export const QUESTION_REASONS = {
 };
 
 export const SNAPSHOT_REASONS = {
-  source: "Original model", interval: "Automatic", asked: "Kept by an operator", rollback: "After a rollback",
+  source: "Source model (before any learning)", interval: "Automatic", asked: "Kept by an operator", rollback: "After a rollback",
 };
 
 /** Return one line of the event log. */
 export function eventText(kind, body) {
   switch (kind) {
     case "started": return "The server started.";
-    case "recovered": return "The server recovered from its log.";
+    case "recovered": return "The server restarted from the last kept version.";
     case "asked": return `Asked ${plural(body.questions?.length ?? body.n ?? 0, "question")}.`;
-    case "answered": return "An answer came in.";
+    case "answered": return "An answer was stored.";
     case "undone": return body.applied ? "An answer was undone after the model had learned from it." : "An answer was undone.";
     case "learned": return `Learned from ${plural(body.answers?.length ?? 0, "new answer")}: version ${body.version}.`;
     case "snapshot": return `Kept version ${body.version}.`;
     case "rollback": return `Rolled back from version ${body.from_version} by ${body.by}${body.reason ? `: ${body.reason}` : "."}`;
     case "paused": return `Learning paused by ${body.by}${body.reason ? `: ${body.reason}` : "."}`;
     case "resumed": return `Learning resumed by ${body.by}.`;
-    case "expired": return `${plural(body.prediction_ids?.length ?? 0, "question")} expired.`;
+    // The log has one kind for questions that expired and for answers whose picture is gone.
+    case "expired": return body.feedback_ids
+      ? `${plural(body.feedback_ids.length, "answer")} not used, because the picture was not kept.`
+      : `${plural(body.prediction_ids?.length ?? 0, "question")} expired.`;
     case "image_deleted": return "A picture was deleted.";
     default: return kind;
   }

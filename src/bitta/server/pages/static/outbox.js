@@ -1,7 +1,7 @@
 // Answers and undos on their way to the server. Each is kept in storage until the server has it.
 //
 // An entry gets its Idempotency-Key once and is saved before it is sent. It is removed when the server has
-// confirmed it. So a reload loses nothing, and sending an entry again succeeds.
+// confirmed it. So a reload loses nothing, and sending an entry twice has no further effect.
 
 import { call, serverTime, toMicroseconds, uniqueKey } from "./api.js";
 import { load, namesWithPrefix, remove, save } from "./storage.js";

@@ -147,7 +147,7 @@ function remainingTime(question) {
 function withPicture(question) {
   if (!question.image_url) return { ...question, picture: null };
   const picture = new Image();
-  picture.alt = "The picture in question";
+  picture.alt = "The picture to judge";
   picture.decoding = "async";
   picture.src = question.image_url;
   return { ...question, picture };

@@ -16,7 +16,7 @@ export class QuestionView {
     new ResizeObserver(() => this.#fitPicture()).observe(byId("frame"));
   }
 
-  /** Return the milliseconds since the question is visible, or null if it cannot be answered yet. */
+  /** Return the milliseconds since the question became visible, or null if it cannot be answered yet. */
   viewTime({ needsPicture }) {
     const time = performance.now() - this.#shownAt;
     return (this.#isReady || !needsPicture) && time > MIN_VIEW_TIME ? Math.round(time) : null;
