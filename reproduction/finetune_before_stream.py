@@ -41,7 +41,7 @@ class FinetuneBeforeStream(BeforeStream):
     n_samples: int = -1
     """Samples to ask about; -1 for as many as the run would ask about."""
     epochs: int = 150
-    """Passes over these samples. The paper has 25 on Tiny-ImageNet-C."""
+    """Passes over these samples. The paper uses 25 on Tiny-ImageNet-C."""
     lr: float = 1e-3
     """Step size of SGD."""
     batch_size: int = 64
@@ -149,7 +149,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 def draw_samples(
     wrapped: WrappedModel,
     stream: Stream,
-    source: FeedbackSource,
+    feedback_source: FeedbackSource,
     n_samples: int,
     batch_size: int,
     seed: int,
@@ -163,7 +163,7 @@ def draw_samples(
         )
     stacked = torch.stack(images)
     shown = torch.cat([_predict_labels(wrapped, part) for part in stacked.split(batch_size)])
-    source.ask(
+    feedback_source.ask(
         [
             Query(
                 id=number,
@@ -180,7 +180,7 @@ def draw_samples(
             )
         ]
     )
-    answers = source.collect()
+    answers = feedback_source.collect()
     labels = [a.query.label if a.known_label is None else a.known_label for a in answers]
     return LabelledSamples(
         stacked[[answer.query.index for answer in answers]],

@@ -17,5 +17,5 @@ METHOD_PAGES = ROOT / "docs" / "reference" / "methods"
 
 
 def relative(path: Path) -> str:
-    """Return the path as it is written from the top of the checkout."""
+    """Return the path relative to the top of the checkout, with forward slashes."""
     return path.relative_to(ROOT).as_posix()

@@ -2,11 +2,11 @@
 
     python reproduction/share_runs.py reproduction/experiments results
 
-Most ablations share one run: the method with its default settings. It is run once, for any of them.
+Most ablations share one run: the method with its default settings. It is run once, for one of them.
 This script writes its result into the folders of the others, under the name that it has there. All
 settings must be the same, and the numerics version must be that of `--numerics-version`, by default
-the current one. Data, weights, device and times stay those of the run. Folders in `UNSHARED` are
-skipped. Existing results are not overwritten. The script prints the missing runs.
+the current one. Data, weights, device and times stay those of the run. Folders in `UNSHARED` get no
+copies. Existing results are not overwritten. The script prints the missing runs.
 """
 
 import argparse

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of experiments")
     parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batches", type=int, default=156)
+    parser.add_argument("--batches", type=int, default=156, help="number of batches of a row")
     parser.add_argument(
         "--timed", type=int, default=20, help="number of last batches that are timed"
     )

@@ -1,9 +1,10 @@
-"""Compare the fast path with the plain one on the first batches of CIFAR-10-C, in float32.
+"""Compare the fast path with the eager one on the first batches of CIFAR-10-C, in float32.
 
     python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
 
-TF32 is off. CIFAR-10 must be installed ("bitta data get cifar10"). Memories of 8 are full after a
-few batches, so that the captured update is used. 64 is BiTTA's default.
+TF32 is off. CIFAR-10 must be installed ("bitta data get cifar10"). Each method runs with memories
+of 8, which are full after a few batches, so that the captured update is used, and with memories of
+64, BiTTA's default.
 """
 
 import argparse
@@ -53,17 +54,17 @@ def main() -> None:
 
 def compare_paths(stream: Stream, model: nn.Module, method: str, memory: int) -> dict[str, object]:
     """Compare labels and questions of every batch, and the weights at the end."""
-    plain = run_path(stream, model, method, memory, eager=True)
+    eager = run_path(stream, model, method, memory, eager=True)
     fast = run_path(stream, model, method, memory, eager=False)
-    pairs = zip(plain[2].values(), fast[2].values(), strict=True)
+    pairs = zip(eager[2].values(), fast[2].values(), strict=True)
     return {
         "method": method,
         "memories": memory,
         "batches": N_BATCHES,
-        "labels_equal": plain[0] == fast[0],
-        "questions_equal": plain[1] == fast[1],
+        "labels_equal": eager[0] == fast[0],
+        "questions_equal": eager[1] == fast[1],
         "largest_weight_difference": max((a - b).abs().max().item() for a, b in pairs),
-        "plain": plain[3],
+        "plain": eager[3],
         "fast": fast[3],
     }
 

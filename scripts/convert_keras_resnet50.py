@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder with model.json and its shards")
     parser.add_argument("--out", required=True, help="weights to write")
     parser.add_argument("--half", action="store_true", help="store half precision")
-    parser.add_argument("--part-bytes", type=int, help="split into files of at most so many bytes")
+    parser.add_argument("--part-bytes", type=int, help="split into files of at most this size")
     given = parser.parse_args()
     description = json.loads((given.folder / "model.json").read_text())
     keras = read_shards(given.folder, description["weightsManifest"])

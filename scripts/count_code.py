@@ -3,8 +3,8 @@
     python scripts/count_code.py [--source src]
 
 The counts are files and lines per package, docstrings that start with a question word, and the
-files and functions that these call: one warm step (predict, answer, learn), `bitta run` on two
-batches, one `/infer` request and one answer to a server that is warm.
+files and functions that each of these calls uses: one warm step (predict, answer, learn),
+`bitta run` on two batches, one `/infer` request to a warm server, and one answer to it.
 """
 
 import argparse

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def count_passes(method: str) -> Passes:
-    """Run a few batches of a method without and with questions."""
+    """Run the batches of a method without questions, then with them."""
     forwards, backwards = run_batches(method, n_queries=0)
     return Passes(forwards, backwards, *run_batches(method, n_queries=N_QUERIES))
 

@@ -3,8 +3,8 @@
     python scripts/load_server.py --seconds 5 --rounds 12 --out results/serving/load.json
 
 Each request holds one image, and several connections send at once. The bare endpoint is FastAPI and
-uvicorn with the model's forward pass in a thread. The server runs BiTTA with one step per window
-and memories of 64 + 64, in three cases:
+uvicorn with the model's forward pass in a thread. The server runs BiTTA with one update per
+window and memories of 64 + 64, in three cases:
 
 off          an operator has paused adaptation
 unanswered   it asks and learns, but nobody answers, so that most windows ask nothing

@@ -1,4 +1,4 @@
-"""Cut the frost textures that ship with bitta from the files of the wheel `imagecorruptions`.
+"""Make the frost textures that ship with bitta from the files of the wheel `imagecorruptions`.
 
 python scripts/make_frost.py FOLDER_WITH_FROST_FILES
 """

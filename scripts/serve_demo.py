@@ -5,7 +5,7 @@
 
 Every run is its own server process with the demo's settings and without a camera. The script sends
 the camera's images over HTTP in requests of one window, and sends the next one when the server has
-learned from the last. With answers, the truth answers every question of that window. The accuracy
+learned from the last. With answers, every question of that window gets a true answer. The accuracy
 is that of the served labels. The exit code is 1 if the claim does not hold:
 
 digits        with answers at least 20 points better, over the last 20 windows, for every seed

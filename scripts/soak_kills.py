@@ -75,7 +75,7 @@ def summarise_restarts(seconds, cpu):
 def _problems(found, refused):
     problems, ready = [], found["seconds_to_ready"]
     if refused:
-        problems.append(f"requests were answered with {sorted(refused)}")
+        problems.append(f"requests were answered with status {sorted(refused)}")
     if found["learned_from"] == 0 or found["acknowledged"] < found["kills"]:
         problems.append("too few answers were given or learned")
     if found["events_snapshot"] < found["kills"] / 5:

@@ -34,8 +34,8 @@ ALLOWED = 4.0
 """Allowed growth of the minimum, in MiB per ten minutes. At 100 requests per second this is 70
 bytes per request. A server that kept an object per request, or an image in 200, would exceed it."""
 ALLOWED_MOST = 0.05
-"""Allowed relative growth of the maximum from the first half to the second. It depends on the
-layout of the heap and differs by some percent between periods."""
+"""Allowed relative growth of the maximum from the first half to the second. The maximum depends on
+the layout of the heap and differs by some percent between periods."""
 
 
 def check_memory_growth(minutes, print_line):
@@ -61,7 +61,7 @@ def check_memory_growth(minutes, print_line):
     }
     problems = growth_problems(found)
     if found["refused"]:
-        problems.append(f"requests were answered with {found['refused']}")
+        problems.append(f"requests were answered with status {found['refused']}")
     if not found["questions_answered"] or not found["learning_steps"]:
         problems.append("nothing was answered or learned")
     if has_traceback:
@@ -102,8 +102,10 @@ def growth_problems(found):
     if least["slope_per_10_minutes"] * tens > ALLOWED * tens + uncertainty:
         problems.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
     if most["median_of_last_half"] > (1 + ALLOWED_MOST) * most["median_of_first_half"]:
-        problems.append(f"it takes {most['median_of_last_half']:.0f} MiB at most, before "
-                     f"{most['median_of_first_half']:.0f}")  # fmt: skip
+        problems.append(
+            f"the peak of the memory rises from {most['median_of_first_half']:.0f} to "
+            f"{most['median_of_last_half']:.0f} MiB"
+        )
     return problems
 
 

@@ -57,7 +57,7 @@ def check_broken_images(n, print_line):
 
 
 def _broken(n):
-    """Return the same images at each call."""
+    """Return n broken images. Every call returns the same ones."""
     random_source, intact = random.Random(0), originals()
     return (broken(intact[number % len(intact)], random_source) for number in range(n))
 
@@ -77,7 +77,8 @@ def _problems(found, has_traceback):
     problems = []
     allowed = {"200", "400", "413", "422"}
     if not set(found["statuses"]) <= allowed:
-        problems.append(f"pictures were answered with {sorted(set(found['statuses']) - allowed)}")
+        others = sorted(set(found["statuses"]) - allowed)
+        problems.append(f"pictures were answered with status {others}")
     if len(found["statuses"]) < 2:
         problems.append("all images were treated alike")
     if has_traceback:

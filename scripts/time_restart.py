@@ -29,7 +29,7 @@ from bitta.version import __version__
 STEPS = 3
 ALLOWED = 3.0
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-"""Lets the server write bytecode, like an installed package."""
+"""Environment of the server. It lets the server write bytecode, like an installed package."""
 
 
 def main() -> int:

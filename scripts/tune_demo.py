@@ -3,7 +3,7 @@
 python scripts/tune_demo.py digits MNIST_FOLDER [--seeds 10 11 12]
 python scripts/tune_demo.py corruptions CIFAR_FOLDER [--seeds 10 11 12]
 
-digits: each seed uses another 6,000 of the digits that the source model was trained on, coloured as
+digits: each seed uses other 5,760 of the digits that the source model was trained on, coloured as
 in the target domain. corruptions: CIFAR-10 test images 2,000 to 3,999. The script prints a line per
 seed and setting.
 """

@@ -180,7 +180,7 @@ def test_errors_of_the_method_are_raised_before_the_preparation(prepare, table):
             options={"on_preparation": lambda *_: batches.append(1)},
         )
     assert not batches
-    with pytest.raises(BittaError, match="owttt needs statistics of the weights"):
+    with pytest.raises(BittaError, match="owttt needs source statistics"):
         Experiment.from_table(
             table | {"method": {"name": "owttt", "source_statistics": "x"}}, name="trial"
         )

@@ -23,7 +23,7 @@ def test_stored_counts_are_those_of_the_script():
     assert vars(count_passes("source")) == TABLE["source"]
 
 
-def test_counts_of_tent_and_bitta_by_hand():
+def test_counts_of_tent_and_bitta_equal_hand_computation():
     """TENT: serve 1, learn 1; with 3 questions of 64: 4 policy passes, 61 alone, 189 together.
 
     BiTTA, N 4, E 3: serve 1, observe 1, and per epoch (4 + 1) passes of 64, or of 189 after 4

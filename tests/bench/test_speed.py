@@ -56,7 +56,7 @@ def test_memories_stay_empty_without_questions():
         assert len(session.adapter.memory.correct) == 0
 
 
-def test_forwards_and_backwards_of_bitta_by_hand(measured):
+def test_forwards_and_backwards_of_bitta_equal_hand_computation(measured):
     """Statistics 8, serving 8, policy 4 x 8 = 32: 48 forwards before learning.
 
     3 of 8 are asked about, so an update sees 4 + 4 + 5 = 13 samples: 4 x 13 stochastic, which go
@@ -66,7 +66,7 @@ def test_forwards_and_backwards_of_bitta_by_hand(measured):
     assert measured.backwards == 104
 
 
-def test_forwards_and_backwards_of_source_and_tent_by_hand():
+def test_forwards_and_backwards_of_source_and_tent_equal_hand_computation():
     """Serving: 8. Tent adds 4 x 8 for the policy, and 5 + 13 in each of two epochs."""
     served = measure_speed(case("source"), TWO_BATCHES, rate=fixed_rate)
     assert (served.forwards, served.backwards) == (8, 0)
@@ -99,7 +99,7 @@ def test_requests_that_complete_a_window_are_not_timed(monkeypatch):
     assert sessions[0].n_asked == 0
 
 
-def test_operations_of_a_linear_layer_by_hand():
+def test_operations_of_a_linear_layer_equal_hand_computation():
     """(5, 7) times (7, 3) has 5 x 7 x 3 products and as many sums. The backward pass doubles it."""
     layer = nn.Linear(7, 3, bias=False)
     assert _count_flops(lambda: layer(torch.rand(5, 7))) == 2 * 105
@@ -110,8 +110,8 @@ def test_operations_of_a_linear_layer_by_hand():
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
 def test_operations_extrapolated_from_small_cases_equal_those_counted(method):
     asked = case(method, batch=6, memory=5)
-    counted = _count_flops(speed._plain_step(asked, TWO_BATCHES))
-    assert flops_per_batch(asked, lambda small: speed._plain_step(small, TWO_BATCHES)) == counted
+    counted = _count_flops(speed._second_step(asked, TWO_BATCHES))
+    assert flops_per_batch(asked, lambda small: speed._second_step(small, TWO_BATCHES)) == counted
 
 
 def test_operations_of_a_transformer_include_attention():
@@ -121,7 +121,7 @@ def test_operations_of_a_transformer_include_attention():
     )[0]
     block = 24 * 65 * 192**2 + 4 * 65**2 * 192
     rest = 2 * 64 * 48 * 192 + 2 * 192 * 10  # patches of 4 x 4 x 3; the head
-    assert flops_per_batch(asked, lambda small: speed._plain_step(small, TWO_BATCHES)) == 2 * (
+    assert flops_per_batch(asked, lambda small: speed._second_step(small, TWO_BATCHES)) == 2 * (
         9 * block + rest
     )
 

@@ -1,4 +1,4 @@
-"""Forgetting, measured on clean images before and after the stream."""
+"""Tests of forgetting, measured on clean images before and after the stream."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ TRAINING = b"train" * 1000
 
 
 def bitta_data(*words):
-    """As main does it: one sentence and 2 for what a user can mend."""
+    """Run the command like `main`: a user error prints one sentence and returns 2."""
     parser = argparse.ArgumentParser(prog="bitta data")
     data.configure(parser)
     try:
@@ -63,7 +63,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A folder on the network: its path, its address, what was asked for."""
+    """Serve a folder over HTTP. Yield its path, its address and the list of requested paths."""
     monkeypatch.setenv("no_proxy", "*")
     folder = tmp_path / "served"
     folder.mkdir()

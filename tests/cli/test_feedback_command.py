@@ -37,7 +37,7 @@ def run(capsys):
 
 @pytest.fixture
 def export(run):
-    """The records of a data folder, read from the file that is written for them."""
+    """Return a function that exports the answers of a data folder and returns their records."""
 
     def call(data, file="answers.jsonl"):
         assert run("export", "--data-dir", data, "--out", file)[0] == 0
@@ -47,8 +47,8 @@ def export(run):
 
 
 @pytest.fixture
-def take_in(run):
-    """Import a file that is good, and give what is said about it."""
+def import_file(run):
+    """Return a function that imports a valid file and returns the printed text."""
 
     def call(data, file="answers.jsonl"):
         code, output = run("import", file, "--data-dir", data)
@@ -74,8 +74,8 @@ def opened(folder, data="data", *, seconds=0):
     return Store.open(None, folder / data, clock=clock)
 
 
-def lasting(record):
-    """What is the same wherever an answer is taken in: all but its place and what was learned."""
+def preserved(record):
+    """Return the fields that an import preserves: all but place in the log and learning state."""
     here = ("seq", "received_at", "status", "applied_in_version")
     return {name: value for name, value in record.items() if name not in here}
 
@@ -89,7 +89,7 @@ def pending(folder, data):
 
 @pytest.fixture
 def asked(folder):
-    """Make a data folder with predictions 0 to 3, of which 0 and 1 are asked about."""
+    """Return a function that makes a folder with predictions 0 to 3 and questions about 0 and 1."""
 
     def make(data, *, asks=True):
         with opened(folder, data) as store:
@@ -104,7 +104,7 @@ def asked(folder):
 
 @pytest.fixture
 def answered(folder, asked):
-    """A folder with one answer under a lease, one with all that can be said, and a skip."""
+    """Return a folder with an answer under a lease, an answer with all fields, and a skip."""
     asked("data")
     with opened(folder) as store:
         leased = store.lease_question("anna", seconds=60).result()
@@ -120,7 +120,7 @@ def answered(folder, asked):
 
 @pytest.fixture
 def changed(folder, answered):
-    """The same folder after changes of mind and undos of all kinds, some of them learned."""
+    """Return the folder after changed and undone answers of all kinds, some of them learned."""
     with opened(folder, seconds=10) as store:
         kept = {}
 
@@ -145,9 +145,9 @@ def changed(folder, answered):
     return answered
 
 
-def test_import_of_stored_answers_changes_nothing(answered, export, take_in):
+def test_import_of_stored_answers_changes_nothing(answered, export, import_file):
     before = export(answered)
-    assert "0 answers imported, 3 were already stored" in take_in(answered)
+    assert "0 answers imported, 3 were already stored" in import_file(answered)
     assert export(answered) == before
 
 
@@ -178,21 +178,23 @@ def test_reused_key_with_another_answer_is_refused_with_its_line(
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_import_into_an_empty_store_gives_the_same_records(asked, changed, export, take_in, asks):
+def test_import_into_an_empty_store_gives_the_same_records(
+    asked, changed, export, import_file, asks
+):
     before = export(changed)
-    said = take_in(asked("other", asks=asks))
-    assert "12 answers imported, 0 were already stored" in said
-    assert "6 of the imported answers were undone or replaced" in said
+    printed = import_file(asked("other", asks=asks))
+    assert "12 answers imported, 0 were already stored" in printed
+    assert "6 of the imported answers were undone or replaced" in printed
     after = export("other")
-    assert [lasting(record) for record in after] == [lasting(record) for record in before]
+    assert [preserved(record) for record in after] == [preserved(record) for record in before]
     assert {record["status"] for record in after} == {"pending", "superseded"}
-    assert take_in("other").startswith("0 answers imported, 12 were already stored")
+    assert import_file("other").startswith("0 answers imported, 12 were already stored")
     assert export("other") == after
 
 
-def test_undone_or_replaced_answers_are_not_pending(folder, asked, changed, export, take_in):
+def test_undone_or_replaced_answers_are_not_pending(folder, asked, changed, export, import_file):
     export(changed)
-    take_in(asked("other"))
+    import_file(asked("other"))
     with opened(folder, "other") as store:
         taken = [store.find_feedback(one.feedback_id) for one in store.claim_answers().result()]
         counts = store.counts()
@@ -202,16 +204,18 @@ def test_undone_or_replaced_answers_are_not_pending(folder, asked, changed, expo
     assert (counts.undone, counts.skipped) == (3, 1)
 
 
-def test_imported_undo_is_an_event(folder, asked, changed, export, take_in):
+def test_imported_undo_is_an_event(folder, asked, changed, export, import_file):
     (undone,) = (one for one in export(changed) if one["idempotency_key"] == "undone")
-    take_in(asked("other"))
+    import_file(asked("other"))
     with opened(folder, "other") as store:
         bodies = [event.body for event in store.events(kinds=["undone"])]
     assert [body["by"] for body in bodies] == ["import"] * 3
     assert undone["id"] in [body["feedback_id"] for body in bodies]
 
 
-def test_backup_equals_the_source_after_a_later_import(folder, asked, answered, export, take_in):
+def test_backup_equals_the_source_after_a_later_import(
+    folder, asked, answered, export, import_file
+):
     with opened(folder) as store:
         first = store.add_answer(new_answer(0, by="cleo", key="mistaken")).result()
         store.add_answer(new_answer(1, by="cleo", key="first thought")).result()
@@ -221,46 +225,46 @@ def test_backup_equals_the_source_after_a_later_import(folder, asked, answered, 
         for verdict, key in (("incorrect", "second thought"), ("correct", "third thought")):
             store.add_answer(new_answer(1, verdict, by="cleo", key=key)).result()
     before = export("data")
-    said = take_in("backup")
-    assert "2 answers imported, 5 were already stored" in said
-    assert "1 of the imported answers were undone or replaced" in said
-    assert "2 stored answers are now undone or replaced" in said
-    assert [lasting(record) for record in export("backup")] == [lasting(one) for one in before]
+    printed = import_file("backup")
+    assert "2 answers imported, 5 were already stored" in printed
+    assert "1 of the imported answers were undone or replaced" in printed
+    assert "2 stored answers are now undone or replaced" in printed
+    assert [preserved(record) for record in export("backup")] == [preserved(one) for one in before]
     assert pending(folder, "backup") == pending(folder, "data") == ["a", "b", "third thought"]
 
 
-def test_import_of_an_earlier_export_changes_nothing(folder, changed, export, take_in):
+def test_import_of_an_earlier_export_changes_nothing(folder, changed, export, import_file):
     export(changed, "early.jsonl")
     with opened(folder, seconds=20) as store:
         store.add_answer(new_answer(0, "incorrect", by="cleo", key="at last")).result()
         newest = store.list_feedback("bert")[-1]
         store.undo_answer(newest.id, by="bert").result()
     before = export(changed)
-    assert take_in(changed, "early.jsonl") == "0 answers imported, 12 were already stored\n"
+    assert import_file(changed, "early.jsonl") == "0 answers imported, 12 were already stored\n"
     assert export(changed) == before
 
 
-def test_latest_answer_stands_after_import_of_an_earlier_one(folder, asked, export, take_in):
+def test_latest_answer_stands_after_import_of_an_earlier_one(folder, asked, export, import_file):
     asked("data")
     shutil.copytree("data", "backup")
     for data, seconds, verdict in (("data", 5, "correct"), ("backup", 10, "incorrect")):
         with opened(folder, data, seconds=seconds) as store:
             store.add_answer(new_answer(0, verdict, key=data)).result()
     export("data")
-    assert "1 of the imported answers were undone or replaced" in take_in("backup")
+    assert "1 of the imported answers were undone or replaced" in import_file("backup")
     last, earlier = export("backup")
     assert (last["verdict"], last["standing"]) == ("incorrect", True)
     assert (earlier["verdict"], earlier["standing"]) == ("correct", False)
     assert pending(folder, "backup") == ["backup"]
     export("backup", "back.jsonl")
-    assert "1 stored answers are now undone or replaced" in take_in("data", "back.jsonl")
+    assert "1 stored answers are now undone or replaced" in import_file("data", "back.jsonl")
     assert pending(folder, "data") == ["backup"]
 
 
-def test_client_may_repeat_an_imported_answer(folder, asked, answered, export, take_in):
-    """It sent a lease, and no moment; the file has it the other way round."""
+def test_client_may_repeat_an_imported_answer(folder, asked, answered, export, import_file):
+    """The client sends a lease and no time of answer. The file has a time and no lease."""
     export(answered)
-    take_in(asked("other"))
+    import_file(asked("other"))
     with opened(folder, "other") as store:
         assert (
             store.add_answer(new_answer(1, key="a", lease="of a server that is gone"))
@@ -269,33 +273,33 @@ def test_client_may_repeat_an_imported_answer(folder, asked, answered, export, t
         )
 
 
-def test_hand_written_answers_need_only_four_fields(folder, asked, export, take_in):
+def test_hand_written_answers_need_only_four_fields(folder, asked, export, import_file):
     write("own.jsonl", *(
         {"prediction_id": prediction_id(number), "verdict": "skip", "annotator_id": "me",
          "idempotency_key": f"own-{number}"}
         for number in range(2)
     ))  # fmt: skip
-    assert take_in(asked("data"), "own.jsonl") == "2 answers imported, 0 were already stored\n"
+    assert import_file(asked("data"), "own.jsonl") == "2 answers imported, 0 were already stored\n"
     assert [record["verdict"] for record in export("data")] == ["skip", "skip"]
-    assert take_in("data", "own.jsonl") == "0 answers imported, 2 were already stored\n"
+    assert import_file("data", "own.jsonl") == "0 answers imported, 2 were already stored\n"
     assert pending(folder, "data") == []
 
 
-def test_comment_with_unicode_line_ends_is_kept(folder, asked, export, take_in):
+def test_comment_with_unicode_line_ends_is_kept(folder, asked, export, import_file):
     odd = "a\u2028b\x85c\nd\re"
     asked("data")
     with opened(folder) as store:
         store.add_answer(new_answer(0, comment=odd)).result()
     export("data")
-    take_in(asked("other"))
+    import_file(asked("other"))
     assert [record["comment"] for record in export("other")] == [odd]
 
 
 @pytest.mark.parametrize("content", ["", "\n", " \n\n"])
-def test_empty_file_imports_nothing(asked, take_in, folder, content):
+def test_empty_file_imports_nothing(asked, import_file, folder, content):
     (folder / "empty.jsonl").write_text(content)
-    said = take_in(asked("data"), "empty.jsonl")
-    assert said == "0 answers imported, 0 were already stored\n"
+    printed = import_file(asked("data"), "empty.jsonl")
+    assert printed == "0 answers imported, 0 were already stored\n"
 
 
 def test_unknown_prediction_is_refused_with_its_line(answered, asked, export, run):

@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys, *arguments):
+def run(capsys, *arguments):
     code = main([*arguments])
     return code, capsys.readouterr()
 
@@ -59,7 +59,7 @@ def said(capsys, *arguments):
     ],
 )
 def test_user_error_prints_one_sentence(folder, capsys, arguments, sentence):
-    code, output = said(capsys, "serve", *arguments, "--check")
+    code, output = run(capsys, "serve", *arguments, "--check")
     assert code == 2
     assert sentence in output.err
     assert output.err.startswith("bitta serve: ")
@@ -67,7 +67,7 @@ def test_user_error_prints_one_sentence(folder, capsys, arguments, sentence):
 
 
 def test_start_with_missing_certificate_creates_no_files(folder, capsys):
-    code, output = said(capsys, "serve", "--demo", "--tls-cert", "/nope", "--tls-key", "/nope")
+    code, output = run(capsys, "serve", "--demo", "--tls-cert", "/nope", "--tls-key", "/nope")
     assert code == 2
     assert "tls_cert '/nope' cannot be used: No such file or directory." in output.err
     assert list(folder.iterdir()) == []
@@ -77,9 +77,9 @@ def test_unknown_demo_is_refused_with_the_allowed_names(folder, capsys):
     with pytest.raises(SystemExit) as end:
         main(["serve", "--demo", "wheather"])
     assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "invalid choice: 'wheather'" in said
-    assert "corruptions" in said
+    error = capsys.readouterr().err
+    assert "invalid choice: 'wheather'" in error
+    assert "corruptions" in error
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_unknown_demo_is_refused_with_the_allowed_names(folder, capsys):
     ],
 )
 def test_check_prints_the_model_and_creates_no_files(folder, capsys, demo, model):
-    code, output = said(capsys, "serve", *demo, "--port", "0", "--check")
+    code, output = run(capsys, "serve", *demo, "--port", "0", "--check")
     assert code == 0
     assert model in output.out
     assert 'create some with "bitta keys create"' in output.out
@@ -102,43 +102,43 @@ def test_check_prints_the_model_and_creates_no_files(folder, capsys, demo, model
 def test_check_reads_existing_data_and_creates_no_files(folder, capsys):
     checked = ["serve", "--demo", "--port", "0", "--check"]
     other = ["--data-dir", "deep/data", "--database", "sqlite:///other.db"]
-    assert said(capsys, *checked, *other)[0] == 0
+    assert run(capsys, *checked, *other)[0] == 0
     assert list(folder.iterdir()) == []
-    assert said(capsys, "keys", "create", "--role", "client", "--name", "me", *other)[0] == 0
-    code, output = said(capsys, *checked, *other)
+    assert run(capsys, "keys", "create", "--role", "client", "--name", "me", *other)[0] == 0
+    code, output = run(capsys, *checked, *other)
     assert code == 0
     assert "keys       1\n" in output.out
     (folder / "taken").write_text("")
-    code, output = said(capsys, *checked, "--data-dir", "taken/data")
+    code, output = run(capsys, *checked, "--data-dir", "taken/data")
     assert code == 2
     assert "the data folder 'taken/data' cannot be created (Not a directory)" in output.err
 
 
-def demo_of(*arguments):
+def demo_settings(*arguments):
     parser = argparse.ArgumentParser()
     configure(parser)
     return _load_settings(parser.parse_args(["--demo", *arguments]))
 
 
 def test_settings_of_a_demo_have_the_lowest_priority(folder, monkeypatch):
-    own = demo_of()
+    own = demo_settings()
     assert (own.data_dir, own.log_level) == (Path("bitta-serve-demo"), "warning")
     assert (own.settings["lr"], own.guard.audit_window) == (6e-3, 30)
     monkeypatch.setenv("BITTA_SERVE_DATA_DIR", "mine")
     monkeypatch.setenv("BITTA_SERVE_GUARD__PATIENCE", "7")
     Path("serve.toml").write_text('log_level = "debug"\n[settings]\nlr = 0.5\nepochs = 2\n')
-    made = demo_of("--config", "serve.toml", "--set", "epochs=3")
+    made = demo_settings("--config", "serve.toml", "--set", "epochs=3")
     assert (made.data_dir, made.log_level) == (Path("mine"), "debug")
     assert made.settings == {**own.settings, "lr": 0.5, "epochs": 3}
     assert (made.guard.patience, made.guard.audit_window) == (7, 30)
     monkeypatch.setenv("BITTA_SERVE_METHOD", "tent")
-    assert demo_of("--data-dir", "other").settings == {}
+    assert demo_settings("--data-dir", "other").settings == {}
     monkeypatch.setenv("BITTA_SERVE_MODEL", "embedded:cifar10-resnet8")
-    assert demo_of().classes is None
-    assert demo_of("--data-dir", "other").data_dir == Path("other")
+    assert demo_settings().classes is None
+    assert demo_settings("--data-dir", "other").data_dir == Path("other")
 
 
-def lines_of(process, wanted, seconds=90.0):
+def read_until(process, wanted, seconds=90.0):
     end, lines = time.monotonic() + seconds, []
     while wanted not in "".join(lines):
         assert time.monotonic() < end
@@ -165,7 +165,7 @@ def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
         cwd=folder,
     )
     try:
-        text = lines_of(process, "/openapi.json")
+        text = read_until(process, "/openapi.json")
         root = re.search(r"http://\S+(?=/openapi.json)", text)[0]
         with Client(root, re.search(r"operator\s+(\S+)", text)[1]) as operator:
             until(lambda: operator.status()["questions"]["asked"] >= 3)
@@ -173,7 +173,7 @@ def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
         truth = "bitta-serve-demo/truth.jsonl"
         assert f"truth      {truth}" in text
         simulated = ["--url", root, "--key", key, "--simulate", truth]
-        code, output = said(capsys, "annotate", *simulated, "--n", "3")
+        code, output = run(capsys, "annotate", *simulated, "--n", "3")
         assert code == 0
         assert "3 answers in " in output.out
         with Client(root, key) as annotator:
@@ -188,13 +188,13 @@ def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
         process.stdout.close()
         process.wait()
     data = ["--data-dir", "bitta-serve-demo"]
-    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:digits-resnet8")
+    code, output = run(capsys, "feedback", "replay", *data, "--model", "embedded:digits-resnet8")
     assert code == 0
     assert ", 0 differ" in output.out
-    code, output = said(capsys, "feedback", "replay", *data, "--model", "embedded:cifar10-resnet8")
+    code, output = run(capsys, "feedback", "replay", *data, "--model", "embedded:cifar10-resnet8")
     assert code == 2
     assert "is not the model that the log starts with" in output.err
-    code, output = said(capsys, "feedback", "export", *data)
+    code, output = run(capsys, "feedback", "export", *data)
     assert code == 0
     answers = [json.loads(line) for line in output.out.splitlines()]
     assert {answer["annotator_kind"] for answer in answers} == {"CODE"}
@@ -208,13 +208,13 @@ def test_log_of_a_model_without_card_is_replayed(folder, capsys):
     Path("classes.txt").write_text("\n".join(CLASSES))
     given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]
     replay = ["feedback", "replay", "--data-dir", "data", *given]
-    code, output = said(capsys, *replay, "--input-shape", "3x8x8")
+    code, output = run(capsys, *replay, "--input-shape", "3x8x8")
     assert code == 0
     assert "8 images served and 1 steps learned again" in output.out
-    code, output = said(capsys, *replay)
+    code, output = run(capsys, *replay)
     assert code == 2
     assert "give --input-shape" in output.err
-    code, output = said(capsys, *replay, "--input-shape", "3x8")
+    code, output = run(capsys, *replay, "--input-shape", "3x8")
     assert code == 2
     assert "--input-shape is '3x8'; allowed: channels x height x width" in output.err
 
@@ -228,7 +228,7 @@ def test_replay_of_a_log_with_a_deleted_image_is_refused(folder, capsys):
     Path("classes.txt").write_text("\n".join(CLASSES))
     given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]
     replay = ["feedback", "replay", "--data-dir", "data", *given, "--input-shape", "3x8x8"]
-    code, output = said(capsys, *replay)
+    code, output = run(capsys, *replay)
     assert code == 2
     assert f"the image of prediction {served.prediction_ids[0]} was deleted" in output.err
 
@@ -237,7 +237,7 @@ def test_replay_of_a_log_with_a_deleted_image_is_refused(folder, capsys):
 def test_export_to_an_invalid_path_prints_one_sentence(folder, capsys, out):
     with running(folder / "data") as (engine, store):
         answer(store, serve(engine, 0).prediction_ids[0])
-    code, output = said(capsys, "feedback", "export", "--data-dir", "data", "--out", out)
+    code, output = run(capsys, "feedback", "export", "--data-dir", "data", "--out", out)
     assert code == 2
     assert f"{out!r} cannot be written (No s" in output.err
 
@@ -246,7 +246,7 @@ def test_export_to_an_invalid_path_prints_one_sentence(folder, capsys, out):
     "command", [["feedback", "export"], ["keys", "list"], ["keys", "revoke", "k1"]], ids=" ".join
 )
 def test_folder_without_a_database_is_refused_and_not_created(folder, capsys, command):
-    code, output = said(capsys, *command, "--data-dir", "nowhere")
+    code, output = run(capsys, *command, "--data-dir", "nowhere")
     assert code == 2
     assert "there is no database in 'nowhere'" in output.err
     assert not (folder / "nowhere").exists()

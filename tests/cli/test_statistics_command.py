@@ -28,7 +28,7 @@ def test_offline_example_writes_statistics_for_a_method(tmp_path, capsys):
         model, _ = load_model(path)
     assert found.weights == weight_hash(model)
     assert found.fisher.keys() >= {"bn1.weight", "bn1.bias"}
-    # A prototype is nearest to the class it stands for, of those the head tells apart.
+    # The head assigns each prototype to its own class.
     assert (model.fc(found.prototypes).argmax(-1) == torch.arange(10)).all()
     with Session(model, "owttt", source_statistics=str(out)) as session:
         session.step(as_floats(embedded_pack("cifar10").images[:8]))
@@ -77,11 +77,11 @@ def test_folder_as_output_file_is_refused(tmp_path, capsys):
     assert main([*OFFLINE, "--n", "64", "--out", str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert "is a folder; name the file to write" in shown.err
-    assert "batch" not in shown.out  # said before the work
+    assert "batch" not in shown.out  # the error comes before the work
 
 
 def test_statistics_of_all_classes_are_refused_for_a_subset(tmp_path, capsys, monkeypatch):
-    """Two of the ten classes: rows and names in the file are those of the whole model."""
+    """The file has rows and names for all ten classes. The stream has two of them."""
     held = ClassSubset(
         load_source_model(ModelConfig(weights="embedded:cifar10-resnet8"))[0], [1, 0]
     )

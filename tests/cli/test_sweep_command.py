@@ -50,7 +50,7 @@ def test_run_refuses_a_file_with_a_sweep(path, capsys):
 
 @pytest.fixture
 def progress(path):
-    """Three runs of 100 batches: one is done, one at batch 41 after 10 s, one to come."""
+    """Three runs: one is done, one starts, one is still to come."""
     runs = [RunStatus(job, path.with_suffix(".log")) for job in read_jobs([path])]
     runs[0].state = "found"
     runs[1].begin()

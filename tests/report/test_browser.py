@@ -1,4 +1,4 @@
-"""The page of a report in a real browser."""
+"""Test of the page of a report in a real browser."""
 
 import pytest
 

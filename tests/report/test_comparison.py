@@ -1,4 +1,4 @@
-"""Rows are tested against a baseline, and collapsed rows are described."""
+"""Tests of the comparison of rows with a baseline, and of the notes on collapsed rows."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The report as text, Markdown and CSV."""
+"""Tests of the report as text, Markdown and CSV."""
 
 import csv
 from io import StringIO

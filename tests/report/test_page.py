@@ -1,4 +1,4 @@
-"""One page that needs nothing but itself."""
+"""Tests of the HTML page of a report, a single file that loads nothing else."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""One look for all plots."""
+"""Tests of the style that all plots share."""
 
 from itertools import combinations
 
@@ -31,7 +31,7 @@ EYES = {
         [0.004733, 0.691367, 0.303900],
     ],
 }  # fmt: skip
-"""What becomes of linear RGB: Machado et al., 2009, at full severity."""
+"""Matrices for linear RGB, by Machado et al., 2009, at full severity."""
 
 
 TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]

@@ -1,4 +1,4 @@
-"""Plots hold what was measured."""
+"""Tests that plots show what was measured."""
 
 from dataclasses import replace
 
@@ -244,12 +244,12 @@ def test_rows_with_a_priced_budget_come_first_if_rows_do_not_fit(tmp_path, price
     folder.mkdir()
     paid = [run for row in priced.rows for run in row.runs.values()]
     more = [made_run(f"b{k}", "bitta", [5, 5], n_queries=k) for k in range(1, 12)]
-    # A result of another program may lack what nobody counted by.
+    # A result of another program may lack this setting.
     for run in more:
         del run.experiment["feedback"]["equal"]
     section = made_section(folder, [*paid, *more])
     plot = plots_by_name(section)["accuracy-against-cost"]
-    plot.figure.savefig(folder / "plot.png")  # room enough: a warning would be an error
+    plot.figure.savefig(folder / "plot.png")  # fits: a warning would be an error
     labels = legend_of(plot.figure)
     assert len(labels) == 8 + 1  # the source's level
     assert {"SimATTA (full labels, n_queries 2, equal bits)", "Source"} <= set(labels)
@@ -314,7 +314,7 @@ def test_reliability_diagram_has_accuracy_gap_and_calibration_error(tmp_path):
     assert [bar.get_height() for bar in bars] == [60]
     assert [bar.get_height() for bar in gap] == pytest.approx([30])
     assert axes.get_title("left") == "BiTTA\nECE 30.0 %\npolicy's ECE 10.0 %"
-    assert list(axes.texts) == []  # that might cover what is drawn
+    assert list(axes.texts) == []  # texts could cover the bars
     line = next(line for line in axes.lines if line.get_label() == "policy π")
     assert (without_nan(line.get_xdata()), without_nan(line.get_ydata())) == ([90], [80])
 

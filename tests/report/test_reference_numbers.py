@@ -1,4 +1,4 @@
-"""Rows of a paper are read from TOML tables and matched to our rows."""
+"""Tests that rows of a paper are read from TOML tables and matched to our rows."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A row holds the runs of one experiment with different seeds."""
+"""Tests of rows. A row holds the runs of one experiment with different seeds."""
 
 from dataclasses import replace
 from typing import get_args, get_type_hints

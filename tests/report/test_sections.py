@@ -1,4 +1,4 @@
-"""Result files become rows, and rows of one protocol become sections."""
+"""Tests of sections. A section holds the rows of result files with one protocol."""
 
 import json
 from dataclasses import replace
@@ -177,11 +177,11 @@ def test_one_variant_among_many_methods_is_not_swept(tmp_path):
 
 
 def test_row_collapses_below_half_of_the_source_model_with_the_same_seed(tmp_path):
-    """In fog, 30 % is no collapse if the source model has 40 %, but is one if it has 80 %."""
+    """A row with 30 % in fog has collapsed if the source model has 80 %, but not if it has 40 %."""
     runs = [made_run("source", "source", [fog, 8], seed=s) for s, fog in enumerate((4, 8))]
     runs += [made_run("tent", "tent", [3, 8], seed=seed) for seed in (0, 1, 2)]
     section = made_section(tmp_path, runs)
-    # Seed 2 has no source of its own and takes that of seed 0.
+    # Seed 2 has no source row, so the one of seed 0 is used.
     assert section.rows[1].collapsed_domains == {1: ("fog",)}
     hidden = section.with_rows(["tent"])
     assert [row.name for row in hidden.rows] == ["tent"]

@@ -1,4 +1,4 @@
-"""The table and the picture of a speed measurement."""
+"""Tests of the table and the plot of a speed measurement."""
 
 from PIL import Image
 

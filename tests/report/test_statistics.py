@@ -1,4 +1,4 @@
-"""Wilcoxon's test and Holm's correction."""
+"""Tests of Wilcoxon's test and Holm's correction."""
 
 import doctest
 from itertools import product
@@ -14,7 +14,7 @@ from bitta.report.statistics import holm_correction, signed_rank_p
 @pytest.mark.parametrize(
     "module", [plot_style, rows, sections, statistics, sweeps, tables], ids=lambda m: m.__name__
 )
-def test_docstring_examples(module):
+def test_docstring_examples_give_the_shown_output(module):
     results = doctest.testmod(module)
     assert results.attempted > 0
     assert results.failed == 0

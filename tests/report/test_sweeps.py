@@ -1,4 +1,4 @@
-"""Rows become series along the settings that vary."""
+"""Tests that rows become series along the settings that vary."""
 
 from bitta.report.sweeps import find_sweeps
 from made_results import made_run, made_section

@@ -1,4 +1,4 @@
-"""Tables hold what was measured."""
+"""Tests that tables show what was measured."""
 
 import csv
 from dataclasses import replace

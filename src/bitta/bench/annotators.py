@@ -76,7 +76,7 @@ class FeedbackConfig(Config):
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.answer_every >= 1, "answer_every", self.answer_every, "1 or more")
         self._refuse_contradictions()
-        _ = self.error_rates
+        _ = self.error_rates  # Raises an error now if `annotators` is invalid.
 
     def _refuse_contradictions(self) -> None:
         if self.replay and (conflicting := self._changed_settings(_IGNORED_BY_REPLAY)):
@@ -118,7 +118,7 @@ class FeedbackConfig(Config):
         return rates
 
     def price(self, n_classes: int) -> float:
-        """Return the cost of one question. A verdict costs 1."""
+        """Return the cost of one question in verdicts. It is always 1 if `equal` is "count"."""
         if self.labels == "verdict" or self.equal == "count":
             return 1.0
         return (
@@ -140,7 +140,10 @@ def build_annotators(
     seed: int,
     identity: Mapping[str, Any] | None = None,
 ) -> FeedbackSource:
-    """Build the source of answers. `identity` is stored in a log and checked when it is continued.
+    """Build the feedback source.
+
+    A log of the answers stores a hash of `identity`. A run that continues the log must have the
+    same one.
 
     >>> import torch
     >>> config = FeedbackConfig(annotators="0, .3")
@@ -152,16 +155,16 @@ def build_annotators(
     annotators = [
         _build_annotator(config, rate, truth, n_classes, seed) for rate in config.error_rates
     ]
-    source: FeedbackSource = Panel(annotators) if config.annotators else annotators[0]
+    feedback_source: FeedbackSource = Panel(annotators) if config.annotators else annotators[0]
     if not config.record:
-        return source
-    return FeedbackRecorder(source, config.record, settings=identity, overwrite=True)
+        return feedback_source
+    return FeedbackRecorder(feedback_source, config.record, settings=identity, overwrite=True)
 
 
-def close_feedback_log(source: FeedbackSource) -> None:
+def close_feedback_log(feedback_source: FeedbackSource) -> None:
     """Mark a recorded log as complete, or check that all answers of a replayed log were used."""
-    if isinstance(source, FeedbackRecorder | FeedbackReplay):
-        source.end()
+    if isinstance(feedback_source, FeedbackRecorder | FeedbackReplay):
+        feedback_source.end()
 
 
 def _build_annotator(

@@ -148,6 +148,7 @@ def build_before_stream(table: Mapping[str, Any]) -> BeforeStream:
     kind = import_object(factory, of="before_stream.factory")
     if not isinstance(kind, type) or not issubclass(kind, BeforeStream):
         raise SettingError(
-            f"before_stream.factory {factory!r} is not a subclass of {BeforeStream.__qualname__}."
+            f"before_stream.factory {factory!r} is not a subclass of {BeforeStream.__qualname__}; "
+            f"give a class that inherits from {BeforeStream.__module__}.{BeforeStream.__name__}."
         )
     return build_config(kind, table, preset=None, of="[before_stream]")

@@ -28,7 +28,7 @@ from bitta.version import NUMERICS_VERSION
 _SECONDS_BETWEEN_LOCK_ATTEMPTS = 0.1
 _PATH_SEPARATOR = "; then "
 OTHER_ORIGINS = {"stream": "another stream", "source_weights": "other source weights"}
-"""Parts of the origin of a result, and what an error calls another one."""
+"""Parts of the origin of a result. The values name a different one in an error message."""
 
 OutdatedPolicy = Literal["refuse", "rerun", "keep"]
 """Treatment of results with another numerics version."""
@@ -252,7 +252,7 @@ def load_progress(state: Mapping[str, Any]) -> RunProgress:
 
 
 def _pack_steps(steps: Sequence[StepRecord]) -> Tensor:
-    """Return the steps as bytes. There may be more than the header of a state file can hold."""
+    """Return the steps as bytes, because the header of a state file can be too small for them."""
     text = json.dumps(steps_to_columns(steps))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
@@ -290,11 +290,11 @@ class ExistingRun:
 def refuse_outdated(labels: Sequence[str]) -> None:
     """Raise an error if there are runs with another numerics version."""
     if labels:
-        others = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        were = f"and {len(labels) - 1} more were" if len(labels) > 1 else "was"
         raise InputError(
-            f"{labels[0]!r}{others} of these runs have another numerics version than this code "
-            f"({NUMERICS_VERSION}); --rerun replaces them, --keep accepts finished ones as they "
-            "are."
+            f"{labels[0]!r} {were} made with another numerics version than that of this code "
+            f"({NUMERICS_VERSION}); give --rerun to replace such runs, or --keep to keep finished "
+            "ones as they are."
         )
 
 

@@ -58,8 +58,9 @@ class Experiment:
             return
         if "source statistics" in get_method(self.method).needs:
             raise SettingError(
-                f"[before_stream] changes the weights, but {self.method} needs statistics of the "
-                "weights that it starts from; leave out [before_stream], or use another method."
+                f"[before_stream] changes the weights, but {self.method} needs source statistics, "
+                "which belong to the unchanged weights; leave out [before_stream], or use another "
+                "method."
             )
         self.before_stream.check_experiment(self)
 

@@ -76,7 +76,8 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"the model cannot read images of shape {tuple(inputs.shape[1:])} ({reason})."
+            f"the model cannot read images of shape {tuple(inputs.shape[1:])} ({reason}); give "
+            "images of another size, or another model."
         ) from None
     finally:
         wrapped.close()
@@ -84,7 +85,7 @@ def check_fit(model: nn.Module, inputs: Tensor, truth: Tensor, *, logits: Logits
     if n_labels > n_classes:
         raise InputError(
             f"labels go up to {n_labels - 1}, but the model knows {n_classes} classes "
-            f"(0 to {n_classes - 1})."
+            f"(0 to {n_classes - 1}); give a model with more classes, or check the labels."
         )
 
 

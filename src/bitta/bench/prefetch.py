@@ -49,10 +49,10 @@ class Prefetch:
 
     def batches(self) -> Generator[Batch]:
         """Yield batches from `start` on. Close the generator to stop the threads early."""
-        with closing(self._read_ahead() if self._ahead else self._read(self._prepare)) as source:
+        with closing(self._read_ahead() if self._ahead else self._read(self._prepare)) as batches:
             while True:
                 requested = perf_counter()
-                loaded = next(source, None)
+                loaded = next(batches, None)
                 self.waiting_seconds += perf_counter() - requested
                 if loaded is None:
                     return

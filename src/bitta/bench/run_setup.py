@@ -203,5 +203,5 @@ def _predict_source_labels(wrapped: WrappedModel, inputs: Tensor) -> Tensor:
 
 
 def _finite_labels(prediction: Prediction) -> Tensor:
-    """Return the labels, and -1, which counts as wrong, where outputs are not finite."""
+    """Return the labels. Outputs that are not finite get -1, which counts as wrong."""
     return prediction.labels.where(prediction.confidence.isfinite(), -1)

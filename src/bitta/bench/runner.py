@@ -186,15 +186,15 @@ def _make_result(setup: RunSetup, active: ActiveRun, environment: Mapping[str, A
             "execution": active.execution,
             "seconds": asdict(active.seconds),
             "price": session.budget.price,
-            **_before_and_after(setup, active),
+            **_values_around_stream(setup, active),
         },
         spreads=progress.histograms.entropies,
         policy_reliability=progress.policy_reliability,
     )
 
 
-def _before_and_after(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
-    """Return the values from before the stream, with the accuracy on clean images after it."""
+def _values_around_stream(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
+    """Return the values measured before the stream, and the accuracy on clean images after it."""
     values = dict(active.progress.before_stream)
     if setup.clean is not None:
         after = setup.clean.accuracy(make_label_predictor(active.session))
@@ -257,12 +257,12 @@ def _start_or_resume(
     """Return a session, new or from the checkpoint, and the progress so far."""
     experiment, feedback = setup.experiment, setup.experiment.feedback
     # A log of answers stays valid when the numerics version changes.
-    source = setup.build_annotators(
+    feedback_source = setup.build_annotators(
         {part: identity[part] for part in identity if part != "numerics_version"}
     )
     checkpoint = checkpoint_path(experiment, options.out)
     if options.resume and checkpoint.exists():
-        return _resume(checkpoint, identity, setup, source, options)
+        return _resume(checkpoint, identity, setup, feedback_source, options)
     start = partial(
         Session,
         setup.model,
@@ -272,7 +272,7 @@ def _start_or_resume(
         total=None if feedback.total < 0 else feedback.total,
         price=setup.price,
         window=experiment.stream.window_size,
-        feedback=source,
+        feedback=feedback_source,
         seed=experiment.seed,
         logits=experiment.model.logits or None,
         eager=options.eager,
@@ -318,7 +318,7 @@ def _resume(
     checkpoint: Path,
     identity: Mapping[str, Any],
     setup: RunSetup,
-    source: FeedbackSource,
+    feedback_source: FeedbackSource,
     options: RunOptions,
 ) -> tuple[Session, RunProgress]:
     """Restore the session and the progress from a checkpoint of the same run."""
@@ -333,7 +333,7 @@ def _resume(
     session = Session.from_state(
         state["session"],
         setup.model,
-        feedback=source,
+        feedback=feedback_source,
         eager=options.eager,
         precision=options.precision,
     )

@@ -53,7 +53,7 @@ class SourceImagesConfig(Config):
             raise unknown_name_error("set", self.data, SETS)
         require(self.n >= 1, "n", self.n, "1 or more")
         require(self.fisher_samples >= 0, "fisher_samples", self.fisher_samples, "0 or more")
-        require(self.side == 0 or self.side >= 8, "side", self.side, "8 or more")
+        require(self.side == 0 or self.side >= 8, "side", self.side, "8 or more, or 0")
 
 
 def make_statistics(

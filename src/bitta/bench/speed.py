@@ -37,14 +37,14 @@ _WINDOW = 64
 """Samples per window when single requests are timed."""
 _SMALL_CASE_SIZE = 4
 """Batch size and memory capacity of the small cases on which operations are counted."""
-_PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+_PIXEL_STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
 """Sides of the timed matrices. They occupy the whole device and take a second or two."""
 _N_MATMUL_WARM_UP, _N_MATMUL = 3, 10
 _DEFAULT: Mapping[str, Any] = {
     "model": "resnet18", "n_classes": 10, "batch": 64, "n_queries": 3, "memory": 64, "passes": 4,
 }  # fmt: skip
-_ALL_METHODS = ("source", "bn_stats", "tent", "bitta")
+_DEFAULT_METHODS = ("source", "bn_stats", "tent", "bitta")
 _OPTIONS = {"n_classes": "--classes", "memory": "--capacity"}
 """Command line options whose name differs from the field of a case."""
 
@@ -66,7 +66,7 @@ class SpeedGrid:
 
 SPEED_GRIDS: Mapping[str, SpeedGrid] = {
     "default": SpeedGrid(
-        summary="every method on a ResNet-18 for small images", methods=_ALL_METHODS
+        summary="four methods on a ResNet-18 for small images", methods=_DEFAULT_METHODS
     ),
     "headline": SpeedGrid(summary="BiTTA on a ResNet-18 for small images, batch 64"),
     "batch": SpeedGrid(summary="images per batch", axis="batch", values=(1, 16, 64, 256)),
@@ -83,7 +83,7 @@ SPEED_GRIDS: Mapping[str, SpeedGrid] = {
     ),
     "tiny-imagenet": SpeedGrid(
         summary="shapes of the paper's runtime table: torchvision's ResNet-18, 224 px, 200 classes",
-        methods=_ALL_METHODS,
+        methods=_DEFAULT_METHODS,
         common={"model": "imagenet_resnet18", "n_classes": 200},
         by_method={"bitta": {"epochs": 5, "settings": {"dropout": 0.1, "restore": 0.01}}},
     ),
@@ -177,7 +177,7 @@ class AlternatingAnnotator:
 def session_with_full_memories(case: SpeedCase, device: torch.device, **changes: Any) -> Session:
     """Build a session on a model with random weights. `changes` override settings of the case."""
     sized = {"image_size": case.size} if "image_size" in ARCHITECTURES[case.model].arguments else {}
-    model = build_model(case.model, n_classes=case.n_classes, **_PIXELS, **sized)
+    model = build_model(case.model, n_classes=case.n_classes, **_PIXEL_STATISTICS, **sized)
     initialise(model, seed=0)
     settings: dict[str, Any] = {"n_queries": case.n_queries, "passes": case.passes}
     if case.epochs:
@@ -282,8 +282,8 @@ def measure_speed(
 def _measure_case(
     case: SpeedCase, conditions: SpeedConditions, rate: Callable[[Execution], float]
 ) -> SpeedMeasurement:
-    plain = replace(conditions, eager=True, memory="full")
-    flops = flops_per_batch(case, lambda small: _plain_step(small, plain))
+    eager = replace(conditions, eager=True, memory="full")
+    flops = flops_per_batch(case, lambda small: _second_step(small, eager))
     inputs = random_batches(case, conditions.device)
     measurement, execution = _time_batches(case, conditions, inputs)
     _free_memory(conditions.device)
@@ -335,8 +335,8 @@ def _time_batches(
 def _serving_ms(case: SpeedCase, conditions: SpeedConditions, inputs: Sequence[Tensor]) -> float:
     """Return the median time of a request without questions and learning.
 
-    Batches smaller than the window are timed while they do not complete it. Larger ones are timed
-    without a window.
+    Batches smaller than a window are served with one. A request that completes the window is not
+    timed. Larger batches are served without a window.
     """
     window = _WINDOW if case.batch < _WINDOW else 0
     # Fill a window first, so that every timed request is served with a full one.
@@ -355,7 +355,7 @@ def _serving_ms(case: SpeedCase, conditions: SpeedConditions, inputs: Sequence[T
     return median(ms)
 
 
-def _plain_step(case: SpeedCase, conditions: SpeedConditions) -> Callable[[], object]:
+def _second_step(case: SpeedCase, conditions: SpeedConditions) -> Callable[[], object]:
     """Return a function that runs the second batch. The first one also probes the model."""
     inputs = random_batches(case, conditions.device)
     session = conditions.start_session(case)
@@ -372,7 +372,7 @@ def _free_memory(device: torch.device) -> None:
 def flops_per_batch(case: SpeedCase, step: Callable[[SpeedCase], Callable[[], object]]) -> int:
     """Return the operations of convolutions and matrix products in one batch.
 
-    `step` prepares a case on the plain path with full memories and returns a function that runs one
+    `step` prepares a case on the eager path with full memories and returns a function that runs one
     batch. The cost is linear in the batch size and in the memories. It is measured on small cases
     with the same number of questions, because the case itself may not fit into memory.
     """
@@ -388,7 +388,7 @@ def flops_per_batch(case: SpeedCase, step: Callable[[SpeedCase], Callable[[], ob
 
 
 def _count_flops(step: Callable[[], object]) -> int:
-    # Attention as matrix products, because the counter does not know the fused kernels of a CPU.
+    # Run attention as matrix products: the counter does not know the fused kernels of a CPU.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
     return int(counter.get_total_flops())

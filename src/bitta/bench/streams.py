@@ -75,6 +75,7 @@ class StreamConfig(Config):
         require(self.n_samples >= 0, "n_samples", self.n_samples, "0 or more")
         require(1 <= self.severity <= 5, "severity", self.severity, "1 to 5")
         require(0 <= self.colour_flip <= 1, "colour_flip", self.colour_flip, "0 to 1")
+        # Both raise an error now if one of their settings is invalid.
         _ = Geometry(self.resize, self.crop)
         _ = self.arrangement
         for name in split_names(self.corruptions):

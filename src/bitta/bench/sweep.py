@@ -39,7 +39,7 @@ class RunStatus:
     log: Path
     state: RunState = "waiting"
     activity: str = ""
-    """batch, preparing, or waiting for another process."""
+    """Last report: "batch", "preparing" or "waiting" (for another process); empty at the start."""
     done: int = 0
     total: int = 0
     error: str = ""
@@ -55,9 +55,9 @@ class RunStatus:
     def record(self, activity: str, done: int, total: int, *, now: float) -> None:
         """Record a report of progress."""
         if activity == self.activity == "batch" and self._last_report is not None:
-            then, before = self._last_report
-            self._timed_seconds += now - then
-            self._timed_batches += done - before
+            earlier, n_done_earlier = self._last_report
+            self._timed_seconds += now - earlier
+            self._timed_batches += done - n_done_earlier
         self.activity, self.done, self.total = activity, done, total
         self._last_report = (now, done)
 

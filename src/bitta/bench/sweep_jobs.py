@@ -18,7 +18,7 @@ _SECTIONS = ("stream", "model", "method", "feedback", "before_stream", "forgetti
 _SELF_EXPLANATORY = ("method.name", "method.preset", "stream.kind")
 """Settings whose value alone goes into the name of a run."""
 _MAX_NAME_BYTES = 200
-"""File systems allow 255 bytes, and suffixes are added."""
+"""Maximum length of a run's name. File systems allow 255 bytes, and suffixes are added."""
 
 Choice = tuple[str, Any]
 """A dotted setting and one of its values."""
@@ -91,7 +91,8 @@ def _read_file(path: Path, overrides: Sequence[str], seeds: Sequence[int] | None
     jobs = []
     for choices in product(*([(key, value) for value in values[key]] for key in values)):
         for seed in own_seeds if seeds is None else seeds:
-            changed = _apply(table, choices) | {"seed": seed, "name": _run_name(name, choices)}
+            own = {"seed": seed, "name": _run_name(name, choices)}
+            changed = _apply_choices(table, choices) | own
             jobs.append(Job(Experiment.from_table(changed, name=path.stem), path))
     return jobs
 
@@ -108,7 +109,9 @@ def _read_sweep(table: Mapping[str, Any]) -> dict[str, list[Any]]:
                 "key", key, known, of="[sweep]", hint='Write "method.lr" = [...].'
             )
         if not isinstance(choices, list) or not choices:
-            raise SettingError(f"[sweep] {key} is {choices!r}; allowed: a list of one or more.")
+            raise SettingError(
+                f"[sweep] {key} is {choices!r}; allowed: a list of one or more values."
+            )
         for value in choices:
             if key == "seeds":
                 check_integer("[sweep] seeds", value)
@@ -132,7 +135,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> list[Choice]:
     return pairs
 
 
-def _apply(table: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+def _apply_choices(table: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     changed = deepcopy(dict(table))
     for setting, value in choices:
         name, _, key = setting.partition(".")

@@ -113,7 +113,7 @@ class _Reporter:
         self._send({"event": "end", "outcome": outcome, "error": _first_line(error)})
 
     def _send(self, report: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the sweep is gone; the run must still be saved
+        with suppress(BrokenPipeError):  # the sweep has ended; the run must still be saved
             os.write(self._pipe, json.dumps(report).encode() + b"\n")
 
 

@@ -81,7 +81,7 @@ def _tiny_imagenet(folder: Path, _source: str, _side: int) -> TrainingSet:
 
 
 def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
-    """Colour the first 40,000 MNIST digits; the colour matches the label in 80 or 90 %."""
+    """Colour the first 40,000 MNIST digits; the colour matches the label in 80 % or 90 %."""
     digits, numerals = read_mnist(folder, train=True)
     domains = []
     for index, name in enumerate(("source_1", "source_2")):
@@ -129,7 +129,7 @@ def _folders(folder: Path, source: str, side: int) -> TrainingSet:
 def _split_source_domain(
     folder: Path, source: str, side: int, text: str, terms: str
 ) -> TrainingSet:
-    """Return nine tenths of a domain to train on. Hold out the last tenth and other domains."""
+    """Train on nine tenths of a domain. Hold out a random tenth of it and all other domains."""
     size = {"resize": side, "crop": side}
     domains = {domain.name: domain for domain in read_folders(folder, geometry=Geometry(**size))}
     if source not in domains:

@@ -68,9 +68,9 @@ def main(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in _SIMULATION_OPTIONS}
     options = {name: value for name, value in options.items() if value is not None}
     if arguments.simulate is None and options:
+        first = next(iter(options))
         raise SettingError(
-            f"--{next(iter(options))} was given without --simulate; add --simulate TRUTH or "
-            "leave it out."
+            f"--{first} was given without --simulate; add --simulate TRUTH, or leave out --{first}."
         )
     if arguments.n is not None and arguments.n < 1:
         raise SettingError(f"--n is {arguments.n}; allowed: 1 or more answers.")

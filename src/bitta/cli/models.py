@@ -143,7 +143,7 @@ def _import(arguments: argparse.Namespace) -> int:
     if Path(arguments.out).resolve() == Path(arguments.file).resolve():
         raise InputError("--out is the checkpoint itself; give another file name.")
     check_writable(Path(arguments.out).parent)
-    steps = {"resize": arguments.resize, "crop": arguments.crop}
+    sides = {"resize": arguments.resize, "crop": arguments.crop}
     imported = import_checkpoint(
         arguments.file,
         arguments.architecture,
@@ -151,7 +151,7 @@ def _import(arguments: argparse.Namespace) -> int:
         mean=arguments.mean,
         std=arguments.std,
         size=arguments.size,
-        preprocessing={name: side for name, side in steps.items() if side is not None},
+        preprocessing={name: side for name, side in sides.items() if side is not None},
         source=arguments.source,
         terms=arguments.terms,
     )

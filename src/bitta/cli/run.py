@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
         def on_preparation(done: int, total: int, loss: float) -> None:
             display.update("before the stream", done, total, f"loss {loss:.2f}")
 
-        @cache
+        @cache  # prints the line at the first call only
         def on_wait() -> None:
             print("waiting for another run that prepares the same model.", flush=True)
 

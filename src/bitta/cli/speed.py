@@ -104,22 +104,22 @@ def main(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     check_writable(out)
     if arguments.threads is not None:
-        require(arguments.threads >= 1, "threads", arguments.threads, "1 or more")
+        require(arguments.threads >= 1, "--threads", arguments.threads, "1 or more")
         torch.set_num_threads(arguments.threads)
-    session = _SpeedSession(conditions, out / "speed.json", _given_options(arguments))
+    progress = _SpeedProgress(conditions, out / "speed.json", _given_options(arguments))
     is_stopped = False
     try:
-        _measure_cases(cases, session)
+        _measure_cases(cases, progress)
     except KeyboardInterrupt:
         is_stopped = True
-        print(f"stopped after {len(session.measurements)} of {len(cases)} cases.", file=sys.stderr)
-    if session.measurements:
-        _write_report(session.result, out)
+        print(f"stopped after {len(progress.measurements)} of {len(cases)} cases.", file=sys.stderr)
+    if progress.measurements:
+        _write_report(progress.result, out)
     return 130 if is_stopped else 0
 
 
 @dataclass
-class _SpeedSession:
+class _SpeedProgress:
     """Measurements so far, and the conditions they share."""
 
     conditions: SpeedConditions
@@ -171,12 +171,12 @@ def _given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, "")}
 
 
-def _measure_cases(cases: Sequence[SpeedCase], session: _SpeedSession) -> None:
+def _measure_cases(cases: Sequence[SpeedCase], progress: _SpeedProgress) -> None:
     with show_progress(unit="case") as display:
         for done, case in enumerate(cases, start=1):
-            measurement = measure_speed(case, session.conditions, rate=session.matmul_rate)
-            session.measurements.append(measurement)
-            session.result.save(session.path)
+            measurement = measure_speed(case, progress.conditions, rate=progress.matmul_rate)
+            progress.measurements.append(measurement)
+            progress.result.save(progress.path)
             note = measurement.failure or f"{measurement.ms:.1f} ms per batch"
             display.update("speed", done, len(cases), f"{_case_label(case)}: {note}")
 

@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
         str(label) for label in range(n_classes) if not statistics.prototypes[label].any()
     ]
     if unpredicted:
-        print(f"no prototype for class {', '.join(unpredicted)}: it was never predicted; raise --n")
+        print(f"no prototype for class {', '.join(unpredicted)}: never predicted; raise --n")
     print(f'statistics: {out}; use them in a method with source_statistics = "{out}"')
     return 0
 

@@ -35,7 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seeds", metavar="0,1,2", help="use these seeds instead of those of the experiments"
     )
     parser.add_argument(
-        "--only", default="*", metavar="GLOB", help="make only runs with matching names, as 'tent*'"
+        "--only",
+        default="*",
+        metavar="GLOB",
+        help="start only the runs whose name matches, as in 'tent*'",
     )
     add_execution_arguments(
         parser, overrides_help="change a setting of every experiment (repeatable)"

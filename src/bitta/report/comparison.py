@@ -39,7 +39,7 @@ class Comparison:
 
     section: Section
     matched_tables: Sequence[PaperTable]
-    """Tables of the paper that a row of the section is in."""
+    """Tables of the paper that have a row for one of ours."""
     paper_matches: Mapping[str, PaperMatch]
     """The paper's rows, by the name of our row."""
     baseline: Row

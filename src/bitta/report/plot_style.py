@@ -196,8 +196,8 @@ def select_rows(
 ) -> RowSelection:
     """Select the source model, BN-Stats and BiTTA, then other methods, then further rows.
 
-    Of each method the best row comes first. A row that learned from full labels stands for its
-    method only if the method has no other row.
+    The best row of a method stands for it. A row that learned from full labels does so only if the
+    method has no other row.
     """
     by_accuracy = sorted(rows, key=lambda row: -row.accuracy.mean)
     best: dict[str, Row] = {}

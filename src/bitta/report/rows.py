@@ -82,8 +82,10 @@ class Row:
     def with_seeds(self, seeds: Container[int]) -> Self:
         """Return the row with the runs of these seeds only."""
         runs = {seed: run for seed, run in self.runs.items() if seed in seeds}
-        domains = {seed: of for seed, of in self.collapsed_domains.items() if seed in seeds}
-        return replace(self, runs=runs, collapsed_domains=domains)
+        collapsed = {
+            seed: domains for seed, domains in self.collapsed_domains.items() if seed in seeds
+        }
+        return replace(self, runs=runs, collapsed_domains=collapsed)
 
     def matches_name(self, pattern: str) -> bool:
         """Return True if the pattern matches the experiment's name or equals the title."""

@@ -91,11 +91,15 @@ class Section:
         keys: dict[str, None] = {}
         for group in _group_by_method(self.rows):
             keys |= dict.fromkeys(distinguishing_keys([settings[row.name] for row in group]))
-        return {key: {name: of.get(key) for name, of in settings.items()} for key in keys}
+        return {key: {name: own.get(key) for name, own in settings.items()} for key in keys}
 
     @property
     def swept_settings(self) -> tuple[str, ...]:
-        """One or two varied settings that most rows differ in. They get columns of their own."""
+        """Varied settings that get columns of their own; empty if they do not make a sweep.
+
+        They make a sweep if they are one or two, and at least half of the rows belong to a method
+        and kind of answers with several rows.
+        """
         group_sizes = [len(group) for group in _group_by_method(self.rows) if len(group) > 1]
         varied = tuple(self.varied_settings)
         is_sweep = len(varied) <= _MAX_SWEPT_SETTINGS and 2 * sum(group_sizes) >= len(self.rows)
@@ -171,7 +175,7 @@ def _read_runs(folders: Sequence[Path]) -> Iterator[_LoadedRun]:
 
 def _result_files(folder: Path) -> list[Path]:
     if not folder.exists():
-        raise InputError(f"there is no folder {str(folder)!r}.")
+        raise InputError(f"there is no folder {str(folder)!r}; give a folder with results.")
     if not folder.is_dir():
         return [folder]
     found = sorted(folder.glob("*.json"))
@@ -229,8 +233,8 @@ def _group_into_rows(loaded_runs: Sequence[_LoadedRun]) -> list[Row]:
                 "of them out."
             )
     rows = [
-        Row(next(iter(of.values())).run.name, {seed: of[seed].run for seed in sorted(of)})
-        for of in groups.values()
+        Row(next(iter(runs.values())).run.name, {seed: runs[seed].run for seed in sorted(runs)})
+        for runs in groups.values()
     ]
     return _make_names_unique(rows)
 
@@ -359,4 +363,6 @@ def _median_accuracies(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _without_empty(domains_by_seed: Mapping[int, Sequence[str]]) -> dict[int, tuple[str, ...]]:
-    return {seed: tuple(dict.fromkeys(of)) for seed, of in domains_by_seed.items() if of}
+    return {
+        seed: tuple(dict.fromkeys(domains)) for seed, domains in domains_by_seed.items() if domains
+    }

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 MIN_PAIRS = 6
-"""With fewer pairs p cannot be below .05: with 5, the most extreme outcome has p = 2 / 2⁵."""
+"""Smallest number of pairs with which p can be below .05. With 5 pairs, p is at least 2 / 2⁵."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,10 @@ def _policy_batches(run: RunResult) -> tuple[NDArray[np.int64], int]:
 
 
 def accuracy_window(run: RunResult) -> int:
-    """Return the number of batches in a moving average: 8, 1 % of the stream, or 64 samples."""
+    """Return the number of batches in a moving average.
+
+    It is the largest of 8, 1 % of all batches, and the number that holds 64 samples.
+    """
     return _window(len(run.steps), sum(step.n for step in run.steps))
 
 
