@@ -9,8 +9,8 @@ _ONE_GIBIBYTE = 2**30
 def keep_freed_memory() -> None:
     """Let the C library reuse large blocks instead of requesting new pages from the system.
 
-    Every batch frees and allocates the same hundreds of megabytes, and a new page costs more than
-    writing to it. All threads share one heap: with a heap each, every thread of a server would
+    Every batch frees and allocates the same hundreds of megabytes, and requesting a page costs more
+    than writing to it. All threads share one heap: with a heap each, every thread of a server would
     keep as much memory as its largest task needed. Other C libraries have no such setting; nothing
     changes for them.
     """
@@ -27,8 +27,8 @@ def give_back_freed_memory() -> None:
     """Return all free pages of the heap to the system, including those between blocks in use.
 
     Freed memory is only useful if the next block fits into it. If a small block is placed in a
-    large hole, the next large block no longer fits, and the heap grows by a hole that is never
-    filled again. Other C libraries have no such call; nothing changes for them.
+    large hole, the next large block no longer fits there: the heap grows, and the rest of the hole
+    stays unused. Other C libraries have no such call; nothing changes for them.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -26,7 +26,7 @@ _BLUR_RADIUS = 2
 def augmented(images: Tensor, random_key: RandomKey, *place: str | int, views: int = 1) -> Tensor:
     """Return random views of images, (views x n, channels, height, width), view after view.
 
-    The random numbers come from `place` under `random_key`. Values are clipped to 0 to 1.
+    The key of the random numbers is `random_key` followed by `place`. Values are clipped to 0 to 1.
     """
     if images.dim() != 4 or not images.is_floating_point():
         raise InputError(
@@ -45,7 +45,7 @@ def augmented(images: Tensor, random_key: RandomKey, *place: str | int, views: i
 
 
 def _draw_orders(x: Tensor, rng: torch.Generator, n_views: int) -> list[list[int]]:
-    """Draw the order in which the colours of each view are changed, on the CPU."""
+    """Draw the order of the colour changes of each view, on the CPU."""
     n_changes = len(_COLOUR_CHANGES) if x.shape[1] == 3 else 3
     return [torch.randperm(n_changes, generator=rng).tolist() for _ in range(n_views)]
 

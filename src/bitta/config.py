@@ -41,7 +41,7 @@ def build_config(kind: type[C], given: Mapping[str, Any], *, preset: str | None,
             raise unknown_name_error("setting", name, known, of=of)
     if preset is not None and preset not in list(kind.presets):
         if not kind.presets:
-            raise SettingError(f"{of} has no presets; {preset!r} was given.")
+            raise SettingError(f"{of} has no presets, but {preset!r} was given; leave preset out.")
         raise unknown_name_error("preset", str(preset), kind.presets, of=of)
     values = dict(kind.presets[preset]) if preset else {}
     values.update(given)
@@ -63,7 +63,7 @@ def describe_settings(kind: type[Config]) -> list[Setting]:
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return the value as an int. Raise an error if it is not an integer of any type."""
+    """Return an integer of any type as an int. Raise an error for any other value."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise SettingError(f"{name} is {value!r}; allowed: a whole number.")
     return int(value)

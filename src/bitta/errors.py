@@ -25,7 +25,7 @@ class ModelError(BittaError, TypeError):
 
 
 class FeedbackError(BittaError, LookupError):
-    """Raised when an answer does not belong to an open question."""
+    """Raised when a feedback source refuses a question or an answer."""
 
 
 class DeviceMemoryError(BittaError, MemoryError):
@@ -33,7 +33,7 @@ class DeviceMemoryError(BittaError, MemoryError):
 
 
 class FallbackWarning(UserWarning):
-    """Issued when the model does not allow the fast path and a slower one is used."""
+    """Issued when a fast path cannot be used and a slower one takes its place."""
 
 
 def unknown_name_error(

@@ -22,8 +22,8 @@ def policy_loss(
 
     `where` selects the rows that count. Without any such row the loss is 0.
 
-    With the second softmax of the published code the value stays within one nat. This bounds the
-    negated loss on incorrect samples, which otherwise destroys the model.
+    With the second softmax of the published code the value varies by at most one nat. This bounds
+    the negated loss on incorrect samples, which otherwise destroys the model.
     """
     tiny = torch.finfo(probs.dtype).tiny
     log_probs = probs.log_softmax(-1) if second_softmax else probs.clamp_min(tiny).log()
@@ -35,7 +35,7 @@ def policy_loss(
 
 
 def complementary_loss(logits: Tensor, labels: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Return the mean of -log(1 - p(label)): any class but this one (Kim et al., 2019).
+    """Return the mean of -log(1 - p(label)), a loss for labels that are wrong (Kim et al., 2019).
 
     `eps` is added inside the logarithm, as some published code does. Then the value is bounded, and
     the gradient vanishes if p(label) is close to 1.

@@ -27,13 +27,13 @@ class FifoMemory:
     @property
     def inputs(self) -> Tensor:
         """Inputs, oldest first, (samples, ...). Available after the first `add`."""
-        assert self._ring is not None, "a memory is read only after its first add"
+        assert self._ring is not None, "a memory cannot be read before its first add"
         return self._in_order(self._ring.inputs)
 
     @property
     def labels(self) -> Tensor:
         """Labels, oldest first, (samples,)."""
-        assert self._ring is not None, "a memory is read only after its first add"
+        assert self._ring is not None, "a memory cannot be read before its first add"
         return self._in_order(self._ring.labels)
 
     def add(self, new: JudgedSamples) -> None:
@@ -154,7 +154,7 @@ class BalancedMemory:
             self.add(JudgedSamples(state["inputs"].to(device), state["labels"].to(device)))
 
     def _require_storage(self) -> JudgedSamples:
-        assert self._storage is not None, "a memory is read only after its first add"
+        assert self._storage is not None, "a memory cannot be read before its first add"
         return self._storage
 
     def _used_slots(self, device: torch.device) -> Tensor:
@@ -181,7 +181,7 @@ def _empty_storage(like: JudgedSamples, capacity: int) -> JudgedSamples:
 
 
 class ConfidentMemory:
-    """Memory of confident samples with high-confidence uniform-class sampling.
+    """Memory of confident samples, balanced by class (HUS in SoTTA).
 
     When it is full, a new sample replaces a random sample of a largest class.
     """
@@ -201,7 +201,7 @@ class ConfidentMemory:
     @property
     def inputs(self) -> Tensor:
         """Inputs, (samples, ...). Available after the first `offer`."""
-        assert self._inputs is not None, "a memory is read only after its first offer"
+        assert self._inputs is not None, "a memory cannot be read before its first offer"
         return self._inputs[: len(self)]
 
     def offer(self, inputs: Tensor, labels: Tensor, confidence: Tensor) -> None:
@@ -276,7 +276,7 @@ class MixedBatch(NamedTuple):
 
 
 class FeedbackMemory:
-    """Memories of samples judged correct and incorrect, M_C and M_I of the paper's Algorithm 1."""
+    """Memories of samples judged correct and incorrect, M_C and M_I in BiTTA's Algorithm 1."""
 
     def __init__(self, *, correct: int, incorrect: int) -> None:
         self.correct = FifoMemory(correct)

@@ -117,9 +117,9 @@ def _add_to_bins(sums: list[float], bins: Tensor, values: Tensor) -> list[float]
 
 
 MIN_ENTROPY_RATIO = 0.3
-"""Limit of collapse: entropy of the served labels divided by that of the true labels."""
+"""Entropy of the served labels divided by that of the true labels. A lower ratio is a collapse."""
 MIN_ACCURACY_RATIO = 0.5
-"""Limit of collapse: accuracy divided by the accuracy of the source model."""
+"""Accuracy divided by that of the source model. A lower ratio is a collapse."""
 
 LabelEntropies: TypeAlias = Mapping[str, Mapping[str, float]]
 """Normalised entropy, 0 to 1, of the "served" and of the "true" labels, by domain."""

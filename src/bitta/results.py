@@ -42,7 +42,7 @@ class StepRecord:
     n_answered: int
     n_answered_correct: int
     losses: Mapping[str, float | None]
-    """Mean of each term over the epochs; None if it was not finite."""
+    """Mean of each term over the updates; None if it was not finite."""
     seconds: float
     brier: float | None = None
     """Sum of the Brier scores of its samples, 0 to 2 each; None if it was not measured."""
@@ -236,7 +236,7 @@ def _unreadable_error(path: str | Path, kind: str, reason: str) -> UnreadableFil
 
 
 def steps_to_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return a list per field: domains as [name, length], losses as a list per term."""
+    """Return a list per field: domains as runs [name, length], losses as a list per term."""
     columns: dict[str, Any] = {
         name: [getattr(step, name) for step in steps] for name in _STEP_FIELDS
     }

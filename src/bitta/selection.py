@@ -41,8 +41,8 @@ _ROUNDING_TOLERANCE = 1e-9
 class Budget:
     """Ask k questions on every n-th batch, up to a total.
 
-    A verdict costs 1. A full label costs more, so its `price` is above 1. Budget that is not spent
-    is carried over: with `n_queries` 1 and a price of 3.32, three batches may pass without a
+    A verdict costs 1. For full labels, which cost more, set `price` above 1. Budget that is not
+    spent is carried over: with `n_queries` 1 and a price of 3.32, three batches may pass without a
     question.
     """
 
@@ -55,7 +55,7 @@ class Budget:
     price: float = 1.0
     """Cost of one question, in verdicts."""
     audits: int = 0
-    """Number of questions per batch about samples drawn at random."""
+    """Number of the `n_queries` questions that are about samples drawn at random."""
 
     def __post_init__(self) -> None:
         for name in ("n_queries", "every", "total", "audits"):
@@ -107,7 +107,7 @@ def energy(candidates: Candidates) -> Tensor:
 def last(candidates: Candidates) -> Tensor:
     """Row number: the last rows of the batch score highest.
 
-    The code published with the paper selects this way for its baselines.
+    The code published with BiTTA selects this way for its baselines.
     """
     labels = candidates.prediction.labels
     return torch.arange(len(labels), device=labels.device, dtype=torch.float32)
@@ -209,7 +209,7 @@ class QuerySelector:
     def _split_audits(
         self, samples: list[_ScoredSample], n_uncertain: int, n_audits: int, *, step: int
     ) -> tuple[list[_ScoredSample], list[_ScoredSample]]:
-        """Return the most uncertain and the audited samples. `samples` has the highest first."""
+        """Split samples, sorted by uncertainty, into the most uncertain and the audited ones."""
         # Draw audits from the whole batch first. Drawing them from the remainder would
         # overestimate accuracy.
         rng = generator(self._adapter.seed, "audit", step)

@@ -1,4 +1,4 @@
-"""The loop: observe, predict, choose queries, ask, collect answers, adapt."""
+"""Session, the loop around an adapter: predict, choose queries, ask, collect answers, adapt."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -55,7 +55,8 @@ class Session:
         total: Maximum number of questions of the session. None means no limit.
         price: Cost of one question in units of `n_queries`. Budget that is not spent is carried
             over to later batches.
-        audits: Number of questions per batch about samples drawn at random. They measure accuracy.
+        audits: Number of the `n_queries` questions that are about samples drawn at random. They
+            measure accuracy.
         window: Number of samples in a window. The session asks and learns once per window, so
             requests may be as small as one sample. Each request is served immediately, with batch
             statistics of the newest `window` samples. With 0 every request is a batch.
@@ -66,9 +67,9 @@ class Session:
         seed: Seed of all randomness of the session.
         copy: Adapt a copy and leave the caller's model unchanged.
         logits: Position of the logits in the model's output, or a function that extracts them.
-        eager: Run without CUDA graphs and fused kernels on a GPU, too.
-        precision: Arithmetic of the fast path on a GPU. "auto" takes bfloat16 where it is
-            supported.
+        eager: Run without CUDA graphs and fused kernels, also on a GPU.
+        precision: Precision of convolutions and matrix products. "auto" takes bfloat16 on a GPU
+            that supports it, unless `eager` is set, and float32 otherwise.
         settings: Settings of the method, by keyword.
     """
 
@@ -119,7 +120,7 @@ class Session:
         self._window = SampleWindow(window)
         self._observe_every_request = observe_every_request
         self._unlabelled: Tensor | None = None
-        """Samples of the last window without a question; None before the first request."""
+        """Samples of the last window that no question is about; None before the first request."""
         self._window_is_complete = not window
         """True if a window was completed since the last `learn`; always true without a window."""
         self._logits = logits
@@ -188,7 +189,10 @@ class Session:
 
     @property
     def can_learn(self) -> bool:
-        """True if there is a batch, or a complete window, to learn from."""
+        """True if a complete window has not been learned from yet.
+
+        Without a window it is true after the first request.
+        """
         return self._window_is_complete and self._unlabelled is not None
 
     @torch.inference_mode(False)
@@ -249,7 +253,8 @@ class Session:
         """
         if state.get("format") != _FORMAT:
             raise InputError(
-                f"the state has format {state.get('format')!r}; this version reads {_FORMAT}."
+                f"the state has format {state.get('format')!r}; this version reads {_FORMAT}. Load "
+                "it with the version of bitta that saved it."
             )
         if method is None and state["method"] not in METHODS:
             raise InputError(
@@ -398,7 +403,8 @@ class Session:
         if self._unlabelled is not None and inputs.shape[1:] != self._unlabelled.shape[1:]:
             raise InputError(
                 f"inputs are now {tuple(inputs.shape[1:])} and were "
-                f"{tuple(self._unlabelled.shape[1:])}; one session serves one shape."
+                f"{tuple(self._unlabelled.shape[1:])}; one session serves one shape. "
+                "Send inputs of the first shape."
             )
         return inputs
 

@@ -86,13 +86,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Raise an error if results could not be written to a folder, before the work starts."""
+    """Raise an error if a folder cannot be written to. Call this before long work starts."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{str(folder)!r} cannot be written to ({error.strerror}).") from None
+        raise InputError(
+            f"{str(folder)!r} cannot be written to ({error.strerror}); choose another folder."
+        ) from None
 
 
 def _extract_tensors(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:

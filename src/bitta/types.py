@@ -104,10 +104,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSamples:
-    """Samples with the same verdict on their labels; possibly none."""
+    """Samples whose labels have the same verdict, or were served; possibly none."""
 
-    inputs: Tensor  # (answers, ...)
-    labels: Tensor  # (answers,) the labels that were judged
+    inputs: Tensor  # (samples, ...)
+    labels: Tensor  # (samples,) the labels that were judged or served
     sample_ids: Sequence[int] | None = None
     """Ids of the answered queries; None for samples without a question."""
 
@@ -150,10 +150,10 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """Weighted terms of the objective, one value per epoch; empty if nothing was learned."""
+    """Weighted terms of the objective, one value per update; empty if nothing was learned."""
 
-    terms: Mapping[str, Tensor] = field(default_factory=dict)  # each (epochs,)
+    terms: Mapping[str, Tensor] = field(default_factory=dict)  # each (updates,)
 
     def mean(self) -> dict[str, float]:
-        """Return the mean of each term over the epochs that have it."""
+        """Return the mean of each term over the updates that have it."""
         return {name: float(values.nanmean()) for name, values in self.terms.items()}

@@ -110,7 +110,7 @@ def fog(x: Tensor, severity: int, rng: torch.Generator) -> Tensor:
 
 
 def brightness(x: Tensor, severity: int, _rng: torch.Generator) -> Tensor:
-    """Add a constant to the value in HSV: each pixel is scaled by its largest channel."""
+    """Add a constant to the value in HSV, the largest channel, by scaling each pixel."""
     value = x.amax(1, keepdim=True)
     raised = (value + get_constant(_BRIGHTNESS, x, severity)).clamp(max=1)
     return torch.where(value > 0, x * raised / value.clamp_min(1e-6), raised)

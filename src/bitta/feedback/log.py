@@ -41,7 +41,7 @@ class LogEntry:
         return cls(collect=collect, correct=answer.correct, named=answer.label, **query)
 
     def describe_difference(self, query: Query) -> str:
-        """Return the fields in which a question differs from this one; empty if in none."""
+        """Describe how a question differs from this entry; empty if it does not."""
         differing = [name for name in _QUERY_FIELDS if getattr(query, name) != getattr(self, name)]
         return ", ".join(
             f"{name} {getattr(query, name)} where the log has {getattr(self, name)}"

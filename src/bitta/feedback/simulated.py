@@ -41,7 +41,7 @@ class GroundTruthAnnotator(ABC):
 
     @abstractmethod
     def respond(self, query: Query, truth: int) -> Answer:
-        """Return the answer to a question, given the true label. The query id keys errors."""
+        """Return the answer to a question. Random errors are keyed by the id of the query."""
 
     @property
     @abstractmethod
@@ -153,8 +153,8 @@ class SimulatedLabels(GroundTruthAnnotator):
     """Annotator who names the class of a sample, and so judges the served label too.
 
     With probability `error` a wrong class is named; all wrong classes are equally likely.
-    `error=0.4` simulates a model as annotator, as in the paper's comparison with GPT-4o. `delay`
-    and `answer_every` are those of `Simulated`.
+    `error=0.4` simulates a model as annotator, as in the BiTTA paper's comparison with GPT-4o.
+    `delay` and `answer_every` are those of `Simulated`.
     """
 
     def __init__(
@@ -218,8 +218,7 @@ class Panel:
         if any(_is_human(member) for member in self.members):
             raise SettingError(
                 "a panel cannot hold Human, because a person could not see which questions are "
-                "theirs; "
-                "use Human as the only source of a session, or use simulated sources."
+                "theirs; use Human as the only source of a session, or use simulated sources."
             )
 
     def name_for(self, query: Query) -> str:

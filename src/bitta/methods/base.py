@@ -416,7 +416,8 @@ class GradientAdapter(Adapter[G]):
         if not chosen:
             raise ModelError(
                 f"{type(self).__name__} finds nothing to train in {type(model).__name__}; it "
-                f"trains {self.trains}, and all of these parameters are frozen or missing."
+                f"trains {self.trains}, and all of these parameters are frozen or missing. "
+                "Unfreeze them, or use another method."
             )
         return chosen
 

@@ -1,9 +1,9 @@
 """BiTTA: learn from binary feedback on uncertain samples and from agreement on the others.
 
 Lee et al., ICML 2025, "Test-Time Adaptation with Binary Feedback".
-Departures from the paper's text, which collapses if it is taken literally: the loss applies a
-second softmax to π, and updates normalise by the statistics of the mixed batch. The published code
-does both. Departure from that code: the statistics of a batch are observed before it is
+Departures from the paper's text, because models collapse if it is taken literally: the loss applies
+a second softmax to π, and updates normalise by the statistics of the mixed batch. The published
+code does both. Departure from that code: the statistics of a batch are observed before it is
 served, so that the label served is the label judged. The presets `reference` (the code) and `paper`
 (the text, unstable) undo these choices. See docs/reference/methods/bitta.md.
 """
@@ -75,7 +75,8 @@ class BittaConfig(MectaConfig, GradientConfig):
     """Unlabelled samples to learn from: those whose label has the highest probability in π, or
     those with a confidence above `threshold`."""
     threshold: float = 0.9
-    """Limit of the confidence of the deterministic pass. The paper tries .8 to .99."""
+    """Confidence in the deterministic pass above which samples are learned from, with
+    agreement="threshold". The paper tries .8 to .99."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {"observes": "before_asking"},
@@ -103,7 +104,7 @@ class BittaConfig(MectaConfig, GradientConfig):
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        # Backward repeats the forward pass of a micro batch, when the noise has been removed.
+        # Backward repeats the forward pass of a micro batch. By then the noise has been removed.
         is_possible = self.policy != "ensemble" or not self.micro_batch
         allowed = "0 with policy='ensemble', where memory='low' saves memory"
         require(is_possible, "micro_batch", self.micro_batch, allowed)
@@ -134,7 +135,8 @@ class Bitta(GradientAdapter[BittaConfig]):
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
         if config.policy in ("augmentation", "ensemble"):
-            self.is_capturable = False  # Their random numbers are drawn on the host.
+            # Colour changes are drawn on the host. Noisy weights have new addresses in each pass.
+            self.is_capturable = False
 
     def make_normaliser(self) -> Normaliser | None:
         """Return MECTA's normaliser if the settings ask for it."""
@@ -241,7 +243,8 @@ class Bitta(GradientAdapter[BittaConfig]):
                 inputs, sampling, random_key
             )
             return softmax(sampled).mean(0), softmax(deterministic)
-        # Run two separate passes. The test for a shared one would change MECTA's statistics.
+        # Run two separate passes. Random views and noisy weights share nothing with a deterministic
+        # pass. With MECTA, the test for a shared prefix would change the statistics.
         with torch.no_grad():
             deterministic = softmax(self.wrapped(inputs, statistics=sampling.statistics))
         return self.sampled_probs(inputs, sampling, random_key), deterministic

@@ -34,9 +34,8 @@ def draw_first_centres(
     """Draw the rows of the first centres by k-means++, (starts, clusters).
 
     Each centre is the best of a few candidates. Points far from the earlier centres are drawn more
-    often.
-    The result equals that of scikit-learn, which computes the same distances again for each centre
-    of each start. Here they are computed once for all starts.
+    often. The result equals that of scikit-learn, which computes the same distances again for each
+    centre of each start. Here they are computed once for all starts.
     """
     n_trials = 2 + int(math.log(n_clusters))
     rng = np.random.RandomState(seed % 2**32)

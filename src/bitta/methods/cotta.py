@@ -138,7 +138,7 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         return {"consistency": loss}
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
-        """Return the loss on answers of the student. The teacher has no gradient."""
+        """Return the student's loss on answers. The teacher has no gradient."""
         return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:

@@ -40,7 +40,7 @@ class DeyoConfig(UnsupervisedConfig):
     entropy_margin: float = 0.5
     """Limit τ_Ent of the entropy of a certain prediction, in units of ln C."""
     plpd_margin: float = 0.3
-    """Limit τ_PLPD: the probability of the label must fall by more when the object is destroyed.
+    """Limit τ_PLPD: destroying the object must lower the label's probability by more than this.
     The authors use .3 on ImageNet-C with BatchNorm, .2 in their wild settings."""
     weight_margin: float = 0.4
     """Constant Ent₀ in the weight of a sample, in units of ln C."""

@@ -78,7 +78,7 @@ class MectaNorm(Normaliser):
     than the gate does not learn in this update: its scale and shift get no gradient, and it stores
     nothing for backward. Without a gate the statistics move by `rate`.
 
-    The buffers change inside `observing`, and once at the end of `updating`, by the mean over all
+    The buffers change inside `observing`, and once at the end of `updating`, to the mean over all
     passes made inside `recording`. Any other forward pass normalises by the moved statistics and
     leaves the buffers unchanged. Channels are dropped and layers gated inside `updating` only.
     """
@@ -212,7 +212,7 @@ class _UpdateState:
 
 
 class _MectaBatchNorm(torch.autograd.Function):
-    """Normalises by moved statistics and differentiates as if by those of the batch, rescaled.
+    """Normalises by moved statistics. The gradient is that of batch statistics, rescaled.
 
     (x - μ_r) / σ_r = r x̂ + d with x̂ = (x - μ_B) / σ_B, r = σ_B / σ_r, d = (μ_B - μ_r) / σ_r, where
     r and d count as constants. x̂ is not available for channels that are not stored: their weight

@@ -164,11 +164,12 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
 
     def __init__(self, wrapped: WrappedModel, config: OwtttConfig, *, seed: int = 0) -> None:
         self._statistics_path = config.source_statistics
-        self._source = SourceStatistics.load_for(
+        self._source_statistics = SourceStatistics.load_for(
             self._statistics_path, wrapped.model, method="OWTTT"
         )
-        self._prototypes = F.normalize(self._source.prototypes).to(wrapped.device)
-        self._reference = Gaussian(self._source.mean, self._source.covariance).to(wrapped.device)
+        self._prototypes = F.normalize(self._source_statistics.prototypes).to(wrapped.device)
+        mean, covariance = self._source_statistics.mean, self._source_statistics.covariance
+        self._reference = Gaussian(mean, covariance).to(wrapped.device)
         self._is_checked = False
         self._queue: Tensor
         """Latest scores: the distances of samples from their nearest prototype."""
@@ -181,7 +182,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return all parameters but those of the last linear layer, which is not used."""
-        shape = self._source.prototypes.shape
+        shape = self._source_statistics.prototypes.shape
         layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
         head = [layer for layer in layers if layer.weight.shape == shape][-1]
         excluded = {id(parameter) for parameter in head.parameters()}
@@ -198,7 +199,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return self.training_logits(inputs)
 
     def training_logits(self, inputs: Tensor) -> Tensor:
-        """Return the cosine logits of any number of rows. The loss on answers uses them, too."""
+        """Return the cosine logits of any number of rows. The loss on answers also uses them."""
         if not len(inputs):
             return inputs.new_zeros((0, len(self._prototypes)))
         features, _ = self.trained_model.features(inputs, statistics="running")
@@ -235,12 +236,12 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         return terms
 
     def reset(self) -> None:
-        """Also drop the scores, and mean and covariance, of the stream."""
+        """Also drop the scores, mean and covariance of the stream."""
         super().reset()
         self._clear_stream()
 
     def state_dict(self) -> State:
-        """Add scores and features of the stream."""
+        """Add the scores, mean and covariance of the stream."""
         return super().state_dict() | {
             "queue": self._queue,
             "stream": self._stream.state_dict(),
@@ -264,7 +265,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         A loaded session gets its weights only after the constructor.
         """
         if not self._is_checked:
-            self._source.require_source(self.source_weights, path=self._statistics_path)
+            self._source_statistics.require_source(self.source_weights, path=self._statistics_path)
             self._is_checked = True
 
     def _clear_stream(self) -> None:

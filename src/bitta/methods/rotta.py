@@ -3,8 +3,8 @@
 Yuan et al., CVPR 2023, "Robust Test-Time Adaptation in Dynamic Scenarios".
 Departures from the authors' code: each image of a batch has its own augmentation parameters. The
 method learns from the memory once per batch (or window); with batches of 64 that is every 64
-samples, as there. Samples with a question are not offered to the memory. A layer input with one
-value per channel does not change the running statistics. In models without BatchNorm, scale and
+samples, as in that code. Samples with a question are not offered to the memory. A layer input with
+one value per channel does not change the running statistics. In models without BatchNorm, scale and
 shift of the other normalisation layers are trained.
 """
 
@@ -51,8 +51,8 @@ class _StoredSample:
 class TimelyMemory:
     """Class-balanced memory of the newest and most certain samples (CSTU).
 
-    A full memory replaces the sample of a largest class with the highest removal score
-    λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C.
+    Each sample has a removal score, λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C. When the
+    memory is full, a new sample replaces the sample of a largest class whose score is highest.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TimelyMemory:
     @property
     def inputs(self) -> Tensor:
         """Inputs in the order of arrival, (samples, ...). Available after the first `offer`."""
-        assert self._storage is not None, "a memory is read only after its first offer"
+        assert self._storage is not None, "a memory cannot be read before its first offer"
         return self._storage[self._index([sample.slot for sample in self._samples])]
 
     @property
@@ -278,7 +278,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         return torch.sigmoid(-like.new_tensor(self.timely.ages) / self.config.capacity)
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
-        """Return the loss on answers of the student. The teacher has no gradient."""
+        """Return the student's loss on answers. The teacher has no gradient."""
         return super().feedback_terms(mixed) if self.config.feedback_on == "student" else {}
 
     def reset(self) -> None:

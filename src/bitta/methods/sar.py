@@ -74,7 +74,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
     def __init__(self, wrapped: WrappedModel, config: SarConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
         self.average: float | None = None
-        """Moving average of the loss of the second pass."""
+        """Moving average, over updates, of the entropy or the whole loss of the second pass."""
         self._is_reliable: Tensor | None = None  # (batch,) in the first pass of an update
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
@@ -129,7 +129,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         self.average = state["average"]
 
     def _update_average(self, terms: Mapping[str, Tensor]) -> None:
-        """average ← .9 average + .1 loss, if there were reliable samples."""
+        """Set average ← .9 average + .1 loss, if there were reliable samples."""
         if self._is_reliable is None or not self._is_reliable.any():
             return
         watched = ["entropy"] if self.config.recovery_watches == "entropy" else list(terms)

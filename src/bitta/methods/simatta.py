@@ -3,10 +3,9 @@
 Gui, Li and Ji, ICLR 2024, "Active Test-Time Adaptation: Theoretical Analyses and An Algorithm".
 The method learns from full labels and from verdicts: the probability of a label judged incorrect
 falls (SimATTA_BIN of the BiTTA paper). Departures from the authors' code: one question per cluster
-up to `n_queries`, largest clusters first. The sample nearest to the centre is asked
-about. Memories are bounded, and so is the number of clusters. There are at most `steps` updates per
-batch; the authors make two more. The samples that an answer represents are determined when it
-arrives.
+up to `n_queries`, largest clusters first. The sample nearest to the centre is asked about. Memories
+are bounded, and so is the number of clusters. There are at most `steps` updates per epoch; the
+authors make two more. The samples that an answer represents are determined when it arrives.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +29,8 @@ from bitta.types import Feedback, JudgedSamples, Losses, State, move_to_device
 _MAX_SOURCE_LIKE_PER_BATCH = 100
 _TERMS = ("correct", "incorrect", "source_like")
 _MAX_ANCHOR_SHARE = 0.2  # Limit of a, the weight of anchors, with few source-like samples.
-_WINDOW = 6  # Updates per window of `LossPlateau`. The mean leaves out the last one.
-_MAX_FAILED_WINDOWS = 6
+_BLOCK_SIZE = 6  # Updates per block of `LossPlateau`. The mean leaves out the last one.
+_MAX_FAILED_BLOCKS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +315,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         )
 
     def _n_clusters(self) -> int:
-        """Return the number of clusters. It grows with the anchors and has the same limit."""
+        """Return the number of clusters. It grows with each batch, by at most `max_anchors`."""
         config = self.config
         return config.clusters + min(self.version * config.cluster_growth, config.max_anchors)
 
@@ -365,7 +364,7 @@ class AnchorMemory:
 
     def with_verdict(self, *, correct: bool) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of the anchors with this verdict, after the first `add`."""
-        assert self.inputs is not None, "anchors are read only after their first add"
+        assert self.inputs is not None, "anchors cannot be read before the first add"
         has_verdict = self.correct if correct else ~self.correct
         return self.inputs[has_verdict], self.labels[has_verdict]
 
@@ -391,23 +390,23 @@ def _list_ids(samples: JudgedSamples) -> Sequence[int | None]:
 
 
 class LossPlateau:
-    """Detects that the mean loss over a window of updates failed to fall six times in a row."""
+    """Detects that the mean loss over a block of updates failed to fall six times in a row."""
 
     def __init__(self) -> None:
-        self._window: list[Tensor] = []
+        self._losses: list[Tensor] = []
         self._best = float("inf")
         self._n_failed = 0
 
     def is_reached(self, loss: Tensor) -> bool:
         """Add the loss of an update. Return True if training should stop."""
-        self._window.append(loss)
-        if len(self._window) < _WINDOW:
+        self._losses.append(loss)
+        if len(self._losses) < _BLOCK_SIZE:
             return False
-        mean = float(sum(self._window[:-1])) / (_WINDOW - 1)
-        self._window = []
+        mean = float(sum(self._losses[:-1])) / (_BLOCK_SIZE - 1)
+        self._losses = []
         self._n_failed = 0 if mean < self._best else self._n_failed + 1
         self._best = min(self._best, mean)
-        return self._n_failed >= _MAX_FAILED_WINDOWS
+        return self._n_failed >= _MAX_FAILED_BLOCKS
 
 
 def find_uncertain_rows(entropies: Tensor, min_entropy: float) -> Tensor:

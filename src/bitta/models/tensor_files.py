@@ -1,8 +1,8 @@
 """Tensors in one safetensors file, or in several parts if files must stay small.
 
-The path without the number of a part is that of the whole, also if only parts exist. Parts are
-named NAME-00001-of-00003.safetensors. Each part holds the metadata of the whole and a hash of all
-tensors, so parts of different files are never combined.
+Parts are named NAME-00001-of-00003.safetensors. The whole is named NAME.safetensors, even if only
+its parts exist. Each part holds the metadata of the whole and a hash of all tensors, so parts of
+different files are never combined.
 """
 
 import os
@@ -92,7 +92,7 @@ def locate(path: str | Path) -> list[Path]:
     if name is not None:
         counts = [int(name[3])]
     if not present:
-        raise InputError(f"there are no weights at {str(path)!r}.")
+        raise InputError(f"there are no weights at {str(path)!r}; give an existing file.")
     if len(counts) > 1:
         raise InputError(
             f"{str(plain)!r} exists in {counts[0]} parts and in {counts[1]} parts; "
@@ -139,7 +139,7 @@ def _read_file(
             names: Sequence[str] = () if only_metadata else file.keys()
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except FileNotFoundError:
-        raise InputError(f"there are no weights at {str(path)!r}.") from None
+        raise InputError(f"there are no weights at {str(path)!r}; give an existing file.") from None
     except (SafetensorError, OSError) as error:
         is_other_format = path.suffix != ".safetensors"
         hint = '; "bitta models import" converts other checkpoints' if is_other_format else ""

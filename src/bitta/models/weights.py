@@ -20,7 +20,7 @@ class ModelCard:
 
     architecture: str
     arguments: Mapping[str, Any]
-    """Arguments of `build_model`: classes, mean and std of pixels, and changes."""
+    """Arguments of `build_model`: n_classes, mean, std, and changes to the architecture."""
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     preprocessing: Mapping[str, int] = field(default_factory=dict)

@@ -66,7 +66,7 @@ class BatchNormCall(NamedTuple):
 
 
 class Normaliser(ABC):
-    """Replaces normalisation by batch statistics in every BatchNorm layer of a model.
+    """Normalises in the BatchNorm layers of a model, in place of batch statistics.
 
     A method gives a normaliser to its model. The normaliser updates the running statistics by its
     own rule. The context managers mark the purpose of the forward passes inside them.
@@ -270,7 +270,7 @@ class _PreciseBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias. Mean and variance depend on x, too."""
+        """Return the gradients of x, weight and bias. Mean and variance also depend on x."""
         x, weight, means, inverses = ctx.saved_tensors
         out = torch.empty_like(x)
         gradient = gradient.contiguous(memory_format=torch.channels_last)

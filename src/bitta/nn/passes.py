@@ -121,7 +121,7 @@ class _RandomWords:
     """Position of x in the whole batch."""
 
     def draw(self, x: Tensor) -> tuple[Tensor, int]:
-        """Return (passes, words) in the memory order of x, and the first word of x."""
+        """Return (passes, words) in the memory order of x, and the index of the first word of x."""
         size = x[0].numel() if len(x) else 0
         n_words = size * (self.n_rows or len(x))
         quads = x.new_empty((len(self.passes), (n_words + 3) // 4), dtype=torch.int64)
@@ -277,7 +277,7 @@ def same_outputs(
 
 
 def compute_probe_gradients(logits: Tensor, model: nn.Module) -> list[Tensor]:
-    """Return gradients of a sum over classes with different weights, for trained parameters."""
+    """Return the gradients of a weighted sum of the logits, for trained parameters."""
     weights = torch.linspace(-1, 1, logits.shape[-1]).to(logits)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad((logits * weights).sum(), parameters, allow_unused=True)

@@ -42,7 +42,8 @@ class SavedWeights:
         if target.keys() != self.tensors.keys():
             unmatched = sorted(target.keys() ^ self.tensors.keys())
             raise InputError(
-                f"saved weights belong to another model; {unmatched[0]!r} is in only one."
+                f"saved weights belong to another model; {unmatched[0]!r} is in only one of the "
+                "two. Give a model of the same architecture."
             )
         for name, tensor in target.items():
             saved = self.tensors[name]

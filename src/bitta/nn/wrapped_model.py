@@ -189,7 +189,7 @@ class WrappedModel(PreparedModel):
         return self.run_or_replay(name, work, [inputs], random_key)["logits"]
 
     def _run_in_micro_batches(self, run: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-        """Run with gradients. Activations of micro batches are not kept: backward repeats them."""
+        """Run with gradients. A micro batch stores no activations: backward runs it again."""
         self._check_layout(inputs)
         size = self.micro_batch or len(inputs)
         if size >= len(inputs):

@@ -249,7 +249,8 @@ class _Connection:
         except URLError as error:
             if _is_permanent(error.reason):
                 raise InputError(
-                    f"{self.url} cannot be reached ({_describe_error(error.reason)})."
+                    f"{self.url} cannot be reached ({_describe_error(error.reason)}); check "
+                    "the address and the network."
                 ) from None
             raise _NetworkError(_describe_error(error.reason)) from None
         except (OSError, HTTPException) as error:

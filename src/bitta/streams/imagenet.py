@@ -1,6 +1,6 @@
 """Data sets derived from ImageNet, and data sets that are lists of image files.
 
-tiny-imagenet-200/{wnids.txt, train/<wnid>/images/*, val/images/*, val/val_annotations.txt}
+    tiny-imagenet-200/{wnids.txt, train/<wnid>/images/*, val/images/*, val/val_annotations.txt}
     Tiny-ImageNet-C/<corruption>/<severity>/<wnid>/*
     ImageNet-C/<corruption>/<severity>/<wnid>/*      or in blur, digital, extra, noise, weather
     imagenet-r/<wnid>/*

@@ -70,12 +70,12 @@ class Domain:
         return hash_parts(self.name, self.labels, *self.classes, image_hash)
 
     def prepare(self) -> None:
-        """Make the images, if they have to be made."""
+        """Generate the images now, if they are not stored."""
         if not isinstance(self.images, Tensor):
             self.images.prepare()
 
     def release(self) -> None:
-        """Free the memory of images that can be made again."""
+        """Free the memory of generated images. A later access generates them again."""
         if not isinstance(self.images, Tensor):
             self.images.release()
 
@@ -262,12 +262,12 @@ class SelectedImages(Images):
         return hash_parts(self.rows, images if isinstance(images, Tensor) else images.fingerprint)
 
     def prepare(self) -> None:
-        """Make the images, if they have to be made."""
+        """Generate the images now, if they are not stored."""
         if not isinstance(self.images, Tensor):
             self.images.prepare()
 
     def release(self) -> None:
-        """Free the memory of images that can be made again."""
+        """Free the memory of generated images. A later access generates them again."""
         if not isinstance(self.images, Tensor):
             self.images.release()
 
@@ -314,7 +314,7 @@ def as_images(array: np.ndarray, path: str | Path) -> Tensor:
 def convert_to_rgb(picture: Image.Image) -> Image.Image:
     """Convert a picture to RGB and drop its transparency."""
     if picture.mode in ("I", "I;16", "I;16L", "I;16B", "I;16N"):
-        # Pillow versions scale 16 bits or clip them. Keep the 8 high bits in all versions.
+        # Some Pillow versions scale 16 bits, others clip them. Always keep the 8 high bits.
         grey = np.asarray(picture).astype(np.int64).clip(0, 65535) >> 8
         picture = Image.fromarray(grey.astype(np.uint8))
     picture.info.pop("transparency", None)

@@ -198,7 +198,7 @@ class Stream:
         self.seed = seed
         self.arrangement = arrangement or Arrangement()
         self.origin = origin
-        """Source of the samples, named in the protocol."""
+        """Origin of the samples, named in the protocol."""
         self.visits = arrange_visits(self.domains, self.arrangement, seed=seed)
         if not any(len(visit.rows) for visit in self.visits):
             raise InputError("the stream holds no samples; give a domain that is not empty.")

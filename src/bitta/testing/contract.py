@@ -237,7 +237,10 @@ def answers_change_the_weights(subject: Subject) -> None:
 
 
 def repeated_answers_replace_and_unknown_fail(subject: Subject) -> None:
-    """A repeated answer is accepted. Another verdict replaces it until it was learned from."""
+    """A repeated answer is accepted. Another verdict replaces it until it was learned from.
+
+    After that, another verdict is refused. So is an answer to an unknown question.
+    """
     with subject.session() as session:
         query = session.predict(subject.batch(0)).queries[0]
         session.answer(query.id, correct=True)

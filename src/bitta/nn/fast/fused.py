@@ -102,7 +102,7 @@ class _FusedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate through mean and variance, too."""
+        """Differentiate also through mean and variance."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         x, weight, statistics = ctx.saved_tensors

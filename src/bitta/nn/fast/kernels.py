@@ -115,7 +115,7 @@ def normalise_backward(
     x, gradient, statistics, totals, weight, out, n_rows, n_channels,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of x. Mean and variance depend on x, too."""
+    """Compute the gradient of x. Mean and variance also depend on x."""
     block, number = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < n_channels
