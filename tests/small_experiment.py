@@ -47,7 +47,7 @@ def write_experiment(folder, *, n=100, **arrays):
 
 @dataclass(frozen=True, kw_only=True)
 class AddNoise(BeforeStream):
-    """Adds noise to all parameters before the stream, in a number of batches."""
+    """Preparation that adds noise to all parameters, in a number of batches."""
 
     n_batches: int = 4
     """Number of batches."""
@@ -55,7 +55,7 @@ class AddNoise(BeforeStream):
     """Standard deviation of the noise."""
 
     def identity(self, context):
-        """Depend on the kind of answers, as an example."""
+        """Return the kind of answers, as an example of a dependency."""
         return {"labels": context.experiment.feedback.labels}
 
     def prepare(self, context, progress, on_batch):

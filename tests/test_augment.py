@@ -65,7 +65,7 @@ def test_each_view_has_its_own_order_and_parameters():
 
 
 def test_each_view_changes_colours_in_its_own_order(monkeypatch):
-    """.5 halved, then squared is .0625; squared, then halved .125; a third view as the first."""
+    """Halving, then squaring .5 gives .0625; squaring first gives .125. View 3 is like view 1."""
     halved = (lambda x, factor: x * factor, 0.5, 0.5)
     squared = (lambda x, factor: x**factor, 2.0, 2.0)
     monkeypatch.setattr(augment, "_COLOUR_CHANGES", (halved, squared))
@@ -82,7 +82,7 @@ def test_half_of_the_images_are_mirrored():
 
 
 def test_view_is_similar_to_its_image():
-    """In smooth images a shift by a pixel changes little, and brightness 1 ± .4 dominates."""
+    """A shift by a pixel changes smooth images little. The brightness factor 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
     views = augmented(smooth, RandomKey((0,)))
     assert 0.02 < (views - smooth).abs().mean() < 0.2
@@ -118,7 +118,7 @@ def test_rotation_of_90_degrees_equals_rot90(draws):
 
 
 def test_rotation_keeps_distances_in_images_that_are_not_square(draws):
-    """Rotated by 90°, a picture of 4 x 10 pixels keeps the middle four of its long side."""
+    """A rotation by 90° keeps the middle four columns of a picture of 4 x 10 pixels."""
     draws["angle"] = torch.pi / 2
     x = images(n=1, height=4, width=10)
     turned = inner(augment._transform(x, generator(0)))
@@ -150,7 +150,7 @@ def test_blur_has_the_expected_values(draws):
 @pytest.mark.parametrize(
     ("change", "factor", "given", "expected"),
     [
-        # Mean grey of the two pixels: .299 * .4 + .587 * .2 = .237 and twice that; mean .3555.
+        # Grey values of the two pixels: .299 * .4 + .587 * .2 = .237 and twice that. Mean: .3555.
         ("_change_contrast", 0.5, [[0.4, 0.8], [0.2, 0.4], [0.0, 0.0]],
          [[0.37775, 0.57775], [0.27775, 0.37775], [0.17775, 0.17775]]),
         ("_change_brightness", 1.2, [[0.5, 1.0]] * 3, [[0.6, 1.2]] * 3),

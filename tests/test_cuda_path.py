@@ -25,9 +25,9 @@ pytestmark = [
 ]
 
 OWN = {
-    # All the rows of a step, whose shapes then stay, within a few batches.
+    # With these settings the shapes of an update stop changing after a few batches.
     "simatta": {"batch_size": 4, "low_entropy": 3.0},
-    # Adam makes whole steps of gradients that are rounding alone, as before a BatchNorm.
+    # Adam makes full steps from gradients that are only rounding errors, as before a BatchNorm.
     "cotta": {"optimiser": "sgd"},
 }
 SMALL = {"correct_memory": 6, "incorrect_memory": 6, "n_queries": 3, "lr": 1e-2}
@@ -140,7 +140,7 @@ def test_captured_updates_restart_after_a_reset():
 
 @pytest.fixture
 def most_reserved():
-    """Return the peak reserved memory of a session whose sample memory grows."""
+    """Return a function that measures the peak reserved memory while the sample memory grows."""
 
     def of(*, every):
         torch.cuda.empty_cache()
@@ -222,7 +222,7 @@ def test_model_that_takes_views_keeps_the_contiguous_layout():
         assert session.model.stage1.weight.is_contiguous()
 
 
-def test_layout_is_restored():
+def test_closed_session_restores_the_layout():
     model = toy_classifier().cuda()
     with Session(model, **SMALL) as session:
         session.predict(images(0))
@@ -297,7 +297,7 @@ def test_fused_dropout_drops_the_same_elements(layout, fanned, part):
 @pytest.mark.parametrize("settings", [{}, {"memory": "low"}, {"method": "tent"}], ids=str)
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_replayed_updates_equal_eager_updates(precision, settings):
-    """With our kernels, masks drawn again in backward, and generators seeded per replay."""
+    """Kernels draw masks again in the backward pass. Generators are seeded before each replay."""
     ends = []
     for replays in (True, False):
         session = Session(toy_classifier().cuda(), **(SMALL | settings), precision=precision)

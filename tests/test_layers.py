@@ -1,4 +1,4 @@
-"""Tests of the layers: imports go up, and parts of one layer do not import one another."""
+"""Tests of the layers: a module imports only its own layer and those above."""
 
 import ast
 import os

@@ -42,7 +42,7 @@ def test_policy_loss_of_an_impossible_label_is_finite():
 
 
 def test_complementary_loss_is_minus_log_of_the_rest():
-    """Three equal classes: 1 - 1/3 remains."""
+    """With three equal classes the rest is 1 - 1/3."""
     loss = complementary_loss(torch.zeros(1, 3), torch.tensor([2]))
     assert loss.item() == pytest.approx(-math.log(2 / 3))
 
@@ -56,7 +56,7 @@ def test_complementary_loss_is_finite_at_full_confidence():
 
 
 def test_complementary_loss_with_eps_is_bounded_without_gradient_at_full_confidence():
-    """-log(1/2 + 1/2) of two equal classes; -log(1e-6) where nothing of the rest remains."""
+    """Two equal classes with eps .5 give -log(1/2 + 1/2). At full confidence -log(1e-6) remains."""
     equal = complementary_loss(torch.zeros(1, 2), torch.tensor([0]), eps=0.5)
     assert equal.item() == pytest.approx(0, abs=1e-6)
     logits = torch.tensor([[1000.0, 0.0]], requires_grad=True)

@@ -20,7 +20,7 @@ from bitta.metrics import (
 )
 
 
-def test_brier_by_hand():
+def test_brier_score_equals_hand_computation():
     """(.7, .2, .1) for class 0: .09 + .04 + .01 = .14; (0, 1, 0) for class 2: 0 + 1 + 1 = 2."""
     probs = torch.tensor([[0.7, 0.2, 0.1], [0.0, 1.0, 0.0]])
     assert brier_sum(probs, torch.tensor([0, 2])) == pytest.approx(2.14)
@@ -32,7 +32,7 @@ def test_brier_score_of_nan_is_the_maximum():
     assert brier_sum(probs, torch.tensor([0, 0])) == 2
 
 
-def test_agreement_by_hand():
+def test_agreement_equals_hand_computation():
     """Served labels 0 0 1 1, labels of the policy 0 1 1 0; the first three are right."""
     policy = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.6, 0.4]])
     right = torch.tensor([True, True, True, False])
@@ -60,7 +60,7 @@ def filled(served, true, n_classes=4):
     return histograms
 
 
-def test_label_entropy_by_hand():
+def test_label_entropy_equals_hand_computation():
     """Served 2 and 2 of four classes: ln 2 / ln 4 = .5; the truth has one of each."""
     entropies = filled([[0, 0], [1, 1]], [[0, 1], [2, 3]]).entropies
     assert entropies == {"fog": {"served": pytest.approx(0.5), "true": pytest.approx(1)}}
@@ -92,7 +92,7 @@ def test_accuracy_below_half_of_the_source_is_found():
     assert find_low_accuracy_domains({"fog": 29.9, "snow": 20.0, "rain": 0.0}, source) == ["fog"]
 
 
-def test_ece_by_hand():
+def test_ece_equals_hand_computation():
     """Two in the bin around .9 (one right), one in the bin around .5 (right).
 
     Gaps: |1.8 - 1| = .8 and |.5 - 1| = .5, so ECE = 1.3 / 3.
@@ -139,7 +139,7 @@ def test_exponent_of_a_power_law():
     assert fit_growth_exponent([(1, 5), (2, 5)]) == pytest.approx(0)
 
 
-def test_exponent_of_a_fit_by_hand():
+def test_exponent_of_a_fit_equals_hand_computation():
     """log2: (0, 0), (1, 0), (2, 3); means 1 and 1; slope (1 x 1 + 0 + 1 x 2) / 2 = 1.5."""
     assert fit_growth_exponent([(1, 1), (2, 1), (4, 8)]) == pytest.approx(1.5)
 

@@ -18,7 +18,7 @@ from bitta.version import NUMERICS_VERSION
 FILE = Path(__file__).parent / "golden" / "numerics.json"
 METHODS = ("bn_stats", "tent", "sar", "sotta", "bitta")
 TOLERANCE = 1e-3
-"""Relative. Rounding differs between machines; a changed formula changes more."""
+"""Relative tolerance. Rounding differs between machines; a changed formula changes more."""
 
 
 def measure(method):

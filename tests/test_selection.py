@@ -110,7 +110,7 @@ def test_random_score_depends_on_its_key_and_needs_no_policy():
     assert not torch.equal(random(lazy), random(candidates((2,))))
 
 
-def test_scores_without_stochastic_passes_by_hand():
+def test_scores_without_stochastic_passes_equal_hand_computation():
     """Logit gaps 2, 1, 3: p = .881, .731, .953; log-sum-exp 2.127, 1.313, 3.049."""
     confidence, entropy, energy, last = (
         get_score_function(name)(candidates()).tolist()

@@ -117,7 +117,7 @@ def test_answers_are_collected_and_learned_once_per_window():
     with session("bitta", window=8, feedback=Simulated(truth, delay=1)) as running:
         counts = [len(running.step(part)[1]) for part in images(24).split(1)]
         assert running.adapter.version == 3
-    # One window late: those of the first come with the second.
+    # Answers are one window late: those of the first window arrive with the second.
     assert [(index, count) for index, count in enumerate(counts) if count] == [(15, 2), (23, 2)]
 
 

@@ -30,7 +30,7 @@ def test_corruption_is_seeded_and_keeps_the_shape(images, name):
     assert torch.equal(images, before)
 
 
-# Glass, frost and elastic trade one kind of damage for another as severity grows.
+# With growing severity these exchange one kind of damage for another.
 TRADES = {"glass_blur", "frost", "elastic_transform"}
 
 
@@ -88,7 +88,7 @@ def test_impulse_noise_is_half_black_and_half_white():
 
 
 def test_motion_blur_trails_to_one_side():
-    """Angle 0, sigma so large that the taps weigh the same: a pixel spreads to five on its left."""
+    """At angle 0 with equal weights (large sigma), column 20 spreads over columns 16 to 20."""
     point = torch.zeros(1, 3, 32, 32)
     point[..., 10, 20] = 1
     blurred = blur_along_lines(point, radius=2, sigma=1e6, angles=torch.zeros(1))
@@ -98,7 +98,7 @@ def test_motion_blur_trails_to_one_side():
 
 
 def test_brightness_keeps_hue_and_saturation():
-    """(100, 50, 0) with .3 more value: 100 + 76.5 = 176.5, the others in proportion."""
+    """(100, 50, 0) with .3 more brightness: 100 + 76.5 = 176.5, the others in proportion."""
     image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     image[:, 0], image[:, 1] = 100, 50
     assert corrupt(image, "brightness")[0, :, 0, 0].tolist() == [176, 88, 0]
@@ -106,7 +106,7 @@ def test_brightness_keeps_hue_and_saturation():
 
 
 def test_zoom_matrix_interpolates_its_centre():
-    """A ramp stays a ramp, steeper by nothing but the zoom: rows of the matrix sum to one."""
+    """Rows of the matrix sum to one. A ramp stays a ramp, and only the zoom changes its slope."""
     matrix = zoom_matrix(32, 1.25)
     assert torch.allclose(matrix.sum(1), torch.ones(32))
     ramp = matrix @ torch.arange(32.0)
@@ -123,7 +123,7 @@ def test_smoothing_mirrors_at_the_border():
 
 
 def test_glass_blur_only_moves_pixels():
-    """Without blur to speak of, every value was there before, at most two places away."""
+    """Severity 1 has almost no blur, so pixels only move, and all channels move alike."""
     image = (torch.arange(32 * 32) % 256).to(torch.uint8).view(1, 1, 32, 32).expand(1, 3, 32, 32)
     shuffled = corrupt(image.contiguous(), "glass_blur", severity=1)
     assert torch.equal(shuffled[:, 0], shuffled[:, 2])
@@ -132,7 +132,7 @@ def test_glass_blur_only_moves_pixels():
 
 @pytest.mark.parametrize("delta", [1, 2, 4])
 def test_glass_blur_equals_the_pixel_loop(delta):
-    """The indices found at once are those of visiting one pixel after another."""
+    """The vectorised indices equal those of a loop over the pixels."""
     side, n = 12, 3
     places = _replacement_positions(n, side, delta, generator(5))
     shifts = torch.randint(-delta, delta, (2, n, side, side), generator=generator(5)).tolist()
@@ -146,7 +146,7 @@ def test_glass_blur_equals_the_pixel_loop(delta):
 
 
 def test_frost_mixes_with_a_crop_of_a_texture():
-    """On black, only the texture is left: .45 of one of its crops at severity 5."""
+    """Black images show only the texture: .45 of one of its crops at severity 5."""
     ice = corrupt(torch.zeros(16, 3, 32, 32, dtype=torch.uint8), "frost")
     weighed = [(0.45 * texture / 255 * 255).to(torch.uint8) for texture in frost_textures(32)]
     for crop in ice:
@@ -154,7 +154,7 @@ def test_frost_mixes_with_a_crop_of_a_texture():
 
 
 def holds(texture, crop):
-    """Whether a crop is a part of a texture: where its first line is, all of it is compared."""
+    """Return True if a crop is part of a texture. Compare only where its first line is found."""
     found = (texture[0].unfold(1, 32, 1) == crop[0, 0]).all(-1).nonzero().tolist()
     return any(torch.equal(texture[:, y : y + 32, x : x + 32], crop) for y, x in found)
 
@@ -210,7 +210,7 @@ UPSTREAM = {
 
 @pytest.fixture(scope="module")
 def known_model(shared_data):
-    """The shared checkpoint, in its own normalisation."""
+    """Shared checkpoint with its own pixel normalisation."""
     model = build_model(
         "resnet18", n_classes=10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
     ).eval()
@@ -224,7 +224,7 @@ def known_model(shared_data):
 @pytest.mark.full
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_accuracy_of_a_known_model_equals_the_published_data(known_model, name):
-    """The shared checkpoint on 320 of the 2,000 images; 2 points and sampling error."""
+    """The shared checkpoint sees 320 of the 2,000 images. The limit includes sampling error."""
     pack = embedded_pack("cifar10")
     images = corrupt(pack.images[:320], name).float() / 255
     with torch.no_grad():

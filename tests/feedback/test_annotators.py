@@ -30,7 +30,7 @@ def test_full_labels_name_the_class_and_judge_the_served_label():
 
 
 def test_wrong_labels_are_uniform_over_the_other_classes():
-    """4,000 answers at .4: 1,600 wrong, a third of them each of the other three classes."""
+    """4,000 answers with an error rate of .4: 1,600 are wrong, a third for each other class."""
     source = SimulatedLabels([2] * 4000, 4, error=0.4, seed=5)
     source.ask([query(id_, label=2) for id_ in range(4000)])
     answers = answered(source)
@@ -119,7 +119,7 @@ def test_panel_state_with_other_members_is_refused():
 
 
 def test_judge_gets_input_and_label_and_may_decline():
-    """Inputs 0 to 3, all shown as 0: None, wrong, right, wrong; the truth is 0 0 0 1."""
+    """The verdicts on inputs 0 to 3 are None, wrong, right, wrong; the truth is 0 0 0 1."""
     seen = []
 
     def judge(image, label):

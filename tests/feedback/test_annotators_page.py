@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/annotators.md run as written."""
+"""Tests that the examples of docs/how-to/annotators.md run as written."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_panel_example_names_the_annotators():
 
 
 def test_price_example_asks_for_three_labels():
-    """Three batches of three verdicts buy floor(9 / 2.32) = 3 labels, the last of them here."""
+    """Three batches of three verdicts buy floor(9 / 2.32) = 3 labels. The last batch asks one."""
     names = run(EXAMPLES[1])
     assert names["session"].n_asked == 3
     assert len(names["named"]) == 1

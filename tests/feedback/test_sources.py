@@ -79,7 +79,7 @@ def test_unknown_questions_are_refused():
         Human().answer(5, correct=True)
 
 
-def test_human_state_round_trip():
+def test_human_continues_from_its_saved_state():
     source = Human()
     source.ask([query(0), query(1), query(2)])
     source.answer(0, correct=True)

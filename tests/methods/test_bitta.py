@@ -88,7 +88,7 @@ def test_statistics_are_observed_at_the_time_of_the_setting(order, moved_when_se
     x = images() * 3
     served = session.predict(x).probs
     assert torch.equal(served, source.predict(x).probs) != moved_when_serving
-    assert session.model.norm.running_mean.abs().max() > 0  # taken in by the end of predict
+    assert session.model.norm.running_mean.abs().max() > 0  # observed when predict returns
 
 
 def test_presets_change_their_settings():
@@ -175,7 +175,7 @@ def test_ensemble_without_noise_equals_the_plain_pass():
 
 @pytest.mark.parametrize("policy", ["augmentation", "ensemble"])
 def test_every_policy_trains_every_weight(policy):
-    """With one exception: a bias before BatchNorm has no effect."""
+    """A bias before BatchNorm has no effect, so it is the only exception."""
     model, source = toy_classifier(), toy_classifier()
     session = Session(model, policy=policy, n_queries=0, lr=0.1, weight_decay=0.0)
     session.step(images())
@@ -208,7 +208,7 @@ def test_stream_memory_holds_unasked_samples_balanced_by_label():
 
 
 def test_statistics_follow_the_stream_memory_when_it_is_learned_from():
-    """With momentum 1 they are those of what is remembered, by the weights before the step."""
+    """With momentum 1 they are those of the stored samples, with the weights before the step."""
     model, source = toy_classifier(), toy_classifier()
     session = Session(model, n_queries=0, stream_memory=6, bn_momentum=1.0)
     session.predict(images() * 3)
@@ -219,7 +219,7 @@ def test_statistics_follow_the_stream_memory_when_it_is_learned_from():
 
 
 def test_stream_memory_makes_uncertainty_independent_of_the_batch():
-    """Without dropout π is what is served by running statistics."""
+    """Without dropout π equals the served probabilities, which use running statistics."""
     for size, same in ((6, True), (0, False)):
         session = Session(toy_classifier(), n_queries=0, stream_memory=size, dropout=0.0)
         session.step(images() * 3)
@@ -230,7 +230,7 @@ def test_stream_memory_makes_uncertainty_independent_of_the_batch():
 
 
 def test_stream_memory_of_exactly_the_batch_equals_the_batch():
-    """With no question, and room for all of it: only the statistics come another way."""
+    """Without questions the memory holds the batch. Only the statistics are updated differently."""
     models = [toy_classifier(), toy_classifier()]
     for model, size in zip(models, (0, 8), strict=True):
         Session(model, n_queries=0, stream_memory=size, lr=0.1, dropout=0.0).step(images())

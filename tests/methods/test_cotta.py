@@ -51,7 +51,7 @@ def answered_session(correct, **settings):
 
 @pytest.mark.parametrize(("augment_below", "served"), [(0.5, 0.0), (0.51, 5.0)])
 def test_teacher_averages_views_if_the_source_confidence_is_low(augment_below, served, monkeypatch):
-    """Black images: logits (0, 0), confidence .5. Nine views of brightness 1 to 9: 5."""
+    """Black images have logits (0, 0), confidence .5. Nine views of brightness 1 to 9 average 5."""
     brightness = iter(range(1, 10))
 
     def lit(x, *place, views):
@@ -71,7 +71,7 @@ def test_views_depend_on_the_version():
 
 
 def test_source_model_decides_about_augmentation(monkeypatch):
-    """White images: the source gives (1, 0), confidence .731; a teacher with weight 100, 1."""
+    """White images: the source has a confidence of .731, a teacher with weight 100 one of 1."""
     monkeypatch.setattr(cotta, "augmented", black)
     session = Session(Brightness(), "cotta", augment_below=0.74)
     with torch.no_grad():

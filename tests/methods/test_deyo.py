@@ -48,7 +48,7 @@ def H(p):
 
 OBJECT, FLAT, NOTHING = image(1, 0), image(1, 1), image(0, 0)
 BEFORE, AFTER = sigmoid(4), sigmoid(1)
-"""The middle of OBJECT sums to 4; covered by the mean of the image, 4/16, to 1."""
+"""The middle of OBJECT sums to 4. Covered with the mean of the image, 4/16, it sums to 1."""
 SETTINGS = {"destroy": "occlusion", "plpd_margin": 0.2, "lr": 1e-9}
 
 

@@ -19,7 +19,7 @@ SURE, OTHER, UNSURE = (0.99, 0.01), (0.02, 0.98), (0.6, 0.4)
 
 
 class Affine(nn.LayerNorm):
-    """Model of scale and shift only. The softmax of log-probabilities are the probabilities."""
+    """Model of scale and shift only. The softmax of log-probabilities returns the probabilities."""
 
     def forward(self, x):
         return x * self.weight + self.bias
@@ -82,9 +82,9 @@ def test_answers_are_learned_from_without_selected_samples():
 
 
 def test_fisher_information_is_the_mean_square_of_batch_gradients_at_the_source():
-    """The gradient of CE(f, argmax f) by the shift is p - onehot: ∓.2, then ∓.4.
+    """The gradient of CE(f, argmax f) with respect to the shift is p - onehot: ∓.2, then ∓.4.
 
-    So F = (.04 + .16) / 2 = .1, wherever the weights have gone meanwhile.
+    So F = (.04 + .16) / 2 = .1, although the weights have changed between the batches.
     """
     model = Affine(2)
     session = Session(model, "eata", fisher_samples=2, lr=0.5, **EVERYTHING)

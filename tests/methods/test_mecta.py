@@ -59,9 +59,9 @@ def test_gaussian_distance_has_the_expected_value():
     ("gate", "rate"), [(None, 0.1), (0.0, 1 - math.exp(-0.5))], ids=["fixed", "gated"]
 )
 def test_running_statistics_move_by_the_rate_and_normalise_the_output(gate, rate):
-    """Running means 0, variances .999. Values 0 and 2: mean 1, variance 1.
+    """Running means are 0, variances .999. Channel 0 has mean 1, variance 1.999 in the batch.
 
-    Channel 1: moved to a variance of 1.999, as above. Distances 1 and 0, mean .5, β = 1 - exp(-.5).
+    Channel 1 has mean 0, variance .999. Distances 1 (as above) and 0, mean .5, β = 1 - exp(-.5).
     """
     layer = nn.BatchNorm1d(2, eps=0.0).eval()
     layer.running_var.fill_(0.999)
@@ -102,7 +102,7 @@ def reference(layer, x, kept):
     value = normal / (inverse * sigma).detach() + ((mean.detach() - moved_mean) / sigma)
     value_for_weight = torch.where(kept.view(1, -1, 1, 1), value, 0).detach()
     weight, bias = layer.weight.view(1, -1, 1, 1), layer.bias.view(1, -1, 1, 1)
-    # The weight learns from kept channels alone, the input from all.
+    # Only kept channels have a gradient for the weight. All have one for the input.
     own = weight.detach() * value + bias
     return own + (weight - weight.detach()) * value_for_weight
 
@@ -167,7 +167,7 @@ def test_gated_layer_passes_gradients_on_and_learns_nothing():
 def test_only_chosen_channels_are_stored(prune, gate, share):
     layer = layer_of(100)
     x = torch.randn(8, 100, 6, 6, generator=generator(0)).double().requires_grad_()
-    with torch.no_grad():  # near enough to be matched
+    with torch.no_grad():  # so close that the gate stops learning
         layer.running_mean.copy_(x.mean((0, 2, 3)))
         layer.running_var.copy_(x.var((0, 2, 3)))
     saved = {}
@@ -193,7 +193,7 @@ def test_update_moves_statistics_once_by_the_mean_over_its_passes():
     with norm.updating(RANDOM_KEY):
         with norm.recording():
             wrapped.sample(x, SamplingSettings("batch", 0.3, 3), RandomKey((1,)))
-        assert last.running_mean.abs().max() == 0  # not before its end
+        assert last.running_mean.abs().max() == 0  # not before the end of the update
     handle.remove()
     passes = seen[-1].chunk(3)
     means = torch.stack([part.mean((0, 2, 3)) for part in passes])
@@ -243,7 +243,7 @@ def test_each_update_stores_other_channels(method):
 @pytest.mark.parametrize("settings", [{}, {"memory": "low"}, {"epochs": 2}], ids=str)
 @pytest.mark.parametrize("method", ["tent", "bitta"])
 def test_statistics_move_when_observing_and_once_per_update(method, settings):
-    """Towards a mean m by .1 of the way, twice: .19 m; three times: .271 m."""
+    """A tenth of the way to the mean m, twice, is .19 m; three times it is .271 m."""
     model, x = toy_classifier(), images()
     mean = toy_classifier().stem(x).mean((0, 2, 3)).detach()
     settings = {"epochs": 1, "mecta": "fixed", "n_queries": 0, "lr": 1e-9} | settings

@@ -29,9 +29,9 @@ def statistics(tmp_path):
 
 
 def test_otsu_threshold_splits_near_from_far_scores():
-    """Groups {.105, .125} and {.505}: every threshold from .13 to .50 has them; .13 is the first.
+    """Every threshold from .13 to .50 separates {.105, .125} from {.505}. The first is .13.
 
-    Below it .125 is with the far one: spread (.19² + .19²)/3 rather than (.01² + .01²)/3.
+    A lower one puts .125 into the far group: spread (.19² + .19²)/3 instead of (.01² + .01²)/3.
     """
     assert otsu_threshold(torch.tensor([0.105, 0.505, 0.125])).item() == pytest.approx(0.13)
 
@@ -67,7 +67,7 @@ def test_symmetric_divergence_equals_both_divergences_of_torch():
 
 
 def test_first_features_of_the_stream_give_exact_moments():
-    """From nothing, in two batches: mean and covariance (over n) of all five features."""
+    """Two batches give the mean and the covariance (over n) of all five features."""
     features = torch.randn(5, 3, generator=generator(4)).double()
     found = gaussian([0.0] * 3, [[0.0] * 3] * 3).moved(features[:2], horizon=100)
     found = found.moved(features[2:], horizon=100)
@@ -77,9 +77,9 @@ def test_first_features_of_the_stream_give_exact_moments():
 
 
 def test_later_features_have_the_weight_of_the_horizon():
-    """Mean 0, variance 1 after 8; two features at 2, horizon 4: mean 0 + (2 + 2)/4 = 1.
+    """After 8 features the mean is 0, the variance 1. Then come two features 2, horizon 4.
 
-    Variance 1 + (4 + 4 - 2)/4 - 1² = 1.5.
+    The mean is 0 + (2 + 2)/4 = 1, the variance 1 + (4 + 4 - 2)/4 - 1² = 1.5.
     """
     found = Gaussian(torch.zeros(1).double(), torch.ones(1, 1).double(), 8)
     found = found.moved(torch.full((2, 1), 2.0).double(), horizon=4)
@@ -107,8 +107,11 @@ def test_logits_are_cosines_to_the_source_prototypes(statistics):
 
 
 def test_both_terms_equal_the_formulas_of_the_paper(statistics):
-    """One batch from nothing, all of it near: the divergence from its own mean and covariance, and
-    cross-entropy on the four of eight samples with the largest cosine."""
+    """Compare the losses of the first batch, in which all samples are near.
+
+    The divergence uses the mean and covariance of this batch alone. The cross-entropy uses the four
+    of eight samples with the largest cosine.
+    """
     known = SourceStatistics.load(statistics)
     wrapped = WrappedModel(toy_classifier())
     with torch.no_grad():
@@ -120,7 +123,7 @@ def test_both_terms_equal_the_formulas_of_the_paper(statistics):
     here = Gaussian(batch.mean(0).double(), batch.T.cov(correction=0).double())
     with Session(toy_classifier(), "owttt", source_statistics=statistics) as session:
         session.predict(images())
-        session.adapter._queue = torch.tensor([0.99] * 400)  # far ones: all others are near
+        session.adapter._queue = torch.tensor([0.99] * 400)  # far scores, so all samples are near
         losses = session.learn().mean()
     assert losses["alignment"] == pytest.approx(
         0.05 * symmetric_divergence(there, here).item(), rel=1e-3

@@ -17,7 +17,7 @@ from bitta.testing import NORMS, toy_classifier
 from bitta.types import Feedback, JudgedSamples
 
 SURE, UNSURE = 6.0, 0.1
-"""Logits of two classes, which are that far apart: uncertainties H / ln 2 of .025 and .998."""
+"""Differences between two logits. Their uncertainties H / ln 2 are .025 and .998."""
 
 
 def images(number=0, n=6):
@@ -33,7 +33,7 @@ def statistics(wrapped):
 
 
 def offer(memory, name, label, *, margin=SURE, n_classes=2):
-    """Offer one sample whose only pixel is its name."""
+    """Offer a sample of one pixel. The value of the pixel is its name."""
     logits = torch.zeros(1, n_classes)
     logits[0, label] = margin
     memory.offer(torch.tensor([[float(name)]]), logits)
@@ -56,10 +56,10 @@ def test_class_at_its_share_replaces_its_worst_sample_by_a_better_one():
     offer(memory, 1, 0)
     offer(memory, 2, 0, margin=UNSURE)
     assert (held(memory), memory.ages) == ([1, 2], [2, 1])
-    # Class 0 has its two. Sample 1: .622 + .025. Sample 2: .562 + .998, the worst. New: .5 + .025.
+    # Class 0 has its share of two. Scores: 1 has .622 + .025, 2 .562 + .998 (worst), 3 .5 + .025.
     offer(memory, 3, 0)
     assert (held(memory), memory.ages) == ([1, 3], [3, 1])
-    # Sample 1: .679 + .025, the worst. New: .5 + .998: turned away, and still everybody ages.
+    # Sample 1 has .679 + .025 (worst). Sample 4 has .5 + .998 and is refused. All samples age.
     offer(memory, 4, 0, margin=UNSURE)
     assert (held(memory), memory.ages, memory.labels) == ([1, 3], [4, 2], [0, 0])
     offer(memory, 5, 1, margin=UNSURE)
@@ -75,7 +75,7 @@ def test_oldest_of_equally_certain_samples_is_replaced():
 
 
 def test_full_memory_replaces_a_sample_of_a_largest_class():
-    """Three classes, so a share of 4 / 3: two of class 0 and two of 1 fill it; the worst is 2."""
+    """The share is 4 / 3. Two samples of class 0 and two of 1 fill the memory; the worst is 2."""
     memory = TimelyMemory(4)
     offer(memory, 1, 0, n_classes=3)
     offer(memory, 2, 1, n_classes=3, margin=UNSURE)
@@ -83,7 +83,7 @@ def test_full_memory_replaces_a_sample_of_a_largest_class():
     offer(memory, 4, 1, n_classes=3)
     offer(memory, 5, 2, n_classes=3)
     assert (held(memory), memory.labels) == ([1, 3, 4, 5], [0, 0, 1, 2])
-    # Class 0 alone is largest now, its worst the older one; 4 and 5 are not asked.
+    # Only class 0 is largest now. Its worst sample is the older one. 4 and 5 are not considered.
     offer(memory, 6, 2, n_classes=3)
     assert held(memory) == [3, 4, 5, 6]
     # No sample of the largest class (2) has a higher score than the uncertain new one.
@@ -97,7 +97,7 @@ def test_until_full_lets_a_class_exceed_its_share():
         offer(memory, name, 0)
     offer(memory, 4, 1)
     assert (held(memory), memory.labels) == ([1, 2, 3, 4], [0, 0, 0, 1])
-    # Full; class 1 is below its share of two, so the largest class gives up its oldest.
+    # The memory is full. Class 1 is below its share of two, so the largest class loses its oldest.
     offer(memory, 5, 1)
     assert (held(memory), memory.labels) == ([2, 3, 4, 5], [0, 0, 1, 1])
 
@@ -130,9 +130,10 @@ def test_memory_continues_from_its_state_and_can_be_cleared():
 
 
 def test_robust_norm_has_the_expected_values():
-    """Values 1, 3 (mean 2, variance 1) and 4, 8 (6, 4); from (0, 1) by half: (1, 1), (3, 2.5).
+    """Values 1, 3 have mean 2, variance 1. Values 4, 8 have mean 6, variance 4.
 
-    Then (1 - 1) / 1, (3 - 1) / 1 and (4 - 3) / 1.58114, (8 - 3) / 1.58114.
+    Half of the way from (0, 1) gives (1, 1) and (3, 2.5). The outputs are (1 - 1) / 1,
+    (3 - 1) / 1 and (4 - 3) / 1.58114, (8 - 3) / 1.58114.
     """
     model = nn.BatchNorm1d(2, eps=0.0).eval()
     wrapped = WrappedModel(model)
@@ -195,7 +196,7 @@ def test_old_samples_have_lower_weights():
 
 
 def test_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
-    """Without a strong view, teacher and student agree; six samples have the ages 6 to 1."""
+    """Without augmentation teacher and student agree. The six samples have the ages 6 to 1."""
     monkeypatch.setattr(rotta, "augmented", lambda x, random_key, place: x)
     session = Session(toy_classifier("group"), "rotta")
     each = entropy(session.adapter.logits(images()))
@@ -214,7 +215,7 @@ def test_memory_is_learned_from_instead_of_the_batch():
 
 
 def test_statistics_move_while_learning_and_not_while_serving():
-    """The teacher's first layer sees the memory as it is: 0 + .05 of the batch's mean."""
+    """The teacher's first layer gets the memory without augmentation: 0 + .05 of the batch mean."""
     session = Session(toy_classifier(), "rotta")
     adapter = session.adapter
     with torch.no_grad():
@@ -302,5 +303,5 @@ def test_uncertainty_is_entropy_divided_by_its_maximum():
         assert memory.state_dict()["uncertainties"] == [pytest.approx(1.0)]
     offered = TimelyMemory(4)
     offered.offer(torch.zeros(1, 1), torch.tensor([[math.log(3), 0.0]]))
-    # H(.75, .25) = .56234 of ln 2 = .69315.
+    # H(.75, .25) = .56234, and ln 2 = .69315.
     assert offered.state_dict()["uncertainties"] == [pytest.approx(0.811278, abs=1e-5)]

@@ -19,7 +19,7 @@ SURE, UNSURE = (0.9999, 0.0001), (0.5, 0.5)
 
 
 class Affine(nn.LayerNorm):
-    """Model of scale and shift only. The softmax of log-probabilities are the probabilities."""
+    """Model of scale and shift only. The softmax of log-probabilities returns the probabilities."""
 
     def forward(self, x):
         return x * self.weight + self.bias
@@ -122,7 +122,7 @@ def test_without_reliable_samples_momentum_still_updates():
     session.step(rows((0.95, 0.05)))
     first = model.bias.detach().clone()
     assert first.abs().max() > 0
-    # p = 1/2 wherever scale and shift are equal for both classes; they are nearly so.
+    # p is close to 1/2, because scale and shift are nearly equal for both classes.
     loss = session.step(rows((0.5, 0.5)))[2].terms["entropy"].item()
     assert loss == 0
     assert torch.allclose(model.bias.detach(), first + 0.9 * first, atol=1e-6)
@@ -136,7 +136,7 @@ def test_loss_is_the_mean_over_reliable_samples():
 
 
 def test_samples_unreliable_in_the_first_pass_are_excluded_from_the_second():
-    """Uphill for the one reliable row is towards the other row's class, which gets surer."""
+    """The ascent of the reliable row goes towards the class of the other row, which gets surer."""
     x, rho = rows((0.99, 0.01), (0.08, 0.92)), 0.2
     model = Affine(2)
     first = entropy(model(x))
@@ -153,7 +153,7 @@ def test_samples_unreliable_in_the_first_pass_are_excluded_from_the_second():
 
 
 def test_second_loss_is_computed_at_the_ascended_weights():
-    """H = .056 for p = (.99, .01); where the shift has gone uphill it is more."""
+    """H = .056 for p = (.99, .01). At the ascended weights it is higher."""
     flat = Session(Affine(2), "sar", lr=1e-9, rho=0.0)
     steep = Session(Affine(2), "sar", lr=1e-9, rho=0.1)
     one, two = (s.step(rows((0.99, 0.01)))[2].terms["entropy"].item() for s in (flat, steep))
@@ -183,7 +183,7 @@ def learned_with_an_answer(*, correct=True, logits=None, **settings):
 def test_recovery_triggers_with_feedback_and_keeps_momentum_and_average(correct):
     session, moved = learned_with_an_answer(correct=correct)
     assert not moved
-    # Without the loss of the answer, which is -log(1 - .9999) = 9.2 where it was incorrect.
+    # The average leaves out the loss of the answer: -log(1 - .9999) = 9.2 if incorrect.
     assert 0 < session.adapter.average < 0.01
     assert any(slot["momentum_buffer"].any() for slot in session.adapter.optimiser.state.values())
 

@@ -22,7 +22,7 @@ from bitta.types import Feedback, JudgedSamples
 POINTS = torch.tensor(
     [[0.0, 0.0], [0.1, 0.0], [5.0, 5.0], [5.0, 5.2], [5.0, 5.1], [9.0, 0.0], [0.0, 0.1]]
 )
-"""An anchor at the origin with two new samples beside it, three samples at (5, 5), one alone."""
+"""Row 0 is an anchor. Two new samples are beside it, three are near (5, 5), one is alone."""
 
 
 class Plain(nn.Module):
@@ -54,14 +54,14 @@ def answers(correct, incorrect, *, label=0):
 
 
 def test_unanchored_clusters_return_their_central_sample_largest_first():
-    """New samples are counted from the first after the anchor: (5, 5.1) is 3, (9, 0) is 4."""
+    """Samples are numbered without the anchor: (5, 5.1) is 3, (9, 0) is 4."""
     assert clusters_of().find_unanchored() == [(3, 3), (4, 1)]
 
 
 def test_anchors_share_the_new_samples_of_their_cluster():
-    """The anchor's cluster has 2 new samples; (5, 5.1), answered now, stands for all 3 of its own.
+    """The anchor's cluster has 2 new samples. (5, 5.1) is answered and represents its cluster of 3.
 
-    Were (0, .1) answered as well, each of the two would stand for 1.
+    If (0, .1) is answered too, the anchor and (0, .1) represent 1 sample each.
     """
     standing = torch.tensor([True, False, False, False, True, False, False])
     assert clusters_of().share_new_samples(standing).tolist() == [2, 0, 0, 0, 3, 0, 0]
@@ -78,7 +78,7 @@ def test_heavy_anchor_attracts_the_centre():
 
 
 def test_first_centres_are_a_heavy_point_then_distant_points():
-    """The anchor has nearly all the weight; of what is left, three are at (5, 5) and one alone."""
+    """The anchor has nearly all the weight. The others are one of three near (5, 5), and (9, 0)."""
     masses = torch.tensor([1e6, 1, 1, 1, 1, 1, 1]).double()
     rows = draw_first_centres(POINTS.double(), masses, n_clusters=3, starts=20, seed=1)
     assert rows[:, 0].tolist() == [0] * 20
@@ -104,7 +104,7 @@ def test_clusters_equal_those_of_scikit_learn(n_points, n_features, starts):
 
 @pytest.mark.parametrize("n_different", [3, 8])
 def test_copies_of_a_sample_share_a_cluster(n_different):
-    """As from a camera that stands still; ten clusters, fewer different samples."""
+    """A camera that does not move sends copies. There are more clusters than different samples."""
     different = torch.randn(n_different, 200, generator=generator(0, "points"))
     points = different.repeat(8, 1)
     for seed in range(10):
@@ -163,7 +163,7 @@ def test_batch_is_clustered_once_for_questions_and_answers(monkeypatch):
 
 
 def test_too_few_candidates_are_chosen_by_entropy():
-    """Ten clusters, four samples: the closer both values, the higher the entropy."""
+    """Ten clusters exceed four samples. The closer the two logits, the higher the entropy."""
     session = Session(Plain(), "simatta", n_queries=2)
     rows = torch.tensor([[9.0, 0.0], [1.0, 0.5], [3.0, 0.0], [1.0, 0.9]])
     assert {query.index for query in session.predict(rows).queries} == {1, 3}
@@ -184,13 +184,13 @@ def test_query_scores_change_nothing():
     ("n_anchors", "n_source_like", "share"),
     [(3, 97, 0.03), (50, 50, 0.2), (50, 150, 0.25), (50, 99, 0.2), (3, 0, 1.0), (0, 9, 0.0)],
 )
-def test_anchor_share_of_the_loss(n_anchors, n_source_like, share):
-    """a = A / (A + S), at most .2 below 100 source-like samples, all without any."""
+def test_anchor_share_of_the_loss_follows_the_formula(n_anchors, n_source_like, share):
+    """a = A / (A + S); at most .2 below 100 source-like samples, and 1 without any."""
     assert anchor_share(n_anchors, n_source_like, cold_start=100) == pytest.approx(share)
 
 
 def test_loss_weighs_source_like_samples_and_anchors():
-    """One anchor each, two source-like samples: a = min(.2, 2/4)."""
+    """One anchor per verdict, two source-like samples: a = min(.2, 2/4)."""
     session = Session(Plain(), "simatta")
     adapter = session.adapter
     rows = torch.tensor([[1.0, 0.5], [0.2, 1.0], [3.0, 0.0], [0.0, 4.0]])
@@ -210,7 +210,7 @@ def test_loss_weighs_source_like_samples_and_anchors():
 
 
 def test_published_eps_ignores_incorrect_anchors_of_highest_confidence():
-    """A margin of 1000: 1000 without the published 1e-6, and -log(1e-6) with it; no step."""
+    """A margin of 1000 gives a loss of 1000. With 1e-6 it is -log(1e-6), and no weight moves."""
     sure = torch.tensor([[1000.0, 0.0]])
     for preset, expected in ((None, 1000.0), ("reference", 13.8155)):
         adapter = Session(Plain(), "simatta", preset=preset).adapter
@@ -223,7 +223,7 @@ def test_published_eps_ignores_incorrect_anchors_of_highest_confidence():
 
 
 def test_row_weights_give_the_mean_of_each_term():
-    """a = .2: two correct rows .1 each, an incorrect one .2, four source-like ones .2 each."""
+    """With a = .2, two correct rows have .1 each, an incorrect one .2, four source-like .2 each."""
     expected = [
         [0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0],
         [0.0, 0.0, 0.2, 0.0, 0.0, 0.0, 0.0],
@@ -238,7 +238,7 @@ def test_row_weights_give_the_mean_of_each_term():
     [(4, 3, 5), (1, 6, 2), (4, 0, 5), (0, 4, 5), (3, 2, 0), (0, 0, 5)],
 )
 def test_update_equals_plain_means_over_the_drawn_rows(n_right, n_wrong, n_like):
-    """At most 3 anchors and 3 source-like samples; value and gradient of each mean by itself."""
+    """Each update draws up to 3 anchors and 3 source-like samples. Compare losses and gradients."""
     adapter = Session(toy_classifier(), "simatta", batch_size=3, cold_start=0).adapter
     rows = images(n=n_right + n_wrong + n_like)
     labels = torch.arange(len(rows)) % 5
@@ -284,9 +284,9 @@ def test_term_without_rows_in_an_update_is_nan():
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_each_batch_starts_with_zero_momentum(momentum):
-    """Three batches of two steps on all that is kept, beside SGD made anew for each.
+    """Compare three batches of two updates with an SGD that is created again for each batch.
 
-    The optimiser itself stays: what a GPU repeats has its momenta in it.
+    The optimiser object stays, because a captured graph uses its momentum buffers.
     """
     settings = {"lr": 0.05, "momentum": momentum, "steps": 2, "cold_start": 0}
     adapter = Session(toy_classifier(), "simatta", **settings).adapter
@@ -318,7 +318,7 @@ def test_certain_samples_of_the_source_model_are_stored_with_its_labels():
     rows = torch.tensor([[12.0, 0.0], [1.0, 0.0], [0.0, 13.0], [20.0, 0.0], [0.0, 14.0]])
     session.step(rows)
     kept = session.adapter.source_like
-    # Surest first; of four below an entropy of 1e-4 the newest three fit.
+    # Four have an entropy below 1e-4. They are added surest first, and the last three fit.
     assert kept.inputs.tolist() == [[0, 14], [0, 13], [12, 0]]
     assert kept.labels.tolist() == [1, 1, 0]
 
@@ -335,8 +335,8 @@ def test_source_model_never_changes_and_is_loaded(tmp_path):
 
 
 def test_training_stops_after_six_windows_without_gain():
-    """The first window of six steps sets the mark; the sixth failure is the last step of the
-    seventh: step 42. What is lost in the step between windows counts for nothing."""
+    """The first window of six updates sets the limit. The sixth failure ends the seventh window,
+    at update 42. The loss of every sixth update is ignored."""
     patience, steps = LossPlateau(), 0
     while not patience.is_reached(torch.tensor(0.0 if steps % 6 == 5 else 1.0)):
         steps += 1
@@ -367,7 +367,7 @@ def test_full_labels_are_learned():
 @pytest.mark.full
 @pytest.mark.parametrize(
     "check",
-    # Fewer questions are asked where anchors stand for all clusters.
+    # Fewer questions are asked if anchors represent all clusters.
     [check for check in CHECKS if check is not batch_sizes_vary],
     ids=lambda check: check.__name__,
 )

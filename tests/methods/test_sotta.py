@@ -64,7 +64,7 @@ def test_new_class_replaces_a_sample_of_any_largest_class():
     assert left[1] > 3
 
 
-def test_loaded_memory_continues_alike():
+def test_loaded_memory_continues_like_the_saved_one():
     memory = memory_of(0, 1, 2, 3)
     other = ConfidentMemory(4, min_confidence=0.9, key=(0, "test"))
     other.load_state_dict(memory.state_dict(), device=torch.device("cpu"))
@@ -83,7 +83,7 @@ def stem_mean(model, x):
 
 @pytest.mark.parametrize("n_queries", [0, 2])
 def test_running_statistics_follow_the_memory_by_a_fifth_in_both_passes(n_queries):
-    """0, then .2 m, then .8 (.2 m) + .2 m = .36 m; the answered samples leave them alone."""
+    """0, then .2 m, then .8 (.2 m) + .2 m = .36 m. Answered samples do not change them."""
     model = toy_classifier()
     session = Session(model, "sotta", confident=0.0, n_queries=n_queries, dropout=0.0)
     for query in session.predict(images()).queries:

@@ -24,7 +24,7 @@ class Plain(nn.Module):
         nn.init.eye_(self.head.weight)
 
     def forward(self, x):
-        # One value per channel and sample: BatchNorm1d with nothing else to average over.
+        # Scale and shift of the layer, without its normalisation.
         return self.head(x * self.norm.weight + self.norm.bias)
 
 
@@ -60,8 +60,8 @@ def test_neighbours_are_nearest_by_angle():
 def test_served_probabilities_are_the_mean_over_neighbours():
     """Samples (3,0), (4,3), (0,1): classes 0, 0, 1. Centroid 0 is (7,3)/√58, centroid 1 is (0,1).
 
-    With two neighbours (3,0) has itself and (4,3), (0,1) has itself and (4,3). A neighbour's
-    softmax(τ cos) over two classes is sigmoid(τ (cos0 - cos1)).
+    The two neighbours of (3,0) are itself and (4,3); those of (0,1) are itself and (4,3). The
+    softmax(τ cos) of a neighbour over two classes is sigmoid(τ (cos0 - cos1)).
     """
     served = Session(Plain(), "tast", neighbours=2, tau=2.0).predict(
         torch.tensor([[3.0, 0.0], [4.0, 3.0], [0.0, 1.0]])
@@ -75,7 +75,7 @@ def test_served_probabilities_are_the_mean_over_neighbours():
 
 
 def test_loss_is_the_mean_divergence_from_the_neighbours_classes():
-    """As above, but with one neighbour, a sample's own class: KL is -log p, over 3 x 2 values."""
+    """The only neighbour is the sample itself. KL is -log p, a mean over 3 x 2 values."""
     session = Session(Plain(), "tast", neighbours=1, tau=2.0)
     session.predict(torch.tensor([[3.0, 0.0], [4.0, 3.0], [0.0, 1.0]]))
     length = math.sqrt(58)

@@ -19,7 +19,7 @@ def test_keys_equal_those_of_the_shared_checkpoint(shared_data):
     assert model.state_dict().keys() == saved.keys()
 
 
-def test_weights_and_card_round_trip(tmp_path):
+def test_saved_weights_and_card_are_read_back(tmp_path):
     model = build_model("resnet8", **PIXELS)
     initialise(model, seed=1)
     card = ModelCard(

@@ -13,7 +13,7 @@ PLAIN = {"n_classes": 5, "mean": (0,) * 3, "std": (1,) * 3}
 
 @torch.no_grad()
 def shake(model):
-    """Weights, means and variances of which none is 0 or 1."""
+    """Set random weights, means and variances, none of which is 0 or 1."""
     for place, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
             tensor.uniform_(0.2, 0.9, generator=generator(0, place))
@@ -61,7 +61,7 @@ def test_imagenet_resnet_equals_another_library(block, stride_first):
 
 
 def resnet_weights(theirs):
-    """Weights of transformers under torchvision's names."""
+    """Return weights of the transformers library under torchvision's names."""
 
     def name(key):
         key = key.removeprefix("resnet.").replace("classifier.1.", "fc.")
@@ -80,7 +80,7 @@ def resnet_weights(theirs):
 
 
 def vit_weights(theirs):
-    """Weights of transformers under torchvision's names; query, key and value become one."""
+    """Return the weights likewise. Query, key and value become one tensor."""
     pairs = {
         "class_token": "vit.embeddings.cls_token",
         "encoder.pos_embedding": "vit.embeddings.position_embeddings",

@@ -20,7 +20,7 @@ from bitta.models import (
 )
 
 PIXELS = {"n_classes": 4, "mean": (0.5,) * 3, "std": (0.2,) * 3}
-# resnet8 has 78,000 parameters: 312,000 bytes and more, of which the largest tensor takes 147,456.
+# resnet8 has 78,000 parameters, which take 312,000 bytes. The largest tensor takes 147,456.
 
 
 def model_and_card(seed=0, **changes):
@@ -192,7 +192,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     (path,) = save_model(tmp_path / "m.safetensors", model, wrong)
     with pytest.raises(ModelError) as refusal:
         load_model(path)
-    # resnet20 has six blocks more, of two convolutions and two norms of four needed tensors each.
+    # resnet20 has six more blocks: two convolutions and two norms with four needed tensors each.
     assert "do not fit resnet20: 60 keys are missing (layer1.1.conv1.weight, " in str(refusal.value)
     assert len(str(refusal.value)) < 400
     wider = ModelCard(**{**card.__dict__, "arguments": {**PIXELS, "n_classes": 7}})

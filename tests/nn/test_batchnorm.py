@@ -130,7 +130,7 @@ def test_norm_parameters_are_scale_and_shift_of_norm_layers():
 
 
 def test_channels_last_on_a_cpu_is_as_precise_as_contiguous():
-    """torch's own kernel for it loses up to a percent where 200,000 values are added up."""
+    """torch's own kernel for this layout is up to a percent off if it sums 200,000 values."""
     random_key = generator(1)
     x = (torch.randn(189, 16, 32, 32, generator=random_key) + 1).relu()
     slope = torch.randn(x.shape, generator=random_key) * 1e-3 + 1e-5

@@ -60,7 +60,7 @@ def test_pooled_statistics_differ_from_separate_ones():
     model = toy_classifier()
     wrapped, x, rows = WrappedModel(model), images(), RowLayout()
     fanned = sample(wrapped, x, "batch", can_fan_out=True)
-    model.train()  # plain BatchNorm, pooling the passes
+    model.train()  # plain BatchNorm pools the passes
     with (
         torch.no_grad(),
         dropout_at(
@@ -84,7 +84,7 @@ def test_prefix_runs_once_and_suffix_on_every_pass():
             lambda _, inputs, name=name: rows.setdefault(name, []).append(len(inputs[0]))
         )
     wrapped = WrappedModel(model)
-    wrapped.prepare_inputs(images(6))  # tries the layout
+    wrapped.prepare_inputs(images(6))  # tests the layout once
     rows.clear()
     sample(wrapped, images(6), "batch", can_fan_out=True)
     assert rows == {"stem": [6], "stage1": [6], "stage2": [24], "head": [24]}
@@ -118,7 +118,7 @@ def test_mask_has_the_memory_layout_of_its_input():
 
 
 def test_kept_elements_are_scaled_up():
-    """Rate 1/2 on ones leaves zeros and twos: the expectation stays."""
+    """Rate 1/2 changes ones to zeros and twos, so the expectation stays the same."""
     model = nn.Sequential(nn.Identity())
     with dropout_at(
         model, ["0"], rate=0.5, passes=(0,), random_key=RandomKey(KEY), rows=RowLayout()
@@ -146,7 +146,7 @@ def test_hooks_are_gone_after_an_exception():
 
 
 def test_single_row_has_the_same_mask_as_among_others():
-    """Its first stride may be anything."""
+    """The first stride of a single row has no meaning and may differ."""
     whole = torch.ones(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     one = torch.ones(1, 3, 5, 5).as_strided((1, 3, 5, 5), (3, 1, 15, 3))
     words = {"n_rows": 4, "first_row": 2}

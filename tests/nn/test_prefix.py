@@ -40,7 +40,7 @@ def test_modules_before_the_first_site_run_once_and_those_after_it_twice():
 
         layer.forward = counted
     wrapped = WrappedModel(model)
-    wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))  # probes, too
+    wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))  # probes once
     calls.clear()
     wrapped.sample_with_deterministic(images(), SAMPLING, RandomKey((3,)))
     assert {name: calls.count(name) for name in calls} == {

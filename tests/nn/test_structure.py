@@ -44,13 +44,13 @@ def test_residual_stages_are_found_under_any_name():
     assert find_sites(odd) == ("trunk.alpha", "trunk.omega")
 
 
-def test_stages_in_a_list():
+def test_stages_in_a_list_are_found():
     model = nn.Module()
     model.stages = nn.ModuleList([Stage(2), Stage(3), Stage(2)])
     assert find_sites(model) == ("stages.0", "stages.1", "stages.2")
 
 
-def test_convnext_like_features():
+def test_stages_between_downsampling_layers_are_found():
     def down():
         return nn.Sequential(nn.LayerNorm(4), nn.Conv2d(4, 4, 2))
 
@@ -61,14 +61,14 @@ def test_convnext_like_features():
     assert find_sites(model) == ("features.1", "features.3")
 
 
-def test_attributes_without_containers():
+def test_blocks_outside_of_containers_are_found():
     model = nn.Module()
     model.stem = nn.Conv2d(3, 4, 1)
     model.first, model.second, model.third = Block(), Block(), Block()
     assert find_sites(model) == ("first", "second", "third")
 
 
-def test_quarters_of_a_transformer():
+def test_transformer_is_divided_into_quarters():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
     assert find_sites(encoder) == ("layers.2", "layers.5", "layers.8", "layers.11")

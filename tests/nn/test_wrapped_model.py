@@ -182,7 +182,7 @@ def test_plain_chain_of_layers_adapts():
 
 
 def test_model_with_group_norm_keeps_the_contiguous_layout_on_a_cpu():
-    """torch's gradient of it crashes where channels lie last and the images need none."""
+    """torch's gradient of GroupNorm crashes with channels last if its input needs no gradient."""
 
     class Functional(nn.Module):
         def __init__(self):
@@ -229,7 +229,7 @@ def test_model_that_takes_views_keeps_the_contiguous_layout():
 def test_strided_convolution_of_few_channels_keeps_the_contiguous_layout(
     convolution, channels_last
 ):
-    """oneDNN writes past its memory in the gradient of such filters of one pixel."""
+    """oneDNN writes beyond its memory in the gradient of such 1 x 1 convolutions."""
     model = nn.Sequential(convolution, nn.Flatten(), nn.LazyLinear(3))
     model(torch.rand(2, convolution.in_channels, 8, 8))
     assert WrappedModel(model).execution.channels_last == channels_last

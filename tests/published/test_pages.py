@@ -1,4 +1,4 @@
-"""Pages that show stored results agree with the result files."""
+"""Tests that the pages with stored results agree with the result files."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The published weights, their training logs and recipes, and the page that lists them."""
+"""Tests of the published weights, their logs and recipes, and the page that lists them."""
 
 import hashlib
 import json

@@ -287,7 +287,7 @@ def test_value_must_be_far_below_another(write_results, low, holds):
 
 @pytest.mark.parametrize(("right", "holds"), [(7, True), (8, False)])
 def test_agreeing_samples_must_be_more_accurate_in_each_domain(write_results, right, holds):
-    """Of 10 samples 8 agree, and 6 of these are right: 75 %. Of the other 2, 1 or 2 are right."""
+    """8 of 10 samples agree, and 6 of these are right: 75 %. 1 or 2 of the other 2 are right."""
     step = {"n_measured": 10, "n_agreeing": 8, "n_agreeing_correct": 6}
     finding = check_agreeing_is_more_accurate(
         "f", write_results("f", run("bitta", right, step=step))

@@ -170,7 +170,7 @@ def test_order_claim_holds_if_bitta_is_best(tmp_path):
 
 
 def test_best_domains_are_counted_against_rows_with_labels_too(everything):
-    """In Table 13 SimATTA with labels is above BiTTA in two of three domains.
+    """SimATTA with labels is above BiTTA in two of the three domains of Table 13.
 
     The claim about the order of Table 13 exempts that row. The count of domains does not.
     """

@@ -60,7 +60,7 @@ def finetune_linear(source, *, inputs, **settings):
 E = torch.e
 
 
-def test_update_on_a_correct_sample_by_hand():
+def test_update_on_a_correct_sample_equals_hand_computation():
     """p = (e, 1, 1) / (e + 2); the gradient of -log p_0 is (p - onehot) x, x = (1, 0)."""
     weight, values = finetune_linear(Simulated([0]), inputs=torch.tensor([[1.0, 0.0]]))
     assert weight[:, 0].tolist() == pytest.approx(
@@ -71,7 +71,7 @@ def test_update_on_a_correct_sample_by_hand():
     assert values["loss"] == pytest.approx(log((E + 2) / E), abs=1e-6)
 
 
-def test_update_on_an_incorrect_sample_by_hand():
+def test_update_on_an_incorrect_sample_equals_hand_computation():
     """-log(1 - p_0): the gradient is p_0 for class 0 and p_k - 1/2 for the others (here equal)."""
     weight, values = finetune_linear(Simulated([1]), inputs=torch.tensor([[1.0, 0.0]]))
     p, q = E / (E + 2), 1 / (E + 2)
