@@ -33,9 +33,9 @@ import torch
 
 from bitta.cli.serve import DEMOS
 from bitta.client import Client
-from bitta.client.simulated import SimulatedAnnotator
+from bitta.client.simulated_annotator import SimulatedAnnotator
 from bitta.results import write_table
-from bitta.server.camera import SCENES, Scene
+from bitta.server.demo_camera import SCENES, Scene
 from bitta.version import __version__
 
 WINDOW = 64

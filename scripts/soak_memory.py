@@ -10,7 +10,7 @@ from threading import Event, Thread
 import numpy as np
 
 from bitta.client import AskedQuestion, ClientError
-from bitta.client.simulated import SimulatedAnnotator, SimulatedBehaviour
+from bitta.client.simulated_annotator import SimulatedAnnotator, SimulatedBehaviour
 from bitta.streams import embedded_pack
 from server.processes import MODEL, ServerProcess
 

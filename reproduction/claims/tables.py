@@ -15,7 +15,7 @@ from bitta.report.reference_numbers import (
 )
 from bitta.report.rows import MIXED_STREAM_POINTS, Row, as_json, default_settings
 from bitta.report.sections import Section, find_collapsed_domains
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
 from reproduction.paths import PAPER_TABLES
 

@@ -11,7 +11,7 @@ import uvicorn
 from PIL import Image
 
 from bitta.client import AccessError, Client, NotFoundError
-from bitta.client.simulated import AnswerCounts, SimulatedAnnotator
+from bitta.client.simulated_annotator import AnswerCounts, SimulatedAnnotator
 from bitta.server.api import create_app
 from bitta.server.settings import load_settings
 from small_engine import WINDOW, images, running

@@ -11,7 +11,7 @@ from bitta.bench.annotators import FeedbackConfig
 from bitta.methods.bitta import BittaConfig
 from bitta.methods.tent import TentConfig
 from bitta.report.rows import DEFAULT_FEEDBACK, DEPENDENT_SETTINGS, Row, find_preset, row_title
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 from bitta.seeding import generator
 from bitta.testing import toy_classifier
 from made_results import made_run, made_section

@@ -17,7 +17,7 @@ from bitta.errors import SettingError
 
 if TYPE_CHECKING:  # httpx is an optional dependency
     from bitta.client import AskedQuestion, Client, FeedbackReceipt, UndoReceipt
-    from bitta.client.simulated import AnswerCounts
+    from bitta.client.simulated_annotator import AnswerCounts
 
 _EPILOG = """\
 examples:
@@ -108,7 +108,7 @@ def _run_by_hand(client: "Client", n: int | None) -> int:
 
 
 def _run_simulated(client: "Client", truth: str, n: int | None, options: dict[str, Any]) -> int:
-    from bitta.client.simulated import (  # noqa: PLC0415 (httpx is an optional dependency)
+    from bitta.client.simulated_annotator import (  # noqa: PLC0415 (httpx is an optional dependency)
         SimulatedAnnotator,
         SimulatedBehaviour,
         TruthFile,

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from bitta.allocator import keep_freed_memory
 from bitta.errors import BittaError
+from bitta.malloc import keep_freed_memory
 from bitta.version import __version__
 
 _COMMANDS = (

@@ -16,7 +16,7 @@ from bitta.errors import BittaError, InputError, SettingError
 
 if TYPE_CHECKING:  # the packages of the server are optional dependencies
     from bitta.server.bootstrap import RunningServer
-    from bitta.server.camera import Camera, ImageArray
+    from bitta.server.demo_camera import Camera, ImageArray
     from bitta.server.settings import ServeSettings
 
 _EPILOG = """\
@@ -257,7 +257,7 @@ def _start_camera(
     server: "RunningServer", settings: "ServeSettings", name: str, rate: float
 ) -> "Camera":
     """Start a camera where the last one stopped. Write the classes of its pictures to a file."""
-    from bitta.server.camera import SCENES, Camera  # noqa: PLC0415 (an optional dependency)
+    from bitta.server.demo_camera import SCENES, Camera  # noqa: PLC0415 (an optional dependency)
 
     truth_path = settings.data_dir / _TRUTH_FILE
     truth_path.touch()

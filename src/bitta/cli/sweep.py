@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from bitta.allocator import keep_freed_memory
 from bitta.bench.models import device_named
 from bitta.bench.runner import RunOptions
 from bitta.bench.sweep import SweepProgress, sweep
@@ -17,6 +16,7 @@ from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import count_runs, format_duration, show_sweep, stop_on_signal
 from bitta.config import require
 from bitta.errors import SettingError
+from bitta.malloc import keep_freed_memory
 from bitta.statefile import check_writable
 
 

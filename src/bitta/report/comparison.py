@@ -17,7 +17,7 @@ from bitta.report.reference_numbers import (
 )
 from bitta.report.rows import Row, format_range, format_seeds
 from bitta.report.sections import Section
-from bitta.report.statistics import MIN_PAIRS, holm_correction, signed_rank_p
+from bitta.report.seed_statistics import MIN_PAIRS, holm_correction, signed_rank_p
 
 _MAX_LISTED_DOMAINS = 4
 

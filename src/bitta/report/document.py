@@ -9,7 +9,7 @@ from textwrap import wrap
 from bitta.report.comparison import Comparison
 from bitta.report.rows import Row
 from bitta.report.sections import Section
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 from bitta.report.tables import (
     CALIBRATION_MEASURES,
     MEASURES,

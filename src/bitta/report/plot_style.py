@@ -10,7 +10,7 @@ from zlib import crc32
 from bitta.errors import InputError
 from bitta.report.rows import Row, format_range
 from bitta.report.sections import Section
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -37,7 +37,7 @@ from bitta.report.plot_style import (
 )
 from bitta.report.rows import Row, format_value
 from bitta.report.sections import Section
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 from bitta.report.stream_plots import (
     accuracy_by_domain_plot,
     accuracy_over_time_plot,

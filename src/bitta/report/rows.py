@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Literal, Self
 
 from bitta.methods import METHODS
-from bitta.report.statistics import Spread
+from bitta.report.seed_statistics import Spread
 from bitta.results import RunResult
 
 AnswerKind = Literal["none", "verdict", "full"]

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from bitta.server.api import create_app
 from bitta.server.engine import Engine, EngineOverloadedError
-from bitta.server.model import ServedModel, load_served_model
+from bitta.server.served_model import ServedModel, load_served_model
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store, now
 

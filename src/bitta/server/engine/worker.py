@@ -10,10 +10,10 @@ from time import monotonic
 import torch
 from torch import Tensor, nn
 
-from bitta.allocator import give_back_freed_memory
 from bitta.errors import BittaError, ModelError
+from bitta.malloc import give_back_freed_memory
 from bitta.server.engine.learner import CompilerImport, Learner
-from bitta.server.engine.learning import LearningSteps, WorkTimer
+from bitta.server.engine.learning_step import LearningSteps, WorkTimer
 from bitta.server.engine.model_monitor import AnswerStatistics, ModelMonitor, MonitorStateFile
 from bitta.server.engine.request_queue import (
     InferenceRequest,

@@ -5,7 +5,7 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from bitta.server.camera import SCENES, Camera, ChangingWeather, ColouredDigits
+from bitta.server.demo_camera import SCENES, Camera, ChangingWeather, ColouredDigits
 from bitta.streams import embedded_pack
 
 SHAPES = {"digits": (3, 28, 28), "corruptions": (3, 32, 32)}

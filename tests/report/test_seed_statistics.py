@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, wilcoxon
 
-from bitta.report import plot_style, rows, sections, statistics, sweeps, tables
-from bitta.report.statistics import holm_correction, signed_rank_p
+from bitta.report import plot_style, rows, sections, seed_statistics, sweeps, tables
+from bitta.report.seed_statistics import holm_correction, signed_rank_p
 
 
 @pytest.mark.parametrize(
-    "module", [plot_style, rows, sections, statistics, sweeps, tables], ids=lambda m: m.__name__
+    "module",
+    [plot_style, rows, sections, seed_statistics, sweeps, tables],
+    ids=lambda m: m.__name__,
 )
 def test_docstring_examples_give_the_shown_output(module):
     results = doctest.testmod(module)

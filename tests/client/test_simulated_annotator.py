@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from bitta.client.simulated import AnswerCounts, SimulatedAnnotator, SimulatedBehaviour, TruthFile
+from bitta.client.simulated_annotator import (
+    AnswerCounts,
+    SimulatedAnnotator,
+    SimulatedBehaviour,
+    TruthFile,
+)
 from bitta.errors import InputError, SettingError
 from bitta.records import AskedQuestion, Lease
 
@@ -21,7 +26,7 @@ def question(id_="p0", class_index=0, sha="ab"):
 def sleeps(monkeypatch):
     """Seconds for which the annotator would have slept."""
     seconds = []
-    monkeypatch.setattr("bitta.client.simulated.sleep", seconds.append)
+    monkeypatch.setattr("bitta.client.simulated_annotator.sleep", seconds.append)
     return seconds
 
 
@@ -101,14 +106,14 @@ def test_annotator_answers_questions_and_counts_verdicts(client, server, sleeps)
 def test_annotator_stops_without_questions(client, pauses):
     answers = iter([False, False, True])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.simulated._POLL_SECONDS", 0)
+        patch.setattr("bitta.client.simulated_annotator._POLL_SECONDS", 0)
         counts = SimulatedAnnotator(client, lambda _: 0).run(should_stop=lambda: next(answers))
     assert counts == AnswerCounts()
 
 
 def test_rate_limits_answers_per_second(client, server, sleeps, monkeypatch):
     server.ask("a", "b", "c")
-    monkeypatch.setattr("bitta.client.simulated.monotonic", lambda: 100.0)
+    monkeypatch.setattr("bitta.client.simulated_annotator.monotonic", lambda: 100.0)
     SimulatedAnnotator(client, lambda _: 0, SimulatedBehaviour(rate=4)).run(3)
     assert [seconds for seconds in sleeps if seconds] == [0.25, 0.5]  # the clock stands still
 

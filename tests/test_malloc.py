@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from bitta import allocator
+from bitta import malloc
 
 PROGRAM = """
 import ctypes
-from bitta.allocator import give_back_freed_memory, keep_freed_memory
+from bitta.malloc import give_back_freed_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -49,5 +49,5 @@ def test_free_pages_between_used_blocks_are_returned_on_request():
 
 @pytest.mark.parametrize("name", ["keep_freed_memory", "give_back_freed_memory"])
 def test_other_c_libraries_are_not_changed(monkeypatch, name):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
-    getattr(allocator, name)()
+    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda _: object())
+    getattr(malloc, name)()
