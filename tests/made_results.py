@@ -1,5 +1,7 @@
 """Small results for the tests of reports."""
 
+import re
+
 from bitta.metrics import Reliability
 from bitta.report.sections import read_sections
 from bitta.results import RunResult, StepRecord
@@ -61,3 +63,8 @@ def made_section(folder, runs):
     """Save runs of one protocol and read them as one section."""
     [section] = made_sections(folder, runs)
     return section
+
+
+def numbers_in(text):
+    """Return all numbers of a text, with their signs."""
+    return [float(number) for number in re.findall(r"[-+]?\d+(?:\.\d+)?", text)]

@@ -63,7 +63,7 @@ class StreamLeads:
     n_run_both_ways: int
     """Number of baselines that were run with and without the handicaps."""
     better_variants: Mapping[str, Row]
-    """For each baseline the best row with other settings, if it is better than the fair row."""
+    """Best row of each baseline with other settings, if it is better than the fair row."""
     over_better_variants: Leads | None
     """The leads with these rows in place of the fair ones."""
 
@@ -88,7 +88,7 @@ def check_lead(claimed: float, results: ResultFolders) -> Finding | None:
                 lead.over_mean if lead.over_mean_of_stable is None else lead.over_mean_of_stable
                 for lead in leads
             )
-            summary += f", {stable:+.1f} over that of rows that did not collapse"
+            summary += f", {stable:+.1f} over the mean of the rows that did not collapse"
         summaries.append(summary)
     fair = [stream.fair.over_mean for stream in found if stream.fair]
     return _finding(summaries, fair, claimed)
@@ -105,7 +105,8 @@ def check_gain_from_answers(claimed: float, results: ResultFolders) -> Finding |
         others = fmean(gain for method, gain in by_method.items() if method != largest)
         mean = fmean(by_method.values())
         summaries.append(
-            f"{heading}: {mean:+.2f}, {others:+.2f} without {largest}, which gains most"
+            f"{heading}: mean gain {mean:+.2f}, or {others:+.2f} without {largest}, "
+            "which gains most"
         )
     fair = [stream.fair.mean_gain for stream in found if stream.fair]
     return _finding(summaries, [gain for gain in fair if gain is not None], claimed)

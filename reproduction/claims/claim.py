@@ -8,7 +8,7 @@ from bitta.report.rows import Row, format_range
 from reproduction.claims.results import ResultFolders
 from reproduction.paths import EXPERIMENTS, RESULTS, relative
 
-NO_CAUSE = "no cause found yet"
+NO_CAUSE = "The cause is unknown."
 
 
 class ClaimStatus(StrEnum):
@@ -18,7 +18,7 @@ class ClaimStatus(StrEnum):
     FAILS = "does not hold"
     PARTLY_RUN = "partly run"
     NOT_RUN = "not run"
-    NOT_MEASURABLE = "nothing to measure"
+    NOT_MEASURABLE = "not measurable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,14 @@ def evaluate_claim(claim: Claim, results: ResultFolders, reasons: Mapping[str, s
 def sweep_commands(folders: Sequence[str]) -> str:
     """Return the commands that produce the results of some folders, as Markdown.
 
-    >>> sweep_commands(["beta", "skip"])
-    '`bitta sweep reproduction/experiments/beta --device cuda --out results/beta`, likewise `skip`'
+    >>> sweep_commands(["beta", "skip"]).partition(", and ")[2]
+    'the same for `skip`'
     """
     first, *others = folders
     experiments, results = relative(EXPERIMENTS / first), relative(RESULTS / first)
     command = f"`bitta sweep {experiments} --device cuda --out {results}`"
-    return f"{command}, likewise {', '.join(f'`{name}`' for name in others)}" if others else command
+    same_for = ", ".join(f"`{name}`" for name in others)
+    return f"{command}, and the same for {same_for}" if others else command
 
 
 def seeds_text(rows: Sequence[Row]) -> str:

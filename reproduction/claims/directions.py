@@ -62,15 +62,15 @@ def check_robust(
     within: float,
     results: ResultFolders,
     *,
-    least: float = 0,
+    min_value: float = 0,
     **settings: Any,
 ) -> Finding | None:
-    """Check that all values of a setting, from `least` up, differ by at most `within` points.
+    """Check that all values of a setting, from `min_value` up, differ by at most `within` points.
 
     `settings` chooses rows as in ResultFolders.rows. The summary shows lower values as well.
     """
     rows = results.rows_by_setting(folder, key, **settings)
-    values = [row.domain_mean.mean for value, row in rows.items() if value >= least]
+    values = [row.domain_mean.mean for value, row in rows.items() if value >= min_value]
     if len(values) < 2:
         return None
     return Finding(_accuracies_text(rows), max(values) - min(values) <= within)
@@ -248,7 +248,7 @@ def check_both_parts_are_best(results: ResultFolders) -> Finding | None:
         for domain in both.accuracy_by_domain
     )
     n = len(both.accuracy_by_domain)
-    summary = f"{_accuracies_text(rows)}; both best in {n_best} of {n} corruptions"
+    summary = f"{_accuracies_text(rows)}; both are best in {n_best} of {n} corruptions"
     return Finding(summary, is_ordered and n_best == n)
 
 
@@ -321,7 +321,7 @@ def check_confidence_changes(results: ResultFolders) -> Finding | None:
         policy = _confidences(row, "policy_confidence", "n_measured")
         served = _confidences(row, "confidence", "n")
         kind = row.settings["stream"]["kind"]
-        summaries.append(f"{kind}: {_range(policy)}, in what is served {_range(served)}")
+        summaries.append(f"{kind}: policy {_range(policy)}, served predictions {_range(served)}")
         changes.append(max(policy) - min(policy) >= CONFIDENCE_CHANGE)
     return Finding(f"{'; '.join(summaries)} ({seeds_text(rows)})", all(changes))
 
@@ -335,7 +335,7 @@ def check_agreeing_is_more_accurate(folder: str, results: ResultFolders) -> Find
     agreeing, others = (fmean(values) for values in zip(*accuracies.values(), strict=True))
     n_better, n = sum(agree > differ for agree, differ in accuracies.values()), len(accuracies)
     return Finding(
-        f"{agreeing:.1f} % right where they agree, {others:.1f} % elsewhere; more in {n_better} "
+        f"{agreeing:.1f} % on agreeing samples, {others:.1f} % on the others; higher in {n_better} "
         f"of {n} corruptions ({seeds_text(rows[:1])})",
         n_better == n,
     )
@@ -348,9 +348,9 @@ def check_agreeing_varies_less(folder: str, results: ResultFolders) -> Finding |
     if len(accuracies) < 2:
         return None
     agreeing, others = zip(*accuracies.values(), strict=True)
-    summary = " and ".join(
+    summary = "; ".join(
         f"{name} {min(values):.1f} to {max(values):.1f} % (deviation {stdev(values):.1f})"
-        for name, values in (("agreeing", agreeing), ("others", others))
+        for name, values in (("agreeing samples", agreeing), ("others", others))
     )
     return Finding(f"{summary} ({seeds_text(rows[:1])})", stdev(agreeing) < stdev(others))
 

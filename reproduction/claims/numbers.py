@@ -50,7 +50,7 @@ class _NumberCheck:
     criterion: str
     """The condition under which the claim holds."""
     check: Callable[[float, ResultFolders], Finding | None]
-    """The check, which is given the paper's number."""
+    """Function that checks our results. Its first argument is the paper's number."""
     experiments: tuple[str, ...] = ()
     """Folders to read; empty for those of the stated number."""
     runs: str = "*"
@@ -161,8 +161,11 @@ def _bitta_on_cifar10(results: ResultFolders) -> Row | None:
     return comparison.fair.get((comparison.bitta, "mean"))
 
 
-_OTHER_STUDY = "A number of another study, about people."
-_SETTING = "A setting; ours are both 1. What answers of weight 2 do stands among the directions."
+_OTHER_STUDY = "The number comes from another study, which was made with people."
+_SETTING = (
+    'This is a setting. Both weights are 1 in our runs. A claim under "Directions in figures and '
+    'text" shows the effect of weight 2 for answers.'
+)
 _NOT_MEASURABLE: Mapping[str, str] = {
     "label-seconds": _OTHER_STUDY,
     "label-errors": _OTHER_STUDY,
@@ -170,46 +173,53 @@ _NOT_MEASURABLE: Mapping[str, str] = {
     "verdict-errors": _OTHER_STUDY,
     "alpha-in-section-3": _SETTING,
     "alpha-in-section-4": _SETTING,
-    "gpt-4o-errors": "GPT-4o was not asked; our runs take its errors from the paper.",
+    "gpt-4o-errors": "We did not ask GPT-4o. Our runs use the error rate that the paper gives.",
 }
 _on_cifar10 = partial(_NumberCheck, experiments=("main-cifar10-c",), runs="bitta-seed*")
 _CHECKS: Mapping[str, _NumberCheck] = {
     "gain": _NumberCheck(
-        criterion="BiTTA is so far above the mean of the rows with a star, all alike, on five "
-        "streams",
+        criterion="the lead over the mean of the fair rows with a star is at least as large, "
+        "averaged over five streams",
         check=check_lead, experiments=_MAIN_FOLDERS, runs="",
     ),
-    "share-asked": _on_cifar10(criterion="fewer were asked about", check=_check_share_asked),
+    "share-asked": _on_cifar10(criterion="our share is smaller", check=_check_share_asked),
     "equal-cost": _NumberCheck(
-        criterion="the largest lead in bits, on three sets, is as large",
+        criterion="our largest lead at equal cost in bits, on three data sets and in percent of "
+        "SimATTA's accuracy, is at least as large",
         check=check_largest_lead_at_equal_cost,
     ),
     "bfa-only": _NumberCheck(
-        criterion="it is below ABA only", check=partial(_check_component, "BFA only")
+        criterion="ours is lower than with ABA only", check=partial(_check_component, "BFA only")
     ),
     "aba-only": _NumberCheck(
-        criterion="it is below both together", check=partial(_check_component, "ABA only")
+        criterion="ours is lower than with both together",
+        check=partial(_check_component, "ABA only"),
     ),
     "ece-mc-dropout": _on_cifar10(
         criterion="ours is not larger", check=partial(_check_calibration_error, "dropout")
     ),
     "ece-softmax": _on_cifar10(
-        criterion="that of what is served is above MC-dropout's",
+        criterion="our served predictions have a larger error than MC-dropout",
         check=partial(_check_calibration_error, "softmax"),
     ),
     "ece-reduction": _on_cifar10(
-        criterion="ours is as large", check=partial(_check_calibration_error, "reduction")
+        criterion="ours is at least as large", check=partial(_check_calibration_error, "reduction")
     ),
-    "memory-saved": _NumberCheck(criterion="as much is saved", check=_check_memory_saved),
-    "no-dropout": _NumberCheck(criterion="something is lost", check=_check_loss_without_dropout),
+    "memory-saved": _NumberCheck(
+        criterion="ours is at least as large", check=_check_memory_saved
+    ),
+    "no-dropout": _NumberCheck(criterion="ours is negative", check=_check_loss_without_dropout),
     "ece-one-pass": _NumberCheck(
-        criterion="four passes have less", check=partial(_check_calibration_by_passes, 1)
+        criterion="ours is larger than with four passes",
+        check=partial(_check_calibration_by_passes, 1),
     ),
     "ece-four-passes": _NumberCheck(
-        criterion="one pass has more", check=partial(_check_calibration_by_passes, 4)
+        criterion="ours is smaller than with one pass",
+        check=partial(_check_calibration_by_passes, 4),
     ),
     "cost-of-no-answers": _NumberCheck(
-        criterion="six methods gain as much by answers, all alike, on five streams",
+        criterion="the mean gain of six methods from answers, in fair rows averaged over five "
+        "streams, is at least as large",
         check=check_gain_from_answers, experiments=(*_MAIN_FOLDERS, "original"), runs="",
     ),
 }  # fmt: skip

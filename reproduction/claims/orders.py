@@ -45,7 +45,7 @@ def order_claims() -> list[Claim]:
                 replace(
                     claim,
                     id=f"{table.id}/handicaps",
-                    text=f"{text} All as the published code runs them.",
+                    text=text.removesuffix(".") + _WITH_HANDICAPS,
                     check=partial(_check_order, table, order, handicapped_columns=columns),
                 )
             )
@@ -98,7 +98,7 @@ def check_best_in_all_domains(table_id: str, results: ResultFolders) -> Finding 
             key=itemgetter(1),
         )
         if (lead := bitta.accuracy_by_domain[domain].mean - accuracy) <= 0:
-            exceptions.append(f"{domain} {lead:+.2f} to {best}")
+            exceptions.append(f"{domain} {lead:+.2f} over {best}")
     n = len(comparison.domains)
     listed = f": {', '.join(exceptions)}" if exceptions else ""
     return Finding(
@@ -161,7 +161,7 @@ def _order_of_times(others: Mapping[str, float], bitta: float) -> tuple[str, boo
     n_faster = sum(value < bitta for value in others.values())
     slow_methods = ("CoTTA*", "SimATTA*")
     holds = all((value > bitta) == (name in slow_methods) for name, value in others.items())
-    return f"{bitta:.3g} s, {n_faster} of {len(others)} others faster", holds
+    return f"{bitta:.3g} s; {n_faster} of {len(others)} others are faster", holds
 
 
 def _order_of_memory(others: Mapping[str, float], bitta: float) -> tuple[str, bool]:
@@ -173,26 +173,29 @@ def _order_of_memory(others: Mapping[str, float], bitta: float) -> tuple[str, bo
     return summary, bitta > max(others.values()) and is_falling
 
 
+_WITH_HANDICAPS = " if the methods with answers have the handicaps of the published code."
 _BITTA_IS_BEST: tuple[str, OrderCheck] = ("BiTTA is above all other rows.", _order_bitta_best)
 _ORDERS: Mapping[str, tuple[str, OrderCheck]] = {
     "tab:wall_clock_time": (
-        "BiTTA takes longer than the simple methods and less time than CoTTA* and SimATTA*.",
+        "BiTTA takes less time than CoTTA* and SimATTA*, and more time than the other methods.",
         _order_of_times,
     ),
     "tab:gpu_memory": (
-        "BiTTA needs the most memory; MECTA saves some of it, gradient accumulation more.",
+        "BiTTA needs the most memory. MECTA saves some of it. Gradient accumulation saves more.",
         _order_of_memory,
     ),
     "tab:app_epoch": (
-        f"One or two steps a batch do as well as three (ours: within {SIMILAR:g} point).",
+        f"One or two updates per batch are as good as three (our criterion: the accuracy differs "
+        f"by at most {SIMILAR:g} point).",
         _order_similar,
     ),
     "tab:app_augment": (
-        "MC-dropout is above the other estimates of the policy.",
+        "BiTTA is better with MC-dropout than with other estimates of the policy.",
         _order_bitta_best,
     ),
     "tab:app_original_pacs": (
-        "BiTTA is above all methods without answers; SimATTA with labels is a claim apart.",
+        "BiTTA is above all methods without answers. (The comparison with SimATTA with full "
+        "labels is another claim.)",
         _order_bitta_best,
     ),
 }
@@ -204,11 +207,11 @@ _SUBJECTS: Mapping[str, str] = {
     "tab:pacs_vlcs": "PACS",
     "tab:wall_clock_time": "time",
     "tab:gpu_memory": "memory",
-    "tab:app_epoch": "steps per batch",
+    "tab:app_epoch": "updates per batch",
     "tab:app_augment": "policies",
-    "tab:additional_datasets": "five more sets",
-    "tab:app_noniid/non-iid": "labels in runs",
-    "tab:app_noniid/batch-size-1": "one sample at a time",
+    "tab:additional_datasets": "five more data sets",
+    "tab:app_noniid/non-iid": "temporally correlated labels",
+    "tab:app_noniid/batch-size-1": "batches of one sample",
     "tab:add_baselines": "recent methods",
     "tab:add_baselines_owttt": "OWTTT's source model",
     "tab:app_resnet50/resnet50": "ResNet-50",
@@ -217,7 +220,7 @@ _SUBJECTS: Mapping[str, str] = {
     "tab:app_original/cifar100-c": "without answers, with labels, CIFAR-100-C",
     "tab:app_original/tiny-imagenet-c": "without answers, with labels, Tiny-ImageNet-C",
     "tab:app_original_pacs": "without answers, with labels, PACS",
-    "tab:app_enhanced_corruption": "tuned beforehand",
+    "tab:app_enhanced_corruption": "fine-tuned before the stream",
 }
 
 

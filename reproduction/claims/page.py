@@ -18,18 +18,21 @@ SHORTER_MARK = " †"
 """Mark of a number that was measured on streams shorter than the paper's."""
 
 
-def reproduction_page(results: ResultFolders, reasons: Mapping[str, str], heading: str) -> str:
-    """Return the page in Markdown. `heading` comes first, `reasons` are those of failures."""
+def reproduction_page(results: ResultFolders, reasons: Mapping[str, str], introduction: str) -> str:
+    """Return the page in Markdown. `introduction` is its first part.
+
+    `reasons` explain claims that fail, by the id of the claim.
+    """
     outcomes = {
         title: [evaluate_claim(claim, results, reasons) for claim in claims]
         for title, claims in claims_by_heading().items()
     }
     every = [outcome for group in outcomes.values() for outcome in group]
-    parts = [heading.strip(), _results_section(results), "## Claims", _status_counts(every)]
+    parts = [introduction.strip(), _results_section(results), "## Claims", _status_counts(every)]
     for title, group in outcomes.items():
         shown = [o for o in group if o.status is not ClaimStatus.NOT_MEASURABLE]
         parts += [f"### {title}", _claims_table(shown, results)]
-    parts += ["### Nothing to measure", _not_measurable_list(every)]
+    parts += ["### Not measurable", _not_measurable_list(every)]
     parts += ["## Two averages", _AVERAGES, _averages_section(leads_by_stream(results))]
     comparisons = [compare_table(paper_table(table_id), results) for table_id in paper_tables()]
     with_rows = [c for c in comparisons if c.fair or c.handicapped]
@@ -61,7 +64,7 @@ def _results_section(results: ResultFolders) -> str:
             )  # fmt: skip
             rows.append([Cell(text) for text in cells])
     header = (
-        "folder", "runs", "of this stream", "stream", "seeds", "model", "device",
+        "folder", "runs", "runs on this stream", "stream", "seeds", "model", "device",
         "versions of the code",
     )  # fmt: skip
     table = Table(header, rows, len(header)).as_markdown() if rows else "Nothing was run."
@@ -69,7 +72,7 @@ def _results_section(results: ResultFolders) -> str:
 
 
 def _results_notes(results: ResultFolders) -> str:
-    """Say which folders have no results, borrowed rows, or results of several code versions."""
+    """Name the folders without results, with substitute rows, or with several code versions."""
     text = ""
     if missing := [folder for folder in results.expected if not results.has_results(folder)]:
         text += f"\n\nNot run: {', '.join(f'`{folder}`' for folder in missing)}."
@@ -77,8 +80,9 @@ def _results_notes(results: ResultFolders) -> str:
         users = [f"`{f}`" for f in SUBSTITUTE_FOLDERS if SUBSTITUTE_FOLDERS[f] == substitute]
         if results.has_results(substitute):
             text += (
-                f" Rows that {_joined(users)} do not have, or not yet, are those of "
-                f"{_folder(substitute)}, of its versions of the code and with one seed."
+                f"\n\nRows that are missing in {_joined(users)} come from "
+                f"{_folder(substitute)}. They have one seed and the versions of the code of that "
+                "folder."
             )
     several = [
         _folder(folder)
@@ -89,8 +93,8 @@ def _results_notes(results: ResultFolders) -> str:
     ]
     if several:
         text += (
-            f"\n\nRows of different versions of the code stand side by side in {_joined(several)}; "
-            "`code` in each file says which it is of."
+            f"\n\nThese folders have rows of several versions of the code: {_joined(several)}. "
+            "The field `code` of each file identifies the version."
         )
     return text
 
@@ -101,7 +105,7 @@ def _results_notes(results: ResultFolders) -> str:
 def _status_counts(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(outcome.status for outcome in outcomes)
     listed = ", ".join(f"{status} {counts[status]}" for status in ClaimStatus)
-    return f"{len(outcomes)} statements: {listed}."
+    return f"Status of the {len(outcomes)} claims: {listed}."
 
 
 def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
@@ -115,7 +119,7 @@ def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
         paper = claim.paper or DASH
         cells = claim.text, claim.location, paper, ours, outcome.status, outcome.reason
         rows.append([Cell(text) for text in cells])
-    header = ("claim", "place", "paper", "ours", "holds?", "why")
+    header = ("claim", "location", "paper", "ours", "status", "reason, or command for missing runs")
     return Table(header, rows, len(header)).as_markdown()
 
 
@@ -131,13 +135,24 @@ def _not_measurable_list(outcomes: Sequence[Outcome]) -> str:
 # The two averages.
 
 _AVERAGES = """\
-The paper does not say what 13.3 and 1.14 points are the average of. Here: BiTTA above the best row
-with a star and above the mean of all seven, and what the six without SimATTA gain by answers; first
-as the tables of the paper have it, then ours with equal conditions for all (fair) and with the
-handicaps of the published code, which not every row is the worse for. Rows without answers have no
-handicaps: what answers add "with the handicaps" is answers and handicaps together. The paper has
-methods lose 1.14 points without answers; by its tables they gain about as much without them on the
-three corrupted sets, and lose on average over all five."""
+The paper states two averages, 13.3 points and 1.14 points. It does not say what they are averages
+of. The table has three numbers per stream, in points:
+
+* **over best**: BiTTA's lead over the best row with a star;
+* **over mean**: BiTTA's lead over the mean of all seven rows with a star;
+* **answers**: the mean gain from answers of the six methods without SimATTA.
+
+Each number is given three times:
+
+* **paper**: according to the paper's tables;
+* **fair**: in our rows with equal conditions for all methods;
+* **handicaps**: in our rows with the handicaps of the published code. They do not lower every row.
+  Rows without answers have no handicaps, so the column "handicaps, answers" has the effect of
+  answers and handicaps together.
+
+The paper says that the methods lose 1.14 points without answers. According to its tables they gain
+about as much without answers on the three corrupted data sets. Over all five streams they lose on
+average."""
 _NO_LEADS = [Cell(DASH)] * 3
 
 
@@ -145,7 +160,7 @@ def _averages_section(streams: Sequence[StreamLeads]) -> str:
     table = _averages_table(streams).as_markdown()
     collapses = [note for stream in streams for note in _collapse_notes(stream)]
     if collapses:
-        table += f"\n\nRows that collapsed are in these means. {' '.join(collapses)}"
+        table += f"\n\nThese means include collapsed rows. {' '.join(collapses)}"
     return table + _raised_note(streams) + _variants_note(streams)
 
 
@@ -204,7 +219,7 @@ def _raised_note(streams: Sequence[StreamLeads]) -> str:
         if stream.n_run_both_ways:
             names = f" ({_joined(raised)})".replace("*", "\\*") if raised else ""
             notes.append(f"{stream.name} {len(raised)} of {stream.n_run_both_ways}{names}")
-    return f"\n\nRows that are higher with the handicaps: {'; '.join(notes)}." if notes else ""
+    return f"\n\nRows with a higher accuracy with handicaps: {'; '.join(notes)}." if notes else ""
 
 
 def _variants_note(streams: Sequence[StreamLeads]) -> str:
@@ -222,17 +237,19 @@ def _variants_note(streams: Sequence[StreamLeads]) -> str:
         return ""
     mean = mean_leads(leads)
     return (
-        "\n\nRows with other settings that are better than the fair ones, chosen by this very "
-        f"accuracy: {'; '.join(notes)}. With these in their place BiTTA's lead is "
-        f"{mean.over_best:+.1f} over the best and {mean.over_mean:+.1f} over the mean."
+        "\n\nSome methods with a star have a better row with other settings: "
+        f"{'; '.join(notes)}. These rows are chosen by the accuracy that is compared here. If they "
+        f"replace the fair rows, BiTTA's lead is {mean.over_best:+.1f} over the best and "
+        f"{mean.over_mean:+.1f} over the mean."
     ).replace("*", "\\*")
 
 
 # Tables of the paper.
 
 _TABLES = """\
-Means over the stream, each domain counting once; ± over seeds. A difference is ours minus the
-paper's, and there is none where our streams are shorter."""
+An accuracy is the mean over the domains of a stream, with equal weights. ± is the standard
+deviation over seeds. A difference is our number minus the paper's. It is left out if our streams
+are shorter than the paper's."""
 
 
 def _table_section(comparison: TableComparison, outcomes: Sequence[Outcome]) -> list[str]:
@@ -242,7 +259,9 @@ def _table_section(comparison: TableComparison, outcomes: Sequence[Outcome]) -> 
     if counts := count_best_domains(comparison):
         in_paper, here = counts
         n = len(comparison.domains)
-        parts.append(f"BiTTA is best in {here} of {n} domains here, in {in_paper} in the paper.")
+        parts.append(
+            f"BiTTA is best in {here} of {n} domains here, and in {in_paper} in the paper."
+        )
     return parts
 
 
@@ -290,7 +309,9 @@ def _order_text(outcome: Outcome, comparison: TableComparison) -> str:
     text, ours = (t.replace("*", "\\*") for t in (outcome.claim.text, outcome.summary))
     mark = SHORTER_MARK if comparison.has_shorter_streams else ""
     summary = f": {ours}{mark}" if ours else ""
-    return f"{text} **{outcome.status.capitalize()}**{summary}. {outcome.reason}".strip()
+    is_missing_runs = outcome.status in (ClaimStatus.NOT_RUN, ClaimStatus.PARTLY_RUN)
+    reason = f"Command for missing runs: {outcome.reason}" if is_missing_runs else outcome.reason
+    return f"{text} **{outcome.status.capitalize()}**{summary}. {reason}".strip()
 
 
 def _folder(name: str) -> str:

@@ -78,6 +78,7 @@ class ResultFolders:
     ) -> dict[Any, Row]:
         """Return a method's rows by the value of a setting, ascending, with their common seeds."""
         rows = self.rows(folder, method, kind=kind, **settings)
+        # Reversed, so that a row of the folder itself replaces that of its substitute.
         found = {
             row.effective_settings[key]: row
             for row in reversed(rows)

@@ -9,9 +9,9 @@ from bitta.bench.sweep_jobs import read_jobs
 from bitta.corruptions import CORRUPTIONS
 from bitta.methods import METHODS
 from bitta.metrics import Reliability
-from made_results import made_run
+from made_results import made_run, numbers_in
 from reproduction.claims.averages import BASELINES, check_gain_from_answers, leads_by_stream
-from reproduction.claims.claim import ClaimStatus, Finding, evaluate_claim
+from reproduction.claims.claim import ClaimStatus, evaluate_claim
 from reproduction.claims.claim_list import claims_by_heading
 from reproduction.claims.numbers import stated_numbers
 from reproduction.claims.orders import (
@@ -254,8 +254,10 @@ def test_one_exception_refutes_best_in_all_domains(tmp_path):
         tmp_path / "main-cifar10-c" / "sar-seed0.json"
     )
     finding = check_best_in_all_domains(MAIN, ResultFolders(tmp_path))
-    summary = "14 of 15: gaussian_noise -5.00 to SAR* (1 seed)"
-    assert (finding.summary, finding.holds) == (summary, False)
+    assert numbers_in(finding.summary) == [14, 15, -5, 1]
+    assert "gaussian_noise" in finding.summary
+    assert "SAR*" in finding.summary
+    assert finding.holds is False
 
 
 def test_page_shows_points_of_a_mixed_stream_beside_the_papers(tmp_path):
@@ -295,8 +297,10 @@ def test_gain_is_also_given_without_the_method_that_gains_most(tmp_path):
         made_run(method, method, [60] * 15, n=100, domains=tuple(CORRUPTIONS), n_queries=0).save(
             tmp_path / "original" / f"{method}-seed0.json"
         )
-    summary = "fair, 1 of 5 streams: +6.00, +4.00 without CoTTA, which gains most"
-    assert check_gain_from_answers(1.14, results) == Finding(summary, None, False)
+    finding = check_gain_from_answers(1.14, results)
+    assert numbers_in(finding.summary) == [1, 5, 6, 4]
+    assert "CoTTA" in finding.summary
+    assert (finding.holds, finding.is_complete) == (None, False)
 
 
 def test_page_names_rows_that_handicaps_raise(tmp_path):
@@ -311,7 +315,7 @@ def test_page_names_rows_that_handicaps_raise(tmp_path):
     [first, *_] = leads_by_stream(ResultFolders(tmp_path))
     assert (first.raised_by_handicaps, first.n_run_both_ways) == (("TENT*",), 2)
     page = reproduction_page(ResultFolders(tmp_path), {}, "# Title")
-    assert "Rows that are higher with the handicaps: CIFAR-10-C 1 of 2 (TENT\\*)." in page
+    assert "CIFAR-10-C 1 of 2 (TENT\\*)." in page
 
 
 def test_page_gives_the_lead_over_better_variants(tmp_path):
