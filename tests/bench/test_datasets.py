@@ -144,10 +144,10 @@ def test_size_in_the_stream_overrides_the_model_card(tmp_path):
         ({"kind": "arrays"}, "needs one"),
         (
             {"kind": "digits", "path": "x"},
-            "stream.path is 'x', but kind 'digits' does not use it",
+            "stream.path is 'x', .*'digits'",
         ),
-        ({"kind": "corruptions", "domains": "fog"}, "it uses corruptions, severity"),
-        ({"kind": "pacs", "severity": 3}, "does not use it"),
+        ({"kind": "corruptions", "domains": "fog"}, "corruptions, severity"),
+        ({"kind": "pacs", "severity": 3}, "stream.severity is 3, .*'pacs'"),
         ({"kind": "pacs", "order": "random"}, "unknown order"),
         ({"kind": "pacs", "labels": "sorted"}, "labels is 'sorted'"),
         ({"kind": "cifar10-c", "corruptions": "fogg"}, "did you mean 'fog'"),
@@ -180,7 +180,7 @@ def test_model_outputs_follow_the_classes_of_the_stream():
     assert match_classes(model, card("a", "b"), ("cat", "dog")) is model
     assert match_classes(model, None, ("cat", "dog")) is model
     for known, classes in ((("a", "b", "c"), ("a", "cat")), (("a", "b"), ("b", "cat"))):
-        with pytest.raises(InputError, match="such as 'cat', but the model has"):
+        with pytest.raises(InputError, match="'cat'"):
             match_classes(model, card(*known), classes)
     twice = card("crane", "dog", "crane", "cat")
     assert match_classes(model, twice, ("w", "x", "y", "z")) is model
@@ -291,7 +291,7 @@ def test_existing_files_are_kept_and_other_settings_are_refused(tmp_path):
         make_corrupted(clean_domain(), tmp_path, severities=(5,), names=("snow",))
     np.save(tmp_path / "x.npy", np.zeros(1))
     (tmp_path / "bitta.json").unlink()
-    with pytest.raises(InputError, match="that bitta did not make"):
+    with pytest.raises(InputError, match="--out"):
         make_corrupted(clean_domain(), tmp_path)
 
 

@@ -41,13 +41,13 @@ def test_presets_and_settings_become_one_table():
         ({"stream": {"kind": "arrays"}}, "kind 'arrays' needs one"),
         ({"stream": {"kind": "digits", "batch_size": 0}}, "batch_size is 0"),
         ({"stream": {"kind": "corruptions", "corruptions": "fgo"}}, "did you mean 'fog'"),
-        ({"model": {}}, "give one of model.weights and model.factory"),
+        ({"model": {}}, "model.weights and model.factory"),
         ({"feedback": {"flip": 2.0}}, r"flip is 2\.0"),
         ({"method": {"name": "bitta", "selection": "rndom"}}, "did you mean 'random'"),
         ({"feedback": {"n_queries": "3"}}, "n_queries is '3'"),
         ({"seed": "0"}, "seed is '0'"),
         ({"name": "../x"}, "name is '../x'"),
-        ({"name": ["x"]}, "allowed: text that can name a file"),
+        ({"name": ["x"]}, r"name is \['x'\]; allowed: "),
         ({"method": {"name": "bitta", "preset": ["reference"]}}, "unknown preset"),
         ({"method": {"name": "bitta", "sites": 5}}, "sites is 5"),
     ],
@@ -63,7 +63,7 @@ def test_override_sets_values_and_refuses_invalid_paths():
     override(table, "a.d=plain text")
     override(table, "e.f=true")
     assert table == {"a": {"b": 2.5, "d": "plain text"}, "c": 2, "e": {"f": True}}
-    with pytest.raises(BittaError, match=r"does not have the form a\.b=value"):
+    with pytest.raises(BittaError, match=r"a\.b=value"):
         override(table, "a.b")
     with pytest.raises(BittaError, match="'c' is a value"):
         override(table, "c.d=1")
@@ -72,9 +72,9 @@ def test_override_sets_values_and_refuses_invalid_paths():
 def test_invalid_or_missing_toml_file_is_refused(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text("a = = 1")
-    with pytest.raises(BittaError, match="is not valid TOML"):
+    with pytest.raises(BittaError, match="TOML"):
         read_toml(path)
-    with pytest.raises(BittaError, match="there is no file"):
+    with pytest.raises(BittaError, match=r"none\.toml"):
         read_toml(tmp_path / "none.toml")
 
 

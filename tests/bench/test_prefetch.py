@@ -159,7 +159,7 @@ def test_broken_picture_is_reported_after_the_valid_batches(ahead):
     batches = Prefetch(Stream([good, bad], batch_size=4), CPU, ahead=ahead).batches()
     for _ in range(3):
         assert next(batches).domain == "a"
-    with pytest.raises(InputError, match=r"'x.png' is truncated or not a picture"):
+    with pytest.raises(InputError, match=r"x\.png"):
         next(batches)
     assert not threads()
 

@@ -115,7 +115,7 @@ def test_accuracy_is_measured_on_weights_in_half_precision(cifar, tmp_path):
 
 @pytest.mark.parametrize("name", ["w.json", "v.checkpoint", "m-00001-of-00002.safetensors", ""])
 def test_invalid_file_name_is_refused_before_training(cifar, tmp_path, name):
-    with pytest.raises(InputError, match="weights cannot be written to"):
+    with pytest.raises(InputError, match="weights cannot be written"):
         pretrain(RECIPE, out=tmp_path / name, folder=str(cifar))
 
 
@@ -149,7 +149,7 @@ def test_finished_weights_are_accepted_and_never_overwritten_by_another_recipe(c
         RECIPE, out=out, folder=str(cifar), resume=True, on_epoch=lambda *e: done.append(e)
     )
     assert (again.accuracy, done) == (card.accuracy, [])
-    with pytest.raises(InputError, match="holds weights of another recipe"):
+    with pytest.raises(InputError, match="another recipe"):
         pretrain(replace(RECIPE, lr=0.2), out=out, folder=str(cifar))
     assert out.read_bytes() == content
 
@@ -257,9 +257,9 @@ def test_zoom_enlarges_a_part_of_the_image():
     ("text", "message"),
     [
         ('[pretrain]\ndata = "cifar11"\nepochs = 1', "did you mean 'cifar1"),
-        ("[pretrain]\nepochs = 1\niterations = 2", "give one of them"),
-        ("[pretrain]", "give one of them"),
-        ('[pretrain]\ndata = "pacs"\nepochs = 1', "needs a source domain"),
+        ("[pretrain]\nepochs = 1\niterations = 2", "epochs .*iterations"),
+        ("[pretrain]", "epochs .*iterations"),
+        ('[pretrain]\ndata = "pacs"\nepochs = 1', "source is '' and data is 'pacs'"),
         ('[pretrain]\nepochs = 1\narchitecture = "resnet19"', "did you mean 'resnet18'"),
         ("[pretrain]\nepochs = 1\nlr = 0", "lr is 0"),
         ('[pretrain]\nepochs = 1\nprecision = "half"', "precision is 'half'"),

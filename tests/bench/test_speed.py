@@ -42,17 +42,17 @@ def measured():
 
 
 def test_memories_are_full_before_and_after_the_first_batch():
-    asked = case(memory=5)
-    with session_with_full_memories(asked, CPU) as session:
+    speed_case = case(memory=5)
+    with session_with_full_memories(speed_case, CPU) as session:
         for _ in range(2):
             assert len(session.adapter.memory.correct) == len(session.adapter.memory.incorrect) == 5
-            session.step(random_batches(asked, CPU)[0])
+            session.step(random_batches(speed_case, CPU)[0])
 
 
 def test_memories_stay_empty_without_questions():
-    asked = case("tent", n_queries=0)
-    with session_with_full_memories(asked, CPU) as session:
-        session.step(random_batches(asked, CPU)[0])
+    speed_case = case("tent", n_queries=0)
+    with session_with_full_memories(speed_case, CPU) as session:
+        session.step(random_batches(speed_case, CPU)[0])
         assert len(session.adapter.memory.correct) == 0
 
 
@@ -91,9 +91,9 @@ def test_requests_that_complete_a_window_are_not_timed(monkeypatch):
         return sessions[-1]
 
     monkeypatch.setattr(speed, "session_with_full_memories", record_session)
-    asked = case("source", batch=32)
+    speed_case = case("source", batch=32)
     conditions = SpeedConditions(device=CPU, batches=3, warm_up=0)
-    speed._serving_ms(asked, conditions, random_batches(asked, CPU))
+    speed._serving_ms(speed_case, conditions, random_batches(speed_case, CPU))
     # Two batches fill the first window. Then follow timed, completing, timed, completing, timed.
     assert sessions[0].n_served == 32 * 7
     assert sessions[0].n_asked == 0
@@ -109,21 +109,23 @@ def test_operations_of_a_linear_layer_equal_hand_computation():
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["source", "tent", "bitta"])
 def test_operations_extrapolated_from_small_cases_equal_those_counted(method):
-    asked = case(method, batch=6, memory=5)
-    counted = _count_flops(speed._second_step(asked, TWO_BATCHES))
-    assert flops_per_batch(asked, lambda small: speed._second_step(small, TWO_BATCHES)) == counted
+    speed_case = case(method, batch=6, memory=5)
+    counted = _count_flops(speed._second_step(speed_case, TWO_BATCHES))
+    assert (
+        flops_per_batch(speed_case, lambda small: speed._second_step(small, TWO_BATCHES)) == counted
+    )
 
 
 def test_operations_of_a_transformer_include_attention():
     """Per block and image of 65 tokens: 24 x 65 x 192² dense, 4 x 65² x 192 attention."""
-    asked = speed_cases(
+    speed_case = speed_cases(
         ["headline"], methods=["source"], changes={"model": "vit_small", "batch": 2}
     )[0]
     block = 24 * 65 * 192**2 + 4 * 65**2 * 192
     rest = 2 * 64 * 48 * 192 + 2 * 192 * 10  # patches of 4 x 4 x 3; the head
-    assert flops_per_batch(asked, lambda small: speed._second_step(small, TWO_BATCHES)) == 2 * (
-        9 * block + rest
-    )
+    assert flops_per_batch(
+        speed_case, lambda small: speed._second_step(small, TWO_BATCHES)
+    ) == 2 * (9 * block + rest)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_saved_result_is_read_back_unchanged(tmp_path):
         "images_per_second"
     ] == pytest.approx(4000)
     (tmp_path / "other.json").write_text('{"format": 0}')
-    with pytest.raises(InputError, match="is a speed result of format 0"):
+    with pytest.raises(InputError, match=r"other\.json.* format 0"):
         SpeedResult.load(tmp_path / "other.json")
 
 
@@ -211,8 +213,8 @@ def test_tiny_imagenet_grid_has_the_settings_of_the_paper():
     ("names", "methods", "changes", "message"),
     [
         (["bacth"], [], {}, "unknown grid 'bacth'; did you mean 'batch'"),
-        (["batch"], [], {"batch": 8}, "--batch is given, but grid 'batch' varies it"),
-        (["classes"], [], {"n_classes": 8}, "--classes is given"),
+        (["batch"], [], {"batch": 8}, "--batch .*'batch'"),
+        (["classes"], [], {"n_classes": 8}, "--classes .*'classes'"),
         (["default"], ["tnet"], {}, "did you mean 'tent'"),
         (["default"], [], {"model": "resnet81"}, "unknown architecture 'resnet81'"),
         (["default"], [], {"batch": 0}, "batch is 0; allowed: 1 or more"),

@@ -114,17 +114,17 @@ def test_seeds_settings_and_names_can_be_overridden(tmp_path):
         ('"metod.lr" = [1]', "unknown key 'metod.lr' of [sweep]"),
         ("seed = [1]", "unknown key 'seed' of [sweep]; did you mean 'seeds'?"),
         ('name = ["a"]', "unknown key 'name' of [sweep]"),
-        ('"method.lr" = []', "[sweep] method.lr is []; allowed: a list of one or more"),
+        ('"method.lr" = []', "[sweep] method.lr is []; allowed: a list"),
         ('"method.lr" = 1', "[sweep] method.lr is 1; allowed: a list"),
         ('"method.lr" = [[1]]', "[sweep] method.lr has [1]; allowed: numbers"),
         ('"method.lr" = [1]\nmethod.lr = [2]', "[sweep] has method.lr twice"),
         ("seeds = [0.5]", "[sweep] seeds is 0.5; allowed: a whole number"),
-        ("seeds = [1, 1]", "two runs would be called 'trial-seed1'"),
-        ('"method.lr" = [1.0, 1.0]', "two runs would be called 'trial-lr1.0-seed0'"),
-        ('"model.weights" = ["a/b", "a,b"]', "two runs would be called 'trial-weights-a_b-seed0'"),
+        ("seeds = [1, 1]", "'trial-seed1'"),
+        ('"method.lr" = [1.0, 1.0]', "'trial-lr1.0-seed0'"),
+        ('"model.weights" = ["a/b", "a,b"]', "'trial-weights-a_b-seed0'"),
         ('"feedback.n_queries" = [1]\n"feedback.record" = ["a.log"]\nseeds = [0, 1]',
-         "would both write feedback.record 'a.log'"),
-        (f'"model.weights" = ["{"x" * 200}"]', "is too long for a file"),
+         "feedback.record 'a.log'"),
+        (f'"model.weights" = ["{"x" * 200}"]', "is too long"),
     ],
 )  # fmt: skip
 def test_invalid_sweep_table_is_refused(tmp_path, sweep, message):
@@ -144,17 +144,15 @@ def test_two_files_with_one_name_are_refused_and_both_named(tmp_path):
 
 
 def test_empty_selection_of_runs_is_refused(tmp_path):
-    with pytest.raises(InputError, match="there is no TOML file in"):
+    with pytest.raises(InputError, match="no TOML file"):
         read_jobs([tmp_path])
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match=r"none\.toml"):
         read_jobs([tmp_path / "none.toml"])
     write_short(tmp_path)
-    with pytest.raises(
-        InputError, match=r"--only 'tent\*' matches none of the runs; their names are: tr"
-    ):
+    with pytest.raises(InputError, match=r"--only 'tent\*' .*: trial"):
         read_jobs([tmp_path], only="tent*")
     path = write_short(tmp_path, sweep='[sweep]\n"method.lr" = [1]\n')
-    with pytest.raises(SettingError, match=r"but \[sweep\] varies method.lr; leave one out"):
+    with pytest.raises(SettingError, match=r"\[sweep\] .*method\.lr"):
         read_jobs([path], overrides=["method.lr=2"])
 
 
@@ -268,9 +266,7 @@ def test_checkpoint_of_another_numerics_version_is_refused(tmp_path, monkeypatch
     with monkeypatch.context() as older:
         older.setattr("bitta.bench.checkpoint.NUMERICS_VERSION", NUMERICS_VERSION - 1)
         assert not ExistingRun.find(experiment, tmp_path).is_outdated
-    with pytest.raises(
-        InputError, match="written with another numerics_version; run with the same"
-    ):
+    with pytest.raises(InputError, match="another numerics_version"):
         run_experiment(experiment, out=tmp_path, resume=True)
 
 
@@ -279,10 +275,10 @@ def test_files_with_other_settings_are_refused(tmp_path):
     other = Experiment.from_table(experiment.as_table() | {"method": {"name": "tent"}}, name="")
     with pytest.raises(RunStopped):
         run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
-    with pytest.raises(InputError, match="is a checkpoint with other settings; delete it"):
+    with pytest.raises(InputError, match="checkpoint with other settings"):
         check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path))
     run_experiment(experiment, out=tmp_path)
-    with pytest.raises(InputError, match="is a result with other settings; delete it"):
+    with pytest.raises(InputError, match="result with other settings"):
         check_existing_runs([Job(other, tmp_path)], sweep_options(tmp_path, outdated="rerun"))
 
 
@@ -296,7 +292,7 @@ def test_setting_missing_in_older_result_has_its_default(tmp_path):
     assert ExistingRun.find(experiment, tmp_path).result == older
     assert run_experiment(experiment, out=tmp_path, resume=True) == older
     changed = experiment.as_table() | {"method": {**method, "stream_memory": 4}}
-    with pytest.raises(InputError, match="is a result with other settings"):
+    with pytest.raises(InputError, match="result with other settings"):
         ExistingRun.find(Experiment.from_table(changed, name=""), tmp_path)
 
 
@@ -311,8 +307,7 @@ def test_unreadable_result_error_names_the_file_to_delete(tmp_path, content):
     ):
         with pytest.raises(UnreadableFileError) as error:
             act()
-        assert str(error.value).startswith(f"{str(path)!r} is not a ")
-        assert str(error.value).endswith(". Delete that file, and the run is repeated.")
+        assert repr(str(path)) in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"no tensors at all", save({"x": torch.zeros(1)})])
@@ -323,15 +318,14 @@ def test_unreadable_checkpoint_error_names_the_file_to_delete(tmp_path, content)
     with pytest.raises(UnreadableFileError) as error:
         ExistingRun.find(experiment, tmp_path)
     assert repr(str(path)) in str(error.value)
-    assert str(error.value).endswith(" Delete that file, and the run starts from the beginning.")
-    with pytest.raises(UnreadableFileError, match="Delete that file"):
+    with pytest.raises(UnreadableFileError, match=path.name):
         run_experiment(experiment, out=tmp_path, resume=True)
 
 
 def test_result_with_another_format_is_refused(tmp_path):
     experiment = Experiment.read(write_experiment(tmp_path))
     (tmp_path / "trial-seed0.json").write_text('{"format": 1}')
-    with pytest.raises(InputError, match="is a result of format"):
+    with pytest.raises(InputError, match="format 1"):
         check_existing_runs([Job(experiment, tmp_path)], sweep_options(tmp_path))
 
 
@@ -345,10 +339,10 @@ def test_result_with_other_data_or_weights_is_refused(tmp_path):
     assert origin == {part: result.environment[part] for part in others}
     for part in origin:
         other = replace(result, environment=result.environment | {part: "other"})
-        with pytest.raises(InputError, match=f"was made with {others[part]}; del"):
+        with pytest.raises(InputError, match=others[part]):
             check_origin(experiment, other, tmp_path, known)
     write_experiment(tmp_path, n=24)
-    with pytest.raises(InputError, match="was made with another stream"):
+    with pytest.raises(InputError, match="another stream"):
         check_origin(experiment, result, tmp_path, {})
 
 
@@ -388,13 +382,13 @@ def test_crash_stops_no_other_run_and_finished_runs_are_skipped(tmp_path, monkey
     assert main(["sweep", ".", "--out", "out"]) == 1
     out = capsys.readouterr().out
     assert "\n5 runs: 3 done, 2 failed; " in out
-    assert (
-        "\n1-raises-seed0 failed: RuntimeError: no such luck  log: out/1-raises-seed0.log\n" in out
-    )
-    assert "\n2-missing-seed0 failed: there is no file" in out
+    [raised] = [line for line in out.splitlines() if line.startswith("1-raises-seed0 failed")]
+    assert "RuntimeError: no such luck" in raised
+    assert "out/1-raises-seed0.log" in raised
+    assert "\n2-missing-seed0 failed" in out
     log = Path("out/1-raises-seed0.log").read_text()
     assert log.count("Traceback") == 2  # tried twice
-    assert Path("out/2-missing-seed0.log").read_text().count("there is no file") == 1
+    assert Path("out/2-missing-seed0.log").read_text().count("none.npz") == 1
     finished = sorted(Path("out").glob("*.json"))
     assert [path.stem for path in finished] == ["3-dies-seed0", "4-sound-seed0", "4-sound-seed1"]
     assert sorted(path.suffix for path in Path("out").iterdir()) == [".json"] * 3 + [".log"] * 5
@@ -415,10 +409,9 @@ def test_unreadable_files_fail_only_their_own_runs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "\n3 runs: 1 done, 2 failed; " in f"\n{out}"
     for file in damaged:
-        assert f"{file.stem} failed: {str(file)!r} is not a readable " in out
+        assert f"{file.stem} failed: {str(file)!r} " in out
         assert file.read_bytes() == b"{"
         file.unlink()
-    assert out.count(" Delete that file, and the run ") == 2
     assert main(command) == 0
     assert "3 runs: 3 done (1 before), 0 failed; " in capsys.readouterr().out
 
@@ -472,7 +465,7 @@ def test_ctrl_c_saves_every_run(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "run the same command again" in error
+    assert "same command" in error
     assert (
         load_state(tmp_path / "trial-seed0.safetensors")["identity"]["numerics_version"]
         == NUMERICS_VERSION
