@@ -34,7 +34,12 @@ def main() -> int:
     )
     parser.add_argument("experiments", type=Path, help="a folder for each table or figure")
     parser.add_argument("results", type=Path, help="folders of the same names")
-    parser.add_argument("--numerics-version", type=int, default=NUMERICS_VERSION)
+    parser.add_argument(
+        "--numerics-version",
+        type=int,
+        default=NUMERICS_VERSION,
+        help="version of the results to copy (default: the current one)",
+    )
     given = parser.parse_args()
     missing = list(share(given.experiments, given.results, given.numerics_version))
     for folder, job in missing:

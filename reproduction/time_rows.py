@@ -23,13 +23,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder of experiments")
     parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--batches", type=int, default=156, help="number of batches of a row")
     parser.add_argument(
         "--timed", type=int, default=20, help="number of last batches that are timed"
     )
     parser.add_argument("--only", default="", help="names of rows, separated by commas")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="a.b=c")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        help="change a setting of every experiment (repeatable)",
+    )
     arguments = parser.parse_args()
     chosen = [name for name in arguments.only.split(",") if name]
     rows, environment = {}, {}

@@ -47,7 +47,9 @@ def pages() -> dict[Path, str]:
 def with_marked_part(page: str, text: str) -> str:
     """Replace the part between the marks. An empty text leaves the page as it is."""
     if not MARKED_PART.search(page):
-        raise ValueError("the page has no part between <!-- result --> and <!-- end -->.")
+        raise ValueError(
+            "the page has no part between <!-- result --> and <!-- end -->; add both marks."
+        )
     return MARKED_PART.sub(
         lambda match: f"{match[1]}{text}\n{match[2]}" if text else match[0], page
     )

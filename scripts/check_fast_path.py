@@ -28,9 +28,13 @@ N_BATCHES = 10
 def main() -> None:
     """Compare both paths. Print and write the differences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--weights", default="weights/cifar10-resnet18.safetensors")
+    parser.add_argument("--device", default="cuda", help="device of both paths (default: cuda)")
+    parser.add_argument("--out", required=True, help="result to write, .json")
+    parser.add_argument(
+        "--weights",
+        default="weights/cifar10-resnet18.safetensors",
+        help="weights file of the model",
+    )
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.backends.cudnn.deterministic = True  # otherwise two runs of the same path differ

@@ -49,12 +49,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     write_parser = commands.add_parser("write")
-    write_parser.add_argument("--out", type=Path, required=True)
-    write_parser.add_argument("--tree", type=Path, default=ROOT)
-    write_parser.add_argument("--no-demos", action="store_true")
+    write_parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    write_parser.add_argument(
+        "--tree", type=Path, default=ROOT, help="checkout to run (default: this one)"
+    )
+    write_parser.add_argument("--no-demos", action="store_true", help="leave out the demos")
     compare_parser = commands.add_parser("compare")
-    compare_parser.add_argument("folder", type=Path)
-    compare_parser.add_argument("other", type=Path)
+    compare_parser.add_argument("folder", type=Path, help="folder that write has filled")
+    compare_parser.add_argument("other", type=Path, help="folder to compare it with")
     arguments = parser.parse_args()
     if arguments.command == "compare":
         return compare(arguments.folder, arguments.other)

@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[1]
 def main() -> None:
     """Time both revisions. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("revision")
-    parser.add_argument("--demo", default="digits")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("revision", help="earlier revision, as git names it")
+    parser.add_argument("--demo", default="digits", help="demo to time (default: digits)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each revision (default: 3)")
+    parser.add_argument("--out", type=Path, help="result to write, .json")
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         earlier = Path(folder) / "earlier"

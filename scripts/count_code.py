@@ -48,7 +48,12 @@ n_queries = 2
 def main() -> None:
     """Print all counts as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        default=Path(__file__).parents[1] / "src",
+        help="folder that holds the package bitta",
+    )
     source = parser.parse_args().source.resolve()
     sys.path.insert(0, str(source))
     package = source / "bitta"

@@ -47,7 +47,13 @@ class Passes:
 def main() -> None:
     """Count the passes of the chosen methods. Print and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("methods", nargs="*", metavar="METHOD", choices=[*METHODS, []])
+    parser.add_argument(
+        "methods",
+        nargs="*",
+        metavar="METHOD",
+        choices=[*METHODS, []],
+        help="method to count (default: all)",
+    )
     chosen = parser.parse_args().methods or list(METHODS)
     table = json.loads(OUT.read_text())["passes"] if OUT.exists() else {}
     for name in chosen:

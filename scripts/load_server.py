@@ -7,7 +7,8 @@ uvicorn with the model's forward pass in a thread. The server runs BiTTA with on
 window and memories of 64 + 64, in three cases:
 
 off          an operator has paused adaptation
-unanswered   it asks and learns, but nobody answers, so that most windows ask nothing
+unanswered   it asks and learns, but nobody answers: soon the maximum number of questions is open,
+             and most windows ask nothing
 answered     it asks and learns, and `bitta annotate --simulate` answers at once, as another process
              on the same cores: every learning step has questions, and the memories are full
 
@@ -95,11 +96,11 @@ def lines(table: dict[str, Any]) -> list[str]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds per round")
-    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=4, help="connections that send at once")
     parser.add_argument("--rounds", type=int, default=12, help="rounds of each server")
     parser.add_argument("--warm", type=float, default=600.0,
                         help="longest time in seconds to fill the memories")  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
     return parser.parse_args()
 
 

@@ -44,10 +44,12 @@ REST = "other element-wise work"
 def main() -> None:
     """Profile a few steps. Print and write the time of each kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cuda", help="cpu or cuda (default: cuda)")
+    parser.add_argument("--model", default="resnet18", help="architecture (default: resnet18)")
+    parser.add_argument(
+        "--precision", default="auto", help="precision of the session (default: auto)"
+    )
+    parser.add_argument("--out", type=Path, help="result to write, .json")
     arguments = parser.parse_args()
     device = device_named(arguments.device)
     (case,) = speed_cases(["headline"], changes={"model": arguments.model})

@@ -46,7 +46,7 @@ WINDOW_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim that answers gain at least `least` points over the last `over` of all windows."""
+    """Claim that answers gain at least `least` points over the last `over` of `windows` windows."""
 
     windows: int
     over: int
@@ -83,13 +83,21 @@ class Run:
 def main() -> int:
     """Run all servers. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stream", choices=list(CLAIMS), default="digits")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--stream", choices=list(CLAIMS), default="digits", help="demo to run (default: digits)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        help="seeds of the runs (default: 0 1 2)",
+    )
     parser.add_argument("--windows", type=int, help="number of windows, for a shorter run")
     parser.add_argument(
         "--jobs", type=int, default=2, help="number of servers that run at once (default: 2)"
     )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
     arguments = parser.parse_args()
     stream, claim = arguments.stream, CLAIMS[arguments.stream]
     n_windows = arguments.windows or claim.windows

@@ -96,7 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="kills per database")
     parser.add_argument("--pictures", type=int, default=10_000, help="broken images to send")
     parser.add_argument("--minutes", type=float, default=30.0, help="minutes of load with learning")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
     return parser.parse_args()
 
 

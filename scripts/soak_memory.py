@@ -32,7 +32,8 @@ _FILL_SECONDS = 900
 """Longest time for these answers."""
 ALLOWED = 4.0
 """Allowed growth of the minimum, in MiB per ten minutes. At 100 requests per second this is 70
-bytes per request. A server that kept an object per request, or an image in 200, would exceed it."""
+bytes per request. A server that kept an object of each request, or the image of every 200th, would
+exceed it."""
 ALLOWED_MOST = 0.05
 """Allowed relative growth of the maximum from the first half to the second. The maximum depends on
 the layout of the heap and differs by some percent between periods."""

@@ -35,8 +35,8 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTEC
 def main() -> int:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--times", type=int, default=10, help="number of restarts (default: 10)")
+    parser.add_argument("--out", type=Path, required=True, help="result to write, .json")
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         restarts, imports, versions = measure(Path(folder), arguments.times)

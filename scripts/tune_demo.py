@@ -3,9 +3,9 @@
 python scripts/tune_demo.py digits MNIST_FOLDER [--seeds 10 11 12]
 python scripts/tune_demo.py corruptions CIFAR_FOLDER [--seeds 10 11 12]
 
-digits: each seed uses other 5,760 of the digits that the source model was trained on, coloured as
-in the target domain. corruptions: CIFAR-10 test images 2,000 to 3,999. The script prints a line per
-seed and setting.
+digits: 5,760 of the digits that the source model was trained on, coloured as in the target domain.
+Neighbouring seeds use different digits. corruptions: CIFAR-10 test images 2,000 to 3,999. The
+script prints a line per seed and setting.
 """
 
 import argparse
@@ -29,9 +29,15 @@ MODELS = {"digits": "embedded:digits-resnet8", "corruptions": "embedded:cifar10-
 def main() -> None:
     """Run the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("demo", choices=list(GRIDS))
+    parser.add_argument("demo", choices=list(GRIDS), help="demo to tune")
     parser.add_argument("folder", help="folder of the data set")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[10, 11, 12],
+        help="seeds of the runs (default: 10 11 12)",
+    )
     arguments = parser.parse_args()
     model = load_source_model(ModelConfig(weights=MODELS[arguments.demo]))[0]
     grid = GRIDS[arguments.demo]

@@ -27,9 +27,9 @@ N_WARM_UP, N_TIMED = 6, 20
 def main() -> None:
     """Time every variant. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--model", default="resnet18")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cuda", help="cpu or cuda (default: cuda)")
+    parser.add_argument("--model", default="resnet18", help="architecture (default: resnet18)")
+    parser.add_argument("--out", type=Path, help="result to write, .json")
     arguments = parser.parse_args()
     device = device_named(arguments.device)
     (case,) = speed_cases(["headline"], changes={"model": arguments.model})

@@ -1,4 +1,4 @@
-"""Two averages that the paper states without naming what they are averages of.
+"""Two averages that the paper states without saying what is averaged.
 
 One is BiTTA's lead over the baselines, the other the baselines' gain by binary answers. Both are
 computed in each way that fits the sentence: over the best baseline and over the mean of the

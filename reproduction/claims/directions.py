@@ -156,13 +156,13 @@ def check_above_simatta_at_equal_cost(results: ResultFolders) -> Finding | None:
 
 
 def check_true_labels_above_wrong(results: ResultFolders) -> Finding | None:
-    """Check that SimATTA is better with true labels than with as many errors as GPT-4o's."""
+    """Check that SimATTA is better with true labels than with GPT-4o's error rate."""
     rows = {dataset: _rows_at_equal_cost(results, dataset)[1:] for dataset in _DATASETS}
     return _check_first_above_second(rows)
 
 
 def check_answers_above_wrong_labels(results: ResultFolders) -> Finding | None:
-    """Check that BiTTA is above SimATTA with as many errors as GPT-4o's, at equal cost in bits."""
+    """Check that BiTTA is above SimATTA with GPT-4o's error rate, at equal cost in bits."""
     rows = {dataset: _rows_at_equal_cost(results, dataset)[::2] for dataset in _DATASETS}
     return _check_first_above_second(rows)
 

@@ -126,7 +126,7 @@ class TableComparison:
 
 
 def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
-    """Find our rows. If several fit, take the one with the fewest settings off their defaults."""
+    """Find our rows. If several fit, take the one with the fewest changed settings."""
     fair: dict[CellKey, list[Row]] = {}
     handicapped: dict[CellKey, list[Row]] = {}
     has_shorter_streams = False
@@ -172,7 +172,7 @@ def _n_unusual_settings(row: Row) -> int:
 def _with_collapse_marks(
     rows: Mapping[CellKey, Row], sources: Mapping[str, Row], results: ResultFolders
 ) -> dict[CellKey, Row]:
-    """Mark collapsed rows by comparison with the source model of the same column or any folder."""
+    """Mark collapsed rows by the source model of the same column, or else of any folder."""
     marked = {}
     for key, row in rows.items():
         source = sources.get(key[1]) or results.source_row(row)
