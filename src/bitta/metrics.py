@@ -106,7 +106,7 @@ class Reliability:
 
 
 def confidence_sum(confidence: Tensor) -> float:
-    """Return the sum over a batch. A confidence of NaN counts as 0."""
+    """Return the sum of the confidences of a batch. A confidence of NaN counts as 0."""
     return float(confidence.double().cpu().nan_to_num(0.0).sum())
 
 
@@ -169,7 +169,7 @@ class LabelHistograms:
 
 
 def normalised_entropy(counts: Tensor) -> float:
-    """Return the entropy of a histogram divided by its maximum; 1 if all classes are equal."""
+    """Return the entropy of a histogram divided by its maximum; 1 if all counts are equal."""
     shares = counts.double() / counts.sum().clamp_min(1)
     return float(-torch.xlogy(shares, shares).sum()) / log(max(2, len(counts)))
 
@@ -281,7 +281,7 @@ class SpeedMeasurement:
 
     case: SpeedCase
     execution: str = ""
-    """Execution path."""
+    """Execution path as text, such as "eager, float32, channels_last"."""
     failure: str = ""
     """Reason why nothing was measured; empty on success."""
     n_timed: int = 0

@@ -110,7 +110,7 @@ class FeedbackRecord:
     applied_in_version: str | None
     weight: float
     standing: bool
-    """True unless it was undone or replaced by a later answer of the same annotator."""
+    """True unless the answer was undone or replaced by a later one of the same annotator."""
     undone: bool
 
 

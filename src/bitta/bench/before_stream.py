@@ -37,7 +37,7 @@ class BeforeStream(Config, ABC):
     """The class, as module:Class. The module is also looked up in the working directory."""
 
     def check_experiment(self, experiment: "Experiment") -> None:
-        """Raise a `SettingError` if this preparation cannot come before this experiment."""
+        """Raise a `SettingError` if this experiment cannot use this preparation."""
 
     @abstractmethod
     def identity(self, context: "PreparationContext") -> Mapping[str, Any]:

@@ -108,7 +108,7 @@ def _advise_deletion(consequence: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds:
-    """Time of a run over all its processes, without work that a kill has lost."""
+    """Seconds of a run over all its processes. Work lost when one was killed is not counted."""
 
     start_up: float = 0.0
     """Time until the first batch is requested, without the time for making images."""

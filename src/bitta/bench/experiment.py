@@ -142,11 +142,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}.") from None
+        raise InputError(f"there is no file {str(path)!r}; give an existing TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error}); give a TOML file in UTF-8."
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{str(path)!r} is not valid TOML: {error}.") from None
+        raise InputError(f"{str(path)!r} is not valid TOML: {error}; correct it.") from None
 
 
 def override(table: dict[str, Any], assignment: str) -> None:
@@ -154,7 +156,9 @@ def override(table: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise SettingError(f"--set {assignment!r} does not have the form a.b=value.")
+        raise SettingError(
+            f"--set {assignment!r} does not have the form a.b=value, such as method.lr=1e-3."
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -162,7 +166,10 @@ def override(table: dict[str, Any], assignment: str) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise SettingError(f"--set {assignment!r}: {key!r} is a value, not a table.")
+            raise SettingError(
+                f"--set {assignment!r}: {key!r} is a value, not a table; name a setting in a "
+                "table, such as method.lr."
+            )
     table[keys[-1]] = value
 
 

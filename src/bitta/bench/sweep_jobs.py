@@ -69,7 +69,9 @@ def _find_files(paths: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         files = sorted(path.rglob("*.toml")) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"there is no TOML file in {str(path)!r}.")
+            raise InputError(
+                f"there is no TOML file in {str(path)!r}; give a folder of experiments."
+            )
         for file in files:
             found.setdefault(file.resolve(), file)
     return list(found.values())

@@ -132,7 +132,7 @@ class _DataSource:
 def _parse_sources(
     data_set: DataSet, locations: Sequence[str], checksums: Sequence[str]
 ) -> list[_DataSource]:
-    """Return the sources of a data set. Refuse those that cannot work before any download."""
+    """Return the sources of a data set. Refuse unusable ones now, before any download."""
     if checksums and len(checksums) != len(locations):
         raise SettingError(
             f"--sha256 is given {len(checksums)} times, --from {len(locations)} times; "
@@ -238,7 +238,9 @@ def _fetch(
             )
         return source.path, digest in data_set.md5.values()
     except OSError as error:
-        raise InputError(f"{str(source.path)!r} cannot be read ({error.strerror}).") from None
+        raise InputError(
+            f"{str(source.path)!r} cannot be read ({error.strerror}); check its permissions."
+        ) from None
 
 
 def _install(
@@ -356,7 +358,9 @@ def _write_sheet(domain: Domain, path: Path, seed: int) -> None:
     try:
         contact_sheet(domain.images[torch.arange(_N_SHEET_IMAGES)], path, seed=seed)
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written ({error.strerror}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be written ({error.strerror}); give another --sheet."
+        ) from None
     print(f"sheet: {path}")
 
 

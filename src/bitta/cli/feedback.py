@@ -115,7 +115,10 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
         # `splitlines` would also split at Unicode line separators, which a comment may hold.
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error}); "
+            'give a file that "bitta feedback export" wrote.'
+        ) from None
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 

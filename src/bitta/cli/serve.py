@@ -237,7 +237,10 @@ def _camera_rate(arguments: argparse.Namespace) -> float:
     if rate is None:
         return _DEFAULT_RATE if arguments.demo else 0.0
     if not arguments.demo:
-        raise SettingError(f"--rate {rate:g} was given without --demo; only a demo has a camera.")
+        raise SettingError(
+            f"--rate {rate:g} was given without --demo; only a demo has a camera. Add --demo, or "
+            "leave out --rate."
+        )
     if not 0 <= rate <= 1000:
         raise SettingError(f"--rate is {rate:g}; allowed: 0 to 1000 pictures per second.")
     return rate

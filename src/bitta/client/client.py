@@ -99,7 +99,7 @@ class Client(BaseClient):
     ) -> FeedbackReceipt:
         """Answer a question about a prediction, with `correct=` or with `verdict=`.
 
-        Return when the server has stored the answer on disk. `AnswerDetails` lists `details`.
+        Return when the server has stored the answer on disk. `AnswerDetails` describes `details`.
         """
         plan = self._plans.answer(prediction, correct=correct, verdict=verdict, **details)
         return self._run(plan)

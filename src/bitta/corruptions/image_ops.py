@@ -38,7 +38,8 @@ def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
 def smoothing_matrix(side: int, sigma: float, *, cut: float, mirror: bool) -> Tensor:
     """Return the matrix of a Gaussian blur along one axis, cut off at `cut` sigma.
 
-    Edge values are repeated outside. With `mirror`, the image is mirrored at its outer border.
+    Edge values are repeated outside. With `mirror`, the image is mirrored at its outer border
+    instead.
     """
     reach = int(cut * sigma + 0.5)
     if reach == 0:

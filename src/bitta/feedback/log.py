@@ -16,6 +16,7 @@ from bitta.types import Answer, Query, State
 
 _FORMAT = 1
 _QUERY_FIELDS = ("id", "step", "index", "position", "label")
+_HOW_TO_REPAIR = "restore the log, or record it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,16 @@ def read_log(path: Path) -> AnswerLog:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror}); give the path of a log."
+        ) from None
     *lines, _ = content.split(b"\n")
     tables = [_parse_line(text, path, number) for number, text in enumerate(lines, 1)]
     if not tables or (tables[0].get("bitta"), tables[0].get("format")) != ("answers", _FORMAT):
-        raise InputError(f"{str(path)!r} is not a log of answers that this version of bitta reads.")
+        raise InputError(
+            f"{str(path)!r} is not a log of answers that this version of bitta reads; give another "
+            "file."
+        )
     last = tables[-1] if tables[-1].get("end") is True else None
     body = tables[1:-1] if last else tables[1:]
     try:
@@ -111,11 +117,13 @@ def read_log(path: Path) -> AnswerLog:
             else None
         )
     except (TypeError, KeyError) as error:
-        raise InputError(f"{str(path)!r} holds a line that is not an answer ({error}).") from None
+        raise InputError(
+            f"{str(path)!r} holds a line that is not an answer ({error}); {_HOW_TO_REPAIR}."
+        ) from None
     if end is not None and end.answered != len(entries):
         raise InputError(
             f"{str(path)!r} holds {len(entries)} answers, but its last line counts {end.answered}; "
-            "lines have been lost or added."
+            f"lines have been lost or added; {_HOW_TO_REPAIR}."
         )
     return AnswerLog(entries, end, sha256(content).hexdigest())
 
@@ -126,7 +134,9 @@ def _parse_line(text: bytes, path: Path, number: int) -> dict[str, Any]:
     except ValueError:
         table = None
     if not isinstance(table, dict):
-        raise InputError(f"line {number} of {str(path)!r} is not a line of a log of answers.")
+        raise InputError(
+            f"line {number} of {str(path)!r} is not a line of a log of answers; {_HOW_TO_REPAIR}."
+        )
     return table
 
 
@@ -271,9 +281,9 @@ class FeedbackReplay:
     """Replays a log of `FeedbackRecorder`: the same answers in the same call of `collect`.
 
     The questions must be those of the recorded run; a different question raises an error. An
-    incomplete log raises an error too, unless `partial` is set. Then a warning is issued when the
-    recorded answers end. `end`, or the end of a `with` block without an error, checks that all
-    answers were replayed.
+    incomplete log raises an error too. With `partial` it is replayed, and a warning is issued when
+    its answers end. `end`, or the end of a `with` block without an error, checks that all answers
+    were replayed.
     """
 
     def __init__(self, path: str | Path, *, partial: bool = False) -> None:

@@ -385,7 +385,7 @@ class GradientAdapter(Adapter[G]):
         self._renew_optimiser()
 
     def state_dict(self) -> State:
-        """Add memories, optimiser and trained model."""
+        """Return the state, with memories, optimiser and trained model."""
         optimiser_state = self.optimiser.state_dict()["state"]
         is_separate = self.trained_model is not self.wrapped
         return super().state_dict() | {

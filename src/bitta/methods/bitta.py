@@ -263,7 +263,7 @@ class Bitta(GradientAdapter[BittaConfig]):
             self.stream.clear()
 
     def state_dict(self) -> State:
-        """Add the stream memory."""
+        """Return the state, with the stream memory."""
         stream = {} if self.stream is None else {"stream": self.stream.state_dict()}
         return super().state_dict() | stream
 

@@ -112,7 +112,7 @@ class Eta(UnsupervisedAdapter[EtaConfig]):
         self.mean_probs = None
 
     def state_dict(self) -> State:
-        """Add the moving mean of probabilities."""
+        """Return the state, with the moving mean of probabilities."""
         return super().state_dict() | {"mean_probs": self.mean_probs}
 
     def load_state_dict(self, state: State) -> None:
@@ -209,7 +209,7 @@ class Eata(Eta):
         self._start_fisher()
 
     def state_dict(self) -> State:
-        """Add the Fisher information, complete or not."""
+        """Return the state, with the Fisher information, complete or not."""
         collected = self._collected
         return super().state_dict() | {
             "fisher": dict(self.fisher),

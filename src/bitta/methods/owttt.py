@@ -85,9 +85,9 @@ def symmetric_divergence(one: Gaussian, other: Gaussian) -> Tensor:
 
 
 def otsu_threshold(scores: Tensor) -> Tensor:
-    """Return the threshold, one of 0, .01, ..., .99, that gives the two groups least variance.
+    """Return the threshold that minimises the variance within the two groups that it separates.
 
-    It is infinite if no threshold splits them.
+    It is one of 0, .01, ..., .99. It is infinite if none of these separates the scores.
     """
     values = scores.double()
     candidates = (
@@ -241,7 +241,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
         self._clear_stream()
 
     def state_dict(self) -> State:
-        """Add the scores, mean and covariance of the stream."""
+        """Return the state, with the scores, mean and covariance of the stream."""
         return super().state_dict() | {
             "queue": self._queue,
             "stream": self._stream.state_dict(),

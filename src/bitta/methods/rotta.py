@@ -287,7 +287,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         self.timely.clear()
 
     def state_dict(self) -> State:
-        """Add the memory of the stream."""
+        """Return the state, with the memory of the stream."""
         return super().state_dict() | {"timely": self.timely.state_dict()}
 
     def load_state_dict(self, state: State) -> None:

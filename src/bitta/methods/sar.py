@@ -86,7 +86,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         return self.make_sgd(momentum=self.config.momentum)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Compute the gradient in two passes: the second one at θ + ρ g / ‖g‖ of the first."""
+        """Compute the gradient in two passes: g at θ, then the one to use, at θ + ρ g / ‖g‖."""
         self._is_reliable = None
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):
@@ -120,7 +120,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         self.average = None
 
     def state_dict(self) -> State:
-        """Add the moving average."""
+        """Return the state, with the moving average."""
         return super().state_dict() | {"average": self.average}
 
     def load_state_dict(self, state: State) -> None:

@@ -175,7 +175,10 @@ class Simatta(GradientAdapter[SimattaConfig]):
         self.source_like.clear()
 
     def state_dict(self) -> State:
-        """Add anchors and source-like samples. The optimiser has no state between batches."""
+        """Return the state, with anchors and source-like samples.
+
+        The optimiser has no state between batches.
+        """
         return super().state_dict() | {
             "optimiser": {},
             "anchors": self.anchors.state_dict(),
@@ -315,7 +318,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         )
 
     def _n_clusters(self) -> int:
-        """Return the number of clusters. It grows with each batch, by at most `max_anchors`."""
+        """Return the number of clusters. Each batch adds some, at most `max_anchors` in total."""
         config = self.config
         return config.clusters + min(self.version * config.cluster_growth, config.max_anchors)
 
@@ -417,7 +420,10 @@ def find_uncertain_rows(entropies: Tensor, min_entropy: float) -> Tensor:
 
 
 def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> float:
-    """Return a = |A| / (|A| + |S|), at most a fifth while S is small; 1 if S is empty."""
+    """Return the weight of anchors in the loss, a = |A| / (|A| + |S|).
+
+    It is at most a fifth while S is small, and 1 if S is empty.
+    """
     if not n_source_like:
         return 1.0
     share = n_anchors / (n_anchors + n_source_like)

@@ -94,7 +94,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         return super().adapt(remembered, feedback)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Compute the gradient in two passes: the second one at θ + ρ g / ‖g‖ of the first."""
+        """Compute the gradient in two passes: g at θ, then the one to use, at θ + ρ g / ‖g‖."""
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):
             return super().compute_gradients(mixed, random_key)
@@ -110,7 +110,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         self.confident.clear()
 
     def state_dict(self) -> State:
-        """Add the memory of confident samples."""
+        """Return the state, with the memory of confident samples."""
         return super().state_dict() | {"confident": self.confident.state_dict()}
 
     def load_state_dict(self, state: State) -> None:

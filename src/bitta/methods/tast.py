@@ -144,7 +144,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
         self.support = None
 
     def state_dict(self) -> State:
-        """Add the support set."""
+        """Return the state, with the support set."""
         return super().state_dict() | {
             "support": None if self.support is None else self.support.state_dict()
         }

@@ -124,7 +124,8 @@ def build_model(architecture: str, **arguments: Any) -> nn.Module:
         inspect.signature(chosen.model_class).bind(**settings)
     except TypeError as error:
         raise SettingError(
-            f"{architecture} cannot be built with these arguments ({error})."
+            f"{architecture} cannot be built with these arguments ({error}); give n_classes, mean "
+            "and std, and leave out unknown arguments."
         ) from None
     with torch.random.fork_rng(devices=[]):  # torch initialises from the global generator
         return chosen.model_class(**settings)
@@ -140,7 +141,9 @@ def import_object(text: str, *, of: str) -> Any:
         sys.path.insert(0, os.getcwd())
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise SettingError(f"{of} {text!r} cannot be loaded ({error}).") from None
+        raise SettingError(
+            f"{of} {text!r} cannot be loaded ({error}); check the name and the working directory."
+        ) from None
     finally:
         sys.path.remove(os.getcwd())
 
@@ -152,7 +155,9 @@ def call_model_factory(text: str, *, of: str) -> nn.Module:
         with suppress(ValueError):  # builtins have no signature
             inspect.signature(factory).bind()
     except TypeError as error:
-        raise SettingError(f"{of} {text!r} cannot be called ({error}).") from None
+        raise SettingError(
+            f"{of} {text!r} cannot be called ({error}); give a function without required arguments."
+        ) from None
     model = factory()
     if not isinstance(model, nn.Module):
         raise SettingError(

@@ -51,7 +51,10 @@ def _load(path: Path) -> Mapping[Any, Any]:
     with open(path, "rb") as file:
         start = file.read(2)
     if not start.startswith(_FILE_SIGNATURES):
-        raise InputError(f"{str(path)!r} is neither safetensors nor a file of torch.save.")
+        raise InputError(
+            f"{str(path)!r} is neither safetensors nor a file of torch.save; save the weights with "
+            "torch.save(model.state_dict(), path)."
+        )
     try:
         with warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -67,7 +70,9 @@ def _loading_error(path: Path, error: Exception) -> InputError:
     forbidden = re.search(r"GLOBAL (\S+)", str(error))
     if forbidden is None:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        return InputError(f"{str(path)!r} is not a readable checkpoint ({reason[:80]}).")
+        return InputError(
+            f"{str(path)!r} is not a readable checkpoint ({reason[:80]}); copy or save it again."
+        )
     return InputError(
         f"{str(path)!r} holds an object of {forbidden[1]}, which could run code; open the file "
         "where it was made and save only the weights: torch.save(model.state_dict(), path)."
@@ -146,7 +151,10 @@ def import_checkpoint(
     load_weights(model, tensors, path=str(path), architecture=architecture)
     for name, tensor in model.state_dict().items():
         if not tensor.isfinite().all():
-            raise ModelError(f"{name} in {str(path)!r} holds values that are not finite.")
+            raise ModelError(
+                f"{name} in {str(path)!r} holds values that are not finite; give another "
+                "checkpoint."
+            )
     return ImportedModel(model.eval(), card, tuple(notes))
 
 
@@ -166,7 +174,7 @@ def _rename_tensors(
             changes[step] = changes.get(step, 0) + 1
         if name in kept:
             raise ModelError(
-                f"two keys in {path!r} stand for {name!r}; the second is {original!r}."
+                f"two keys in {path!r} stand for {name!r}; the second is {original!r}. Remove one."
             )
         kept[name] = tensor
     notes.extend(f"{change} in {count} keys" for change, count in changes.items())

@@ -142,7 +142,11 @@ def _read_file(
         raise InputError(f"there are no weights at {str(path)!r}; give an existing file.") from None
     except (SafetensorError, OSError) as error:
         is_other_format = path.suffix != ".safetensors"
-        hint = '; "bitta models import" converts other checkpoints' if is_other_format else ""
+        hint = (
+            '; "bitta models import" converts other checkpoints'
+            if is_other_format
+            else "; copy it again"
+        )
         raise InputError(
             f"{str(path)!r} is not a readable safetensors file ({error}){hint}."
         ) from None

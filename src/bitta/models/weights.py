@@ -48,8 +48,8 @@ class ModelCard:
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"the card in {path!r} cannot be read ({type(error).__name__}: {error}); "
-                "was it written by a newer version?"
+                f"the card in {path!r} cannot be read ({type(error).__name__}: {error}); if a "
+                "newer version of bitta wrote it, update bitta."
             ) from None
 
 

@@ -55,7 +55,8 @@ def _extract_part(output: Any, position: LogitsPosition) -> Any:
     except (LookupError, AttributeError, TypeError):
         parts = f"; it has {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise ModelError(
-            f"the model's {type(output).__name__} has no part {position!r} for logits{parts}."
+            f"the model's {type(output).__name__} has no part {position!r} for logits{parts}. "
+            "Set logits to a part that it has."
         ) from None
 
 

@@ -50,7 +50,8 @@ class SavedWeights:
             if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
                 raise InputError(
                     f"saved weights belong to another model; {name!r} is {saved.dtype} "
-                    f"{tuple(saved.shape)} there and {tensor.dtype} {tuple(tensor.shape)} here."
+                    f"{tuple(saved.shape)} there and {tensor.dtype} {tuple(tensor.shape)} here. "
+                    "Give a model of the same architecture."
                 )
             tensor.copy_(saved)
 

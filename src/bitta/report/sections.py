@@ -182,7 +182,9 @@ def _result_files(folder: Path) -> list[Path]:
     if not found:
         below = sorted({str(path.parent) for path in folder.glob("*/*.json")})
         hint = f" Its subfolders have results; give these: {' '.join(below)}" if below else ""
-        raise InputError(f"there is no result (*.json) in {str(folder)!r}.{hint}")
+        raise InputError(
+            f"there is no result (*.json) in {str(folder)!r}; give a folder with results.{hint}"
+        )
     return found
 
 

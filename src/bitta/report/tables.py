@@ -178,7 +178,7 @@ def _best_rows(
 
 
 def seeds_note(comparison: Comparison) -> str:
-    """Return a note on the seeds that ± is over, and on rows with fewer seeds."""
+    """Return a note on the seeds of the standard deviations, and on rows with fewer seeds."""
     section = comparison.section
     seeds = section.seeds
     if len(seeds) == 1:

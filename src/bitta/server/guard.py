@@ -417,7 +417,7 @@ def entropy(counts: Sequence[int]) -> float:
 
 
 def input_variety(inputs: Tensor) -> float:
-    """Return the mean over all pixels of a pixel's standard deviation over the samples."""
+    """Return the standard deviation over the samples, averaged over all pixels."""
     return float(inputs.float().std(0, correction=0).mean())
 
 

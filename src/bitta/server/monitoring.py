@@ -245,7 +245,7 @@ class RecentLatencies:
         self._next = (self._next + 1) % self.size
 
     def quantile(self, q: float) -> float | None:
-        """Return the smallest latency that at least a share q does not exceed; None if empty."""
+        """Return the q-quantile of the latencies (nearest rank); None if there are none."""
         require(0 < q <= 1, "q", q, "more than 0, at most 1")
         known = sorted(self._seconds)
         return known[ceil(q * len(known) - 1e-9) - 1] if known else None

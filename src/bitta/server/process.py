@@ -22,7 +22,7 @@ from bitta.server.logs import LogForwarder
 from bitta.server.settings import ServeSettings
 
 _KEEP_ALIVE_SECONDS = 65
-"""Longer than clients keep idle connections, so that the client closes them first."""
+"""Time after which the server closes an idle connection. Most clients close theirs earlier."""
 _MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of the request line and the headers."""
 

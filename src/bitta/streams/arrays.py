@@ -35,7 +35,8 @@ def read_arrays(path: str | Path) -> list[Domain]:
         if name not in arrays:
             raise InputError(
                 f"{str(path)!r} has no array {name!r}; it has "
-                f"{', '.join(sorted(arrays)) or 'no arrays'}."
+                f"{', '.join(sorted(arrays)) or 'no arrays'}. Write inputs and labels with "
+                "numpy.savez."
             )
     inputs, truth = as_images(arrays["inputs"], path), _parse_labels(arrays["labels"], path)
     names = arrays.get("domains", np.full(len(truth), "all"))

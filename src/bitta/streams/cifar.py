@@ -92,7 +92,7 @@ def _read_split(data_set: _CifarSet, folder: Path, *, train: bool) -> Domain:
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(data_set.classes):
         raise InputError(
             f"labels in {str(folder)!r} go from {labels.min()} to {labels.max()}, but "
-            f"{data_set.name} has 0 to {len(data_set.classes) - 1}; is this the right data set?"
+            f"{data_set.name} has 0 to {len(data_set.classes) - 1}; give the right data set."
         )
     return Domain(data_set.name, images, labels, data_set.classes)
 
@@ -155,7 +155,9 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error.strerror}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror}); check its permissions."
+        ) from None
 
 
 def _parse_binary(contents: Mapping[str, bytes], label_bytes: int) -> list[_ImagesAndLabels]:

@@ -171,7 +171,10 @@ def download(
     except BrokenPipeError:
         raise  # The reader of stdout has closed the pipe. The files are fine.
     except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written ({_describe_error(error)}).") from None
+        raise InputError(
+            f"{str(path)!r} cannot be written ({_describe_error(error)}); free some space or "
+            "choose another folder."
+        ) from None
     raise InputError(f"{url}: {mismatch}, twice; check the address and the checksum.")
 
 

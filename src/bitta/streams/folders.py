@@ -63,7 +63,7 @@ def build_domain(
         if class_name not in numbers:
             raise InputError(
                 f"class {class_name!r} of {name!r} is not one of the {len(numbers)} known classes "
-                f"(the first is {next(iter(numbers), 'none')!r}); is this the right folder?"
+                f"(the first is {next(iter(numbers), 'none')!r}); give the right folder."
             )
         if not class_files:
             raise InputError(

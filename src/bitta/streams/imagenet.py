@@ -239,7 +239,9 @@ def read_list(path: str | Path, root: str | Path) -> list[tuple[ImageFile, int]]
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the list {str(path)!r} cannot be read ({error}).") from None
+        raise InputError(
+            f"the list {str(path)!r} cannot be read ({error}); give an existing text file."
+        ) from None
     pairs = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

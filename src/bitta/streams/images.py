@@ -188,7 +188,8 @@ class DecodedImages(Images):
             few = [self.files[row].read() for row in _sample_rows(len(self.files))]
         except OSError as error:
             raise InputError(
-                f"{error.filename!r} cannot be read ({error.strerror}); was the folder moved?"
+                f"{error.filename!r} cannot be read ({error.strerror}); if the folder was moved, "
+                "give its new path."
             ) from None
         return hash_parts(str(self.geometry), *names, *few)
 
@@ -197,7 +198,9 @@ class DecodedImages(Images):
             with Image.open(io.BytesIO(file.read())) as opened:
                 picture = convert_to_rgb(opened)
         except FileNotFoundError:
-            raise InputError(f"there is no picture {file}; was the folder moved?") from None
+            raise InputError(
+                f"there is no picture {file}; if the folder was moved, give its new path."
+            ) from None
         except (*_DECODING_ERRORS, Image.DecompressionBombError) as error:
             raise InputError(
                 f"{file} is truncated or not a picture ({type(error).__name__}); replace it and "
@@ -282,7 +285,7 @@ def open_array(path: str | Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}.") from None
+        raise InputError(f"there is no file {str(path)!r}; give an existing file.") from None
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             f"{str(path)!r} is truncated or not an .npy file of numbers ({error}); "

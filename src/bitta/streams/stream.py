@@ -33,9 +33,9 @@ class Arrangement:
     """Order of the domains in a stream, and of the samples in each domain."""
 
     order: str = "continual"
-    """continual, mixed, gradual, recurring, single (reset before each domain)."""
+    """Order of domains: continual, mixed, gradual, recurring, single (reset before each domain)."""
     labels: str = "iid"
-    """iid, or dirichlet (equal labels arrive together, in runs)."""
+    """Order of samples in a domain: iid, or dirichlet (equal labels arrive together, in runs)."""
     beta: float = 0.1
     """Parameter of the Dirichlet distribution. A smaller value gives longer runs."""
     rounds: int = 3

@@ -103,7 +103,7 @@ def extract(
         ) from None
     if not n_files:
         missing = f"nothing in {member!r}" if member else "no files"
-        raise InputError(f"{str(archive)!r} holds {missing}; is it the right archive?")
+        raise InputError(f"{str(archive)!r} holds {missing}; give the right archive.")
     on_progress(size, size)
 
 
@@ -177,4 +177,6 @@ def _relative_name(name: str, member: str) -> str:
 
 
 def _unsafe_error(archive: str | Path, reason: str) -> InputError:
-    return InputError(f"{str(archive)!r} is not safe to unpack: {reason}; no file was kept.")
+    return InputError(
+        f"{str(archive)!r} is not safe to unpack: {reason}; no file was kept. Give another archive."
+    )

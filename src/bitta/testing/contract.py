@@ -239,7 +239,7 @@ def answers_change_the_weights(subject: Subject) -> None:
 def repeated_answers_replace_and_unknown_fail(subject: Subject) -> None:
     """A repeated answer is accepted. Another verdict replaces it until it was learned from.
 
-    After that, another verdict is refused. So is an answer to an unknown question.
+    After that, another verdict is refused. An answer to an unknown question is refused, too.
     """
     with subject.session() as session:
         query = session.predict(subject.batch(0)).queries[0]

@@ -102,7 +102,7 @@ class _FusedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate also through mean and variance."""
+        """Return the gradients of x, weight and bias. Mean and variance also depend on x."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         x, weight, statistics = ctx.saved_tensors

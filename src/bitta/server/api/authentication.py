@@ -56,7 +56,7 @@ class Authenticator:
         self.sessions = SessionCookies(secret, seconds=int(settings.session_hours * 3600))
 
     async def authorize(self, request: Request, roles: Collection[Role]) -> Caller:
-        """Return the caller. Refuse other roles than these, and keys above their rate."""
+        """Return the caller. Refuse a role that is not in `roles`, and a key above its rate."""
         caller = await self.authenticate(request)
         request.scope["state"]["key_id"] = caller.id
         if wait_seconds := self._requests.take(caller.id):
@@ -259,7 +259,7 @@ def _token_from_header(header: str | None) -> str | None:
 
 
 def _require_same_site(request: Request) -> None:
-    """Refuse a change that another site's page requests with the cookie of its visitor."""
+    """Refuse cross-site requests that change something (CSRF). Browsers add the cookie to them."""
     if request.method in _SAFE_METHODS or request.headers.get("x-bitta") == "1":
         return
     if request.headers.get("sec-fetch-site") == "same-origin":

@@ -127,7 +127,7 @@ def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _on_unexpected_exception(request: Request, error: Exception) -> JSONResponse:
-    """Return status 500. It sets the headers itself: Starlette sends it outside our middleware."""
+    """Return status 500 with all headers. Starlette sends this response outside our middleware."""
     request_id = request.scope.get("state", {}).get("request_id", "")
     sentence = (
         f"the server failed ({type(error).__name__}); search its log for the request {request_id}."

@@ -57,7 +57,7 @@ def inference_router() -> APIRouter:
 
 
 def install_fast_inference_routes(app: FastAPI) -> None:
-    """Put routes for inference first that skip FastAPI's routing and dependencies.
+    """Insert inference routes before all others. They skip FastAPI's routing and dependencies.
 
     They do the same as the `_infer` routes of `inference_router`, which remain for the OpenAPI
     document. Inference is by far the most frequent request.

@@ -104,7 +104,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _route_pattern(scope: Scope) -> str:
-    """Return the pattern of the path. Ids in paths would create a metric series each."""
+    """Return the pattern of the path. With full paths, every id would be a metric series."""
     route = scope.get("route")
     return "none" if route is None else str(route.path)
 

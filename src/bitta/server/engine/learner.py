@@ -217,7 +217,7 @@ class Learner:
 
     @torch.no_grad()
     def _limit_distance(self) -> None:
-        """Pull weights that have moved too far back to the limit, towards the source weights."""
+        """Move weights beyond the limit towards the source weights, until they are at the limit."""
         limit = self.max_distance
         if not limit or (distance := self.distance) <= limit:
             return

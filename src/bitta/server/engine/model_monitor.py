@@ -224,7 +224,7 @@ class MonitorStateFile:
             _log.warning("the guard starts without a state; cannot use %s: %s", _FILE_NAME, error)
 
     def write(self, *, now: bool = False) -> None:
-        """Write the state if 5 seconds have passed, or `now`. A full disk is only logged."""
+        """Write the state if `now` or if the last write is 5 seconds ago. Only log a full disk."""
         if not now and monotonic() - self._written_at < _WRITE_SECONDS:
             return
         self._written_at = monotonic()
