@@ -72,8 +72,8 @@ def _change_colours(x: Tensor, rng: torch.Generator, orders: list[list[int]]) ->
 def _transform(x: Tensor, rng: torch.Generator) -> Tensor:
     """Rotate, scale and shift images about their centre, with a border for the blur.
 
-    Edge values are repeated outside. The result is that of padding by half a side before, and
-    cropping after the transformation.
+    Edge values are repeated outside. The result is the same as padding the images by half a side,
+    transforming them, and cropping them to their original size.
     """
     height, width = x.shape[-2:]
     angle = _draw_uniform(x, radians(-15), radians(15), rng)[..., 0]

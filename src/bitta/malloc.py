@@ -10,9 +10,8 @@ def keep_freed_memory() -> None:
     """Let the C library reuse large blocks instead of requesting new pages from the system.
 
     Every batch frees and allocates the same hundreds of megabytes, and requesting a page costs more
-    than writing to it. All threads share one heap: with a heap each, every thread of a server would
-    keep as much memory as its largest task needed. Other C libraries have no such setting; nothing
-    changes for them.
+    than writing to it. All threads share one heap. If each thread of a server had its own heap, it
+    would keep as much memory as its largest task needed. With other C libraries this does nothing.
     """
     try:
         library = ctypes.CDLL(None)
@@ -28,7 +27,7 @@ def give_back_freed_memory() -> None:
 
     Freed memory is only useful if the next block fits into it. If a small block is placed in a
     large hole, the next large block no longer fits there: the heap grows, and the rest of the hole
-    stays unused. Other C libraries have no such call; nothing changes for them.
+    stays unused. With other C libraries this does nothing.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)

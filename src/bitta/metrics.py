@@ -78,7 +78,7 @@ def _zeros() -> list[float]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Fifteen equal-width confidence bins with count, confidence and number correct of each."""
+    """Number of samples, sum of confidences and number correct in 15 equally wide bins."""
 
     count: list[float] = field(default_factory=_zeros)
     confidence: list[float] = field(default_factory=_zeros)
@@ -150,7 +150,7 @@ class LabelHistograms:
         }
 
     def state_dict(self) -> State:
-        """Return both as lists. Domain names may hold any character, so they cannot be keys."""
+        """Return equally long lists. Domain names may hold any character, so they are not keys."""
         domains = list(self.served)
         return {
             "domains": domains,

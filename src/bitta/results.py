@@ -226,7 +226,7 @@ def read_table(path: str | Path, *, format_number: int, kind: str) -> dict[str, 
     if (given := table.pop("format")) != format_number:
         raise InputError(
             f"{str(path)!r} is a {kind} of format {given}; this version of bitta reads "
-            f"{format_number}. Run it again."
+            f"{format_number}. Repeat the run that made it."
         )
     return table
 
@@ -236,7 +236,7 @@ def _unreadable_error(path: str | Path, kind: str, reason: str) -> UnreadableFil
 
 
 def steps_to_columns(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Return a list per field: domains as runs [name, length], losses as a list per term."""
+    """Return a list per field. Domains are run-length encoded; losses are a list per term."""
     columns: dict[str, Any] = {
         name: [getattr(step, name) for step in steps] for name in _STEP_FIELDS
     }

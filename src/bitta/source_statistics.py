@@ -28,7 +28,7 @@ class SourceStatistics:
     """Mean feature by predicted class; zero for a class that was never predicted."""
     mean: Tensor  # (features,)
     covariance: Tensor  # (features, features)
-    """Covariance of all features, divided by their number."""
+    """Covariance of the features, with the number of images as divisor."""
     fisher: Mapping[str, Tensor]
     """Diagonal Fisher information of scale and shift of normalisation layers, by name."""
     n: int

@@ -95,7 +95,7 @@ def test_run_prints_clean_accuracy(tmp_path, capsys):
         "[forgetting]\nn_samples = 20\n"
     )
     out = ran(path, tmp_path, capsys)
-    assert re.search(r"\nclean: ([\d.]+) % right before, \1 % after, of 20 images\n", out)
+    assert re.search(r"\n.* 20 clean images: ([\d.]+) % before .*, \1 % after .*\n", out)
 
 
 def test_second_process_for_the_same_result_is_refused(tmp_path, capsys):

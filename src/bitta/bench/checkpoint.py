@@ -28,7 +28,7 @@ from bitta.version import NUMERICS_VERSION
 _SECONDS_BETWEEN_LOCK_ATTEMPTS = 0.1
 _PATH_SEPARATOR = "; then "
 OTHER_ORIGINS = {"stream": "another stream", "source_weights": "other source weights"}
-"""Parts of the origin of a result. The values name a different one in an error message."""
+"""Text for the error message if a part of a result's origin differs, by the name of the part."""
 
 OutdatedPolicy = Literal["refuse", "rerun", "keep"]
 """Treatment of results with another numerics version."""
@@ -108,7 +108,7 @@ def _advise_deletion(consequence: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds:
-    """Seconds of a run over all its processes. Work lost when one was killed is not counted."""
+    """Seconds of a run over all its processes. Work that a killed process lost is not counted."""
 
     start_up: float = 0.0
     """Time until the first batch is requested, without the time for making images."""

@@ -72,9 +72,9 @@ class Recipe(Config):
     batch_size: int = 128
     """Images per update."""
     lr: float = 0.1
-    """Step size at the beginning."""
+    """Learning rate at the beginning."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """Schedule of the step size. cosine lowers it to 0."""
+    """Schedule of the learning rate. cosine lowers it to 0."""
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
     weight_decay: float = 5e-4
@@ -121,9 +121,9 @@ def read_recipe(path: str | Path) -> Recipe:
 
 
 class Trainer:
-    """Updates a model batch by batch. On a GPU, forward and backward pass replay a CUDA graph.
+    """Updates a model batch by batch. On a GPU, forward and backward pass run as a CUDA graph.
 
-    The step size depends on the number of the update only, so training can be resumed.
+    The learning rate depends on the number of the update only, so training can be resumed.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, *, n_updates: int) -> None:
@@ -155,14 +155,14 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """Step size of the next update."""
+        """Learning rate of the next update."""
         if self.recipe.schedule == "constant":
             return self.recipe.lr
         return self.recipe.lr * (1 + math.cos(math.pi * self.n_updates_done / self.n_updates)) / 2
 
     @torch.no_grad()
     def count_correct(self, images: Tensor, labels: Tensor) -> int:
-        """Count the correct labels, in full precision."""
+        """Count the correct predictions, computed in full precision."""
         pixels = self._as_pixels(images.to(self.device))
         largest, predicted = self.model(pixels).max(-1)
         return int(((predicted == labels.to(self.device)) & largest.isfinite()).sum())
@@ -232,7 +232,7 @@ class EpochRecord:
     number: int
     loss: float
     accuracy: float | None
-    """Percentage of correct labels on the first held-out set; None if it was not measured."""
+    """Percentage of correct predictions on the first held-out set; None if it was not measured."""
     seconds: float
 
 
@@ -454,7 +454,7 @@ def _head_tensors(architecture: str, arguments: Mapping[str, Any]) -> set[str]:
 
 
 def _measure_accuracy(trainer: Trainer, domain: Domain) -> float:
-    """Return the percentage of correct labels."""
+    """Return the percentage of correct predictions."""
     trainer.model.eval()
     rows = torch.arange(len(domain.labels)).split(500)
     n_correct = sum(

@@ -39,7 +39,7 @@ _SMALL_CASE_SIZE = 4
 """Batch size and memory capacity of the small cases on which operations are counted."""
 _PIXEL_STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
-"""Sides of the timed matrices. They occupy the whole device and take a second or two."""
+"""Sides of the timed matrices. Their products occupy the whole device for a second or two."""
 _N_MATMUL_WARM_UP, _N_MATMUL = 3, 10
 _DEFAULT: Mapping[str, Any] = {
     "model": "resnet18", "n_classes": 10, "batch": 64, "n_queries": 3, "memory": 64, "passes": 4,
@@ -161,7 +161,7 @@ class AlternatingAnnotator:
         self._open += queries
 
     def collect(self) -> list[Answer]:
-        """Answer by the number of the question."""
+        """Answer "correct" to questions with an even id, and "incorrect" to the others."""
         answers = [Answer(query, query.id % 2 == 0) for query in self._open]
         self._open = []
         return answers
@@ -274,7 +274,7 @@ def measure_speed(
             failure = str(error)
         else:
             raise
-    # Outside of the handler, because its traceback keeps tensors alive.
+    # Free memory outside of the handler: inside, the traceback still refers to tensors.
     _free_memory(conditions.device)
     return SpeedMeasurement(case=case, failure=failure)
 

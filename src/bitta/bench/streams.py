@@ -181,7 +181,7 @@ class CleanImages:
         return len(self._rows)
 
     def accuracy(self, predict: PredictLabels) -> float:
-        """Return the percentage of correct labels."""
+        """Return the percentage of correct predictions."""
         n_correct = 0
         for rows in self._rows.split(self._batch_size):
             labels = predict(as_floats(self._domain.images[rows])).cpu()

@@ -248,7 +248,7 @@ class _WorkerPool:
 
 
 class _WorkerProcess:
-    """One worker, seen from the sweep."""
+    """Handle of a worker process: its standard input, its report pipe and its current run."""
 
     def __init__(self, command: WorkerCommand, log: Path, environment: dict[str, str]) -> None:
         self.run: RunStatus | None = None

@@ -128,6 +128,6 @@ def _clean_line(result: RunResult) -> str:
     if (clean := result.extra.get("clean")) is None:
         return ""
     return (
-        f"clean: {clean['before']:.1f} % right before, {clean['after']:.1f} % after, of "
-        f"{clean['n_samples']} images"
+        f"accuracy on {clean['n_samples']} clean images: {clean['before']:.1f} % before the "
+        f"stream, {clean['after']:.1f} % after it"
     )

@@ -47,12 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     outdated.add_argument(
         "--rerun",
         action="store_true",
-        help="replace results of another numerics version",
+        help="replace results of code that computed other numbers (another numerics version)",
     )
     outdated.add_argument(
         "--keep",
         action="store_true",
-        help="keep results of another numerics version",
+        help="keep results of code that computed other numbers (another numerics version)",
     )
 
 

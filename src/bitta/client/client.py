@@ -79,7 +79,7 @@ class Client(BaseClient):
         self._http = httpx.Client(transport=transport, **self._client_options(key))
 
     def predict(self, images: Image | Sequence[Image]) -> list[ServedPrediction]:
-        """Serve one image or several: bytes, paths, Pillow images, arrays or torch tensors."""
+        """Return a prediction per image: bytes, paths, Pillow images, arrays or torch tensors."""
         return self._run(self._plans.predict(images))
 
     def next_question(self, *, wait: float = 0) -> AskedQuestion | None:
@@ -107,7 +107,7 @@ class Client(BaseClient):
     def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> FeedbackReceipt:
-        """Send the click on a thumbs-up or thumbs-down button. A second click changes nothing."""
+        """Send a click on thumbs up or thumbs down. A second click on the same changes nothing."""
         return self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     def undo(self, feedback_id: str) -> UndoReceipt:
@@ -172,7 +172,7 @@ class AsyncClient(BaseClient):
         self._http = httpx.AsyncClient(transport=transport, **self._client_options(key))
 
     async def predict(self, images: Image | Sequence[Image]) -> list[ServedPrediction]:
-        """Serve images. See `Client.predict`."""
+        """Return a prediction per image. See `Client.predict`."""
         return await self._run(self._plans.predict(images))
 
     async def next_question(self, *, wait: float = 0) -> AskedQuestion | None:
@@ -194,7 +194,7 @@ class AsyncClient(BaseClient):
     async def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> FeedbackReceipt:
-        """Send the click on a thumbs button. See `Client.thumbs`."""
+        """Send a click on thumbs up or thumbs down. See `Client.thumbs`."""
         return await self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     async def undo(self, feedback_id: str) -> UndoReceipt:

@@ -29,7 +29,7 @@ _MAX_BYTES = 32 * 2**20
 
 
 def pack_images(images: Image | Sequence[Image], shape: tuple[int, ...]) -> Iterator[InputTensor]:
-    """Yield one tensor per request. `shape` is the shape of one array image."""
+    """Yield one tensor per request. `shape` is the shape of one image as an array."""
     if isinstance(images, list | tuple):
         if not images:
             return

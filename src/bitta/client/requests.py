@@ -42,7 +42,7 @@ Record = TypeVar("Record", AskedQuestion, FeedbackReceipt, Lease, UndoReceipt)
 MAX_POLL_SECONDS = 25
 """Longest time for which a server holds a request for the next question."""
 _HELD_SECONDS = 0.5
-"""If "no question" comes faster than this, the server does not hold requests until there is one."""
+"""If the response "no question" comes faster than this, the server does not hold requests."""
 _POLL_INTERVAL_SECONDS = 1.0
 """Time between two requests to a server that does not hold them."""
 _BUSY_STATUSES = frozenset({429, 503})
@@ -129,7 +129,7 @@ class RequestPlans:
         self._rng = Random()
 
     def predict(self, images: Image | Sequence[Image]) -> Plan[list[ServedPrediction]]:
-        """Serve images, in as many requests as they need."""
+        """Fetch a prediction per image, with as many requests as needed."""
         if self._model_input is None:
             model = self._model or (yield from self._send(only_model_request()))
             self._model_input = yield from self._send(model_input_request(model))
@@ -217,7 +217,7 @@ class RequestPlans:
 class RetryPolicy:
     """Retries with delays that double.
 
-    A random factor keeps many clients from returning at the same moment.
+    A random factor keeps many clients from retrying at the same moment.
     """
 
     n_retries: int = 5

@@ -52,8 +52,9 @@ class Human:
             if self._learned[query_id] == bool(correct):
                 return
             raise FeedbackError(
-                f"question {query_id} was already learned from as "
-                f"{'correct' if self._learned[query_id] else 'incorrect'}; it cannot change now."
+                f"question {query_id} was answered with "
+                f"{'correct' if self._learned[query_id] else 'incorrect'}, and this answer was "
+                "learned from; it cannot be changed."
             )
         if isinstance(query_id, int) and 0 <= query_id < self._next_id:
             raise FeedbackError(

@@ -298,7 +298,7 @@ class GradientAdapter(Adapter[G]):
         )
 
     def make_adam(self, *, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-        """Return Adam with the default moments, fused if the execution path has it."""
+        """Return Adam with the default betas, fused if the execution path has it."""
         fused = self.trained_model.execution.fused
         return torch.optim.Adam(
             self.parameters,

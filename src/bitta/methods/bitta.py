@@ -106,7 +106,7 @@ class BittaConfig(MectaConfig, GradientConfig):
     def _check_combinations(self) -> None:
         # Backward repeats the forward pass of a micro batch. By then the noise has been removed.
         is_possible = self.policy != "ensemble" or not self.micro_batch
-        allowed = "0 with policy='ensemble', where memory='low' saves memory"
+        allowed = "0 with policy='ensemble'; to save memory, set memory='low'"
         require(is_possible, "micro_batch", self.micro_batch, allowed)
         uses_batch = self.mecta == "off" or self.adapt_statistics == "batch"
         require(uses_batch, "mecta", self.mecta, "'off' with adapt_statistics='running'")

@@ -2,7 +2,7 @@
 
 Lee et al., ICLR 2024, https://openreview.net/forum?id=9w3iw8wDuE
 Departures from the authors' code: the served label comes from a separate forward pass before the
-update (the same label). The top layers are found by structure instead of by name. Pixels are
+update. It is the same label. The top layers are found by structure instead of by name. Pixels are
 shuffled separately for each image, and the occluded window is the central half of an image of any
 size. The code published with BiTTA does not have this method; preset `reference` makes it learn
 from answers as the baselines in that code do.

@@ -3,13 +3,14 @@
 Niu et al., ICML 2022, https://proceedings.mlr.press/v162/niu22a.html
 
 ETA is EATA without its penalty. Departures from the authors' code: the served label comes from a
-separate forward pass before the update (the same label). If no sample is selected, the method still
-learns from answers; the code published with BiTTA drops them.
+separate forward pass before the update. It is the same label. If no sample is selected, the method
+still learns from answers; the code published with BiTTA drops them.
 
-Further departures of EATA: the penalty acts in every update that is made. The authors compute the
-Fisher information from source images (`source_statistics`), the code published with BiTTA from the
-first images of the stream before it adapts. Without a file we compute it from the stream as its
-images arrive, at the source weights. There is no penalty until enough images have arrived.
+Further departures of EATA: an update includes the penalty even if it learns from answers only. The
+authors compute the Fisher information from source images (`source_statistics`), the code published
+with BiTTA from the first images of the stream before it adapts. Here, without a file, it is
+computed from the stream as the images arrive, at the source weights. There is no penalty until
+enough images have arrived.
 """
 
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ class EtaConfig(MectaConfig, UnsupervisedConfig):
     """Limit ε of the cosine with the moving mean of probabilities. Samples above it are redundant.
     The authors use .4 on CIFAR and .05 on ImageNet, the BiTTA paper .5."""
     moving_average: float = 0.1
-    """Weight of a batch in that moving mean."""
+    """Weight of a batch in the moving mean of probabilities."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reference": {**PUBLISHED_BASELINE, "weight_decay": 5e-4},

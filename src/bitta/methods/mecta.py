@@ -20,7 +20,7 @@ from bitta.nn import BatchNormCall, Normaliser, batch_norms
 from bitta.seeding import RandomKey
 
 _VARIANCE_EPS = 1e-3
-"""Added to both variances in the distance."""
+"""Constant added to both variances in `gaussian_distance`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class MectaConfig(Config):
     mecta_prune: float = 0.7
     """Share q of the channels of a BatchNorm layer that are not stored for the gradient."""
     mecta_gate: float = 0.00125
-    """Threshold of the rate. A layer with a lower rate does not learn. The default is the authors'
-    value for CIFAR-10 and ImageNet."""
+    """Threshold of the rate at which the statistics of a layer follow the stream. A layer at or
+    below it does not learn. The default is the authors' value for CIFAR-10 and ImageNet."""
     mecta_rate: float = 0.1
-    """Rate at which the statistics follow the stream without the gate."""
+    """Rate at which the statistics follow the stream if mecta is "fixed"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,8 @@ class MectaNorm(Normaliser):
 
     The buffers change inside `observing`, and once at the end of `updating`, to the mean over all
     passes made inside `recording`. Any other forward pass normalises by the moved statistics and
-    leaves the buffers unchanged. Channels are dropped and layers gated inside `updating` only.
+    leaves the buffers unchanged. Channels are dropped, and layers are gated, inside `updating`
+    only.
     """
 
     follows_stream: ClassVar[bool] = True
@@ -108,7 +109,7 @@ class MectaNorm(Normaliser):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Move the running statistics with every forward pass inside."""
+        """Move the running statistics with every forward pass inside the block."""
         self._is_observing = True
         try:
             yield

@@ -1,11 +1,12 @@
-"""OWTTT: align features with those of the source, near the prototypes of their classes.
+"""OWTTT: classify by source prototypes, and align the features of the stream with the source.
 
 Li et al., ICCV 2023, "On the Robustness of Open-World Test-Time Training".
-Departures from the authors' code, which expects classes that the source does not know: there are no
-such classes here, so their pool of samples is left out. The cross-entropy on known classes keeps
-its half weight and is always used. Otsu's threshold only excludes samples that are too far from
-every prototype. A batch is served before it is learned from. Both terms make one update. The
-default learning rate is a tenth of the authors', who use batches of 256.
+Departures from the authors' code: it expects samples of classes that the source does not know, and
+keeps a pool of them. Here all classes are known, and there is no pool. The cross-entropy on known
+classes keeps its half weight and is always used. Otsu's threshold only excludes samples that are
+too far from every prototype. A batch is served before it is learned from. Both terms of the loss
+are used in the same update. The default learning rate is a tenth of the authors', who use batches
+of 256.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class Gaussian:
     mean: Tensor  # (features,)
     covariance: Tensor  # (features, features)
     n: int = 0
-    """Number of features that they were computed from."""
+    """Number of samples that they were computed from."""
 
     def to(self, device: torch.device) -> "Gaussian":
         """Return a copy on a device."""
@@ -41,7 +42,7 @@ class Gaussian:
         return Gaussian(mean, covariance, self.n)
 
     def emptied(self) -> "Gaussian":
-        """Return a Gaussian of no features, with the same dimensions."""
+        """Return a Gaussian of no samples, with the same dimensions."""
         return Gaussian(torch.zeros_like(self.mean), torch.zeros_like(self.covariance))
 
     def detach(self) -> "Gaussian":
@@ -49,12 +50,12 @@ class Gaussian:
         return Gaussian(self.mean.detach(), self.covariance.detach(), self.n)
 
     def moved(self, features: Tensor, *, horizon: int) -> "Gaussian":
-        """Return the Gaussian with features added, (batch, features).
+        """Return the Gaussian with the features of a batch added, (batch, features).
 
-        After `horizon` features, mean and covariance are moving averages.
+        After `horizon` samples, mean and covariance are moving averages.
         """
         n_new, total = len(features), self.n + len(features)
-        # At least the batch size: a higher rate would make the covariance negative.
+        # Divide by at least the batch size: a higher rate could make a variance negative.
         rate = 1 / max(n_new, min(total, horizon))
         centred = features - self.mean
         shift = rate * centred.sum(0)

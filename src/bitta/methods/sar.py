@@ -2,11 +2,11 @@
 
 Niu et al., ICLR 2023, https://openreview.net/forum?id=g2YraF75Tj
 Departures from the authors' code: the served label comes from a separate forward pass before the
-update (the same label). The top layers are found by structure instead of by name. Departure from
-the code published with BiTTA: recovery depends on the entropy only. In that code it also depends on
-the loss on answers, which cannot fall below the threshold, so one correct answer disables recovery.
-As in both codes, a batch without reliable samples still makes an update with zero gradients, and
-recovery restores the weights but neither the momentum nor the moving average.
+update. It is the same label. The top layers are found by structure instead of by name. Departure
+from the code published with BiTTA: recovery depends on the entropy only. In that code it also
+depends on the loss on answers, which cannot fall below the threshold, so one correct answer
+disables recovery. As in both codes, a batch without reliable samples still makes an update with
+zero gradients, and recovery restores the weights but neither the momentum nor the moving average.
 """
 
 from collections.abc import Mapping

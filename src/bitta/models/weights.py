@@ -135,7 +135,7 @@ def _parse_card(metadata: Mapping[str, str], path: str | Path) -> ModelCard:
 
 
 def to_half_precision(tensor: Tensor) -> Tensor:
-    """Return a tensor in half precision. Other types and too large values stay as they are."""
+    """Return a tensor in half precision, or unchanged if it holds integers or too large values."""
     if not tensor.is_floating_point():
         return tensor
     half = tensor.to(torch.float16)

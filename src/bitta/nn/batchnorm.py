@@ -102,7 +102,7 @@ def use_statistics(
     kernels: bool = False,
     normaliser: Normaliser | None = None,
 ) -> Iterator[None]:
-    """Choose the statistics of every BatchNorm layer for the forward passes inside.
+    """Choose the statistics of every BatchNorm layer for the forward passes inside the block.
 
     Args:
         model: The model, in evaluation mode.

@@ -251,7 +251,7 @@ class PreparedModel:
     def _check_layout(self, inputs: Tensor) -> None:
         """Check once if the model accepts channels-last images; otherwise use contiguous ones.
 
-        A model that calls `Tensor.view` may not accept them.
+        A model that calls `Tensor.view` may not accept channels-last images.
         """
         if self._layout_is_checked:
             return

@@ -92,7 +92,7 @@ def _find_blocks(
 ) -> Iterator[tuple[type[nn.Module], list[tuple[str, nn.Module]]]]:
     """Yield children of the same type that have children themselves.
 
-    In a container all children must have the type, in another module at least two.
+    In a container, all children must have this type. In any other module, at least two must.
     """
     children = [(name, child) for name, child in parent.named_children()]
     compound = [(name, child) for name, child in children if _is_compound(child)]
@@ -201,7 +201,7 @@ def find_head(model: nn.Module, forward: Callable[[], Tensor]) -> str:
 
 @contextmanager
 def record_inputs(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the inputs of a module in the forward passes inside."""
+    """Record the inputs of a module in the forward passes inside the block."""
     recorded: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _module, inputs: recorded.append(inputs[0]))
     try:

@@ -98,7 +98,7 @@ def restore_stochastically(
 def perturbed_weights(
     model: nn.Module, *, size: float, random_key: RandomKey, number: int = 0
 ) -> Iterator[None]:
-    """Add Gaussian noise to the weights in the forward passes inside.
+    """Add Gaussian noise to the weights in the forward passes inside the block.
 
     Gradients reach the original weights. `size` is relative to the standard deviation of each
     tensor. Each `number` has its own noise. The noisy weights are at new addresses each time, so
@@ -141,7 +141,7 @@ def _add_noise(weight: Tensor, size: float, rng: torch.Generator) -> Tensor:
 
 @contextmanager
 def sam_ascent(parameters: Sequence[nn.Parameter], *, rho: float) -> Iterator[None]:
-    """Set the parameters to θ + ρ g / ‖g‖ inside, with their gradient g. Restore θ at the end."""
+    """Set the parameters to θ + ρ g / ‖g‖, with their gradient g. Restore θ after the block."""
     gradients = [(p, p.grad) for p in parameters if p.grad is not None]
     originals = [(parameter, parameter.detach().clone()) for parameter, _ in gradients]
     # One norm over all parameters. Without gradients nothing moves.

@@ -50,7 +50,7 @@ class Comparison:
     """All tables of the paper that were given; empty for a report without a paper."""
 
     def difference_to_paper(self, row: Row) -> float | None:
-        """Return our mean minus the paper's in points. Each domain counts once, as there."""
+        """Return our mean minus the paper's in points. Each domain counts once, as in the paper."""
         match = self.paper_matches.get(row.name)
         return None if match is None else row.domain_mean.mean - match.mean
 
@@ -120,10 +120,10 @@ class Comparison:
 def compare(
     section: Section, *, paper: PaperTables = NO_PAPER, against: str | None = None
 ) -> Comparison:
-    """Match our rows to the paper's, and test them against one of them.
+    """Match our rows to the paper's, and test them against a baseline row.
 
-    `against` names that row. Without it, or if the section has no such row, it is BiTTA, else the
-    best row.
+    `against` names the baseline. Without it, or if the section has no such row, the baseline is
+    BiTTA, or the best row if there is no BiTTA.
     """
     tables = tables_for(section, paper)
     matches = match_rows(section, tables)

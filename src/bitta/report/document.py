@@ -156,7 +156,7 @@ def _wrap(lines: Sequence[str], terminal: Terminal) -> Iterator[str]:
 
 
 def _markdown_note(note: str) -> str:
-    """Return a list item. An indented note becomes an item of the note before."""
+    """Return a list item. An indented note becomes a sub-item of the previous note."""
     text = note.strip().replace("*", "\\*")
     return f"  * {text}" if note.startswith(" ") else f"* {text}"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HASH_DIGITS = 12
 _LARGE_SVG = 150_000
-"""Length of an SVG from which a PNG is tried as well."""
+"""Length above which an SVG is compared with a PNG. The shorter one is used."""
 _PNG_DPI = 160
 
 

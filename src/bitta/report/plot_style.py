@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Okabe & Ito, 2008, without their yellow, which is too pale for a line.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-# More colours. With any colour vision they differ from those above and their shades.
+# More colours. Colour-blind readers can tell them from those above and from their shades.
 SAND, VIOLET, BROWN, MID_GREY = "#C0A860", "#4818A8", "#603018", "#696969"
 GREY, DARK_GREY, LIGHT_GREY = "#999999", "#595959", "#D9D9D9"
 
@@ -196,8 +196,8 @@ def select_rows(
 ) -> RowSelection:
     """Select the source model, BN-Stats and BiTTA, then other methods, then further rows.
 
-    The best row of a method stands for it. A row that learned from full labels does so only if the
-    method has no other row.
+    A method is represented by its best row. A row that learned from full labels represents it only
+    if the method has no other row.
     """
     by_accuracy = sorted(rows, key=lambda row: -row.accuracy.mean)
     best: dict[str, Row] = {}

@@ -240,7 +240,7 @@ def _cost_plot(section: Section) -> Plot | None:
 
 
 def _label_prices(section: Section) -> dict[str, float]:
-    """Return the price of a full label in verdicts by budget unit; empty without verdict rows."""
+    """Return the price of a full label, in verdicts, by budget unit; empty without verdict rows."""
     if not any(row.answer_kind == "verdict" for row in section.rows):
         return {}
     return {

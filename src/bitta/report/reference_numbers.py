@@ -21,7 +21,7 @@ _POLICY_OF_VARIANT = {
     "ensemble": "ensemble",
     "confidence": "softmax",
 }
-"""Our setting `policy` for those variants of the paper's BiTTA that differ in it."""
+"""Value of our setting `policy` for each variant of the paper's BiTTA with another policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +171,7 @@ def tables_for(section: Section, paper: PaperTables) -> list[PaperTable]:
 
 
 def match_rows(section: Section, tables: Sequence[PaperTable]) -> dict[str, PaperMatch]:
-    """Return the first row of the paper that fits, by the name of our row."""
+    """Return the first fitting row of the paper for each of our rows, by the name of our row."""
     found: dict[str, PaperMatch] = {}
     for table in tables:
         column = _mean_column(section, table)
@@ -227,7 +227,7 @@ def _table_number(table: PaperTable) -> tuple[int, str]:
 
 
 def _mean_column(section: Section, table: PaperTable) -> str:
-    """Return the column with the mean over such a stream; empty if the table has none."""
+    """Return the column with the mean over the section's stream; empty if the table has none."""
     kind, domains = section.rows[0].settings["stream"]["kind"], list(section.domain_sizes)
     if kind in table.columns:
         return str(kind)

@@ -39,7 +39,7 @@ DEPENDENT_SETTINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Settings of methods that have an effect only if another setting has one of these values."""
 _MAX_TITLE_SETTINGS = 2
-"""Maximum number of settings in a title. With more, the experiment's name is shorter."""
+"""Maximum number of settings in a title. With more, the shorter experiment name is used."""
 _UNCOMPARED_GROUPS = ("stream", "model", "forgetting")
 """Groups of settings that are equal in all rows of a section, or have no effect on a result."""
 _UNCOMPARED_KEYS = ("feedback.record", "feedback.replay", "method.name")
@@ -206,7 +206,7 @@ def row_title(method: str, answer_kind: AnswerKind, qualifiers: Sequence[str] = 
 
 
 def find_preset(method_settings: Mapping[str, Any]) -> str:
-    """Return the largest preset whose values the settings have; empty if there is none."""
+    """Return the largest preset whose values all occur in the settings; empty if there is none."""
     method = METHODS.get(method_settings["name"])
     if method is None:
         return ""

@@ -20,7 +20,7 @@ _MAX_SWEPT_SETTINGS = 2
 
 @dataclass(frozen=True)
 class Section:
-    """Rows of one protocol, source model and version of the code. They may share a table."""
+    """Rows of one protocol, source model and version of the code. They are comparable."""
 
     protocol: str
     """Description of the protocol, without the seed."""
@@ -41,10 +41,12 @@ class Section:
         """Stream and its size."""
         stream, sizes = self.rows[0].settings["stream"], self.domain_sizes
         different_sizes = {f"{size:,}" for size in sizes.values()}
-        total = f"{sum(sizes.values()):,} in all"
-        n_samples = different_sizes.pop() if len(different_sizes) == 1 else total
-        size = f"{len(sizes)} domains of {n_samples}" if len(sizes) > 1 else n_samples
-        return f"{stream['kind']}, {stream['order']}, {size} samples"
+        if len(different_sizes) == 1:
+            domains = f"{len(sizes)} domains of " if len(sizes) > 1 else ""
+            size = f"{domains}{different_sizes.pop()} samples"
+        else:
+            size = f"{len(sizes)} domains, {sum(sizes.values()):,} samples in all"
+        return f"{stream['kind']}, {stream['order']}, {size}"
 
     @property
     def domain_sizes(self) -> dict[str, int]:
@@ -312,7 +314,7 @@ def _group_by_method(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _sort_key(row: Row) -> tuple[int, int, list[tuple[float, str]]]:
-    """Return method, kind of answers, and name with its numbers as numbers: 2 before 10."""
+    """Return method, kind of answers, and name. Numbers in the name sort by value: 2 before 10."""
     methods = list(METHODS)
     method = methods.index(row.method) if row.method in methods else len(methods)
     parts = re.findall(r"(\d+(?:\.\d+)?)|(\D+)", row.name)

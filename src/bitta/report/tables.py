@@ -36,7 +36,7 @@ class Cell:
     is_best: bool = False
     """True if the cell has the best value of its column and is printed bold."""
     mark: str = ""
-    """Mark after the text. It does not move the digits."""
+    """Mark after the text. The digits of the column stay aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def measures_table(
     *,
     with_deviations: bool = True,
 ) -> Table:
-    """Return a column per measure that some row has, with the paper's number if there is one."""
+    """Return a table with a column per measure that some row has, and the paper's numbers."""
     rows, notes = comparison.section.rows, list[str]()
     table = _TableBuilder(len(rows))
     table.add_texts("method", (row.title for row in rows))

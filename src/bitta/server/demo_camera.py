@@ -15,7 +15,7 @@ from bitta.streams import COLOUR_FLIPS, coloured_digits, embedded_pack
 ImageArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 """(3, height, width), 0 to 1."""
 _MAX_DELAY_SECONDS = 2.0
-"""Longest delay that is caught up by sending faster. A longer one is dropped."""
+"""Longest delay that the camera makes up for by sending faster. The rest of a delay is ignored."""
 
 
 class Scene(Protocol):

@@ -7,9 +7,9 @@ are the reference. The rules:
 
 accuracy    The upper bound of the accuracy on audits is more than `margin` below the best lower
             bound so far. Harder inputs can cause this too, and then a rollback does not help. The
-            detector assumes harder inputs if the source model is certainly wrong more often than
-            at the best bound, or if a rollback for this rule did not help. Then the model is only
-            suspect, and accuracy is measured again from later audits.
+            detector assumes harder inputs if audits show that the source model makes more errors
+            than at the time of the best bound, or if a rollback for this rule did not help. Then
+            the model is only suspect, and accuracy is measured again from later audits.
 entropy     The entropy of the served classes is below `entropy_share` of the reference, although
             the inputs are varied: their variety is at least `variety_share` of the reference, or
             unknown. If enough audits show that accuracy is not below its limit, the inputs belong
@@ -66,7 +66,7 @@ class GuardSettings(Config):
     """Largest age in seconds of an audit that is used."""
     max_distance: float = 1.0
     """Largest allowed distance of the weights from the source, ‖w - w₀‖ / ‖w₀‖. Choose it for your
-    model (the coloured digits, which change much, reach 0.10 after 90 windows)."""
+    model. On the coloured digits, which need large changes, it is 0.10 after 90 windows."""
 
     def __post_init__(self) -> None:
         for name in ("patience", "reference_windows", "min_audits", "audit_window"):
@@ -110,7 +110,7 @@ class CollapseVerdict:
     state: CollapseState
     reasons: tuple[str, ...] = ()
     n_windows: int = 0
-    """Number of windows since the model was last ok. A rollback needs a snapshot from before."""
+    """Number of windows since the model was last ok. A rollback needs an older snapshot."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class RunningMean:
 
 @dataclass(slots=True)
 class BestAccuracy:
-    """Best lower bound of accuracy, and the source model's errors at the same time."""
+    """Best lower bound of accuracy, and the source model's error rate at that time."""
 
     low: float | None = None
     max_source_errors: float = 1.0

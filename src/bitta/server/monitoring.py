@@ -52,8 +52,8 @@ class AuditSummary:
     n_compared: int = 0
     """Number of the n audits for which the source model's prediction is known."""
     n_source_wrong: int = 0
-    """Number of those on which the source model is known to be wrong: it predicts the same class
-    and the answer is incorrect, or it predicts another class and the answer is correct."""
+    """Number of those on which the source model is known to be wrong: it predicts the served class
+    and the verdict is "incorrect", or it predicts another class and the verdict is "correct"."""
     n_lineage: int | None = None
     """Number of all audits of the lineage, of which the newest n are used. If it is None, the guard
     cannot leave out audits from before the inputs changed."""
@@ -68,7 +68,7 @@ class AuditSummary:
     ) -> Self:
         """Summarise the last `max_n` audits, oldest first.
 
-        Each is a pair: True if the answer is correct, and True if the source model predicts the
+        Each is a pair: True if the verdict is "correct", and True if the source model predicts the
         judged class (None if unknown). `n_lineage` defaults to the number of answers given.
         """
         recent = answers[-max_n:]
@@ -83,7 +83,7 @@ class AuditSummary:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of correct answers; None without audits."""
+        """Share of audits with the verdict "correct"; None without audits."""
         return self.n_correct / self.n if self.n else None
 
     @property
@@ -106,7 +106,7 @@ class AuditSummary:
 class SourceAgreement:
     """Table of the newest audited predictions: True if the source model predicts the same class.
 
-    An entry is computed when the audit is asked, because the input may be gone at its answer.
+    An entry is computed when the audit is asked, because the input may be gone when it is answered.
     """
 
     def __init__(self, size: int = 1000) -> None:

@@ -83,14 +83,14 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
 
 
 class StreamEndingServer(uvicorn.Server):
-    """Server that ends event streams and long polls before it waits for requests."""
+    """Server that ends event streams and long polls first when it shuts down."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
         self._state = state
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down. Open streams would otherwise delay it without limit."""
+        """End the streams, then wait for other requests. Open streams would never end."""
         self._state.log_watcher.end_waits()
         await super().shutdown(sockets)
 

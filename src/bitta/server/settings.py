@@ -147,7 +147,7 @@ class ServeSettings(BaseSettings):
     question_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """Seconds for which a question stays open."""
     max_open: int = Field(default=30, ge=1)
-    """Number of open questions from the last minute at which windows stop asking."""
+    """Limit of open questions from the last minute. At the limit, the server asks no more."""
     lease_seconds: float = Field(default=120.0, gt=0, le=86_400)
     """Seconds for which a question is reserved for the annotator who received it."""
     overlap: int = Field(default=1, ge=1)

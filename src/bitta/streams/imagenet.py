@@ -8,9 +8,9 @@
 Classes are named by WordNet ID (wnid). The labels of ImageNet and Tiny-ImageNet follow the sorted
 IDs.
 
-DomainNet-126 (Saito et al., ICCV 2019) has the 126 classes and four domains of DomainNet with few
-wrong labels. VisDA-2021 (Bashkirova et al., 2021, https://ai.bu.edu/visda-2021/) has pictures of
-ImageNet's 1,000 classes from other sources, mixed with pictures of other classes.
+DomainNet-126 (Saito et al., ICCV 2019) has the 126 classes and four domains of DomainNet that
+contain few wrong labels. VisDA-2021 (Bashkirova et al., 2021, https://ai.bu.edu/visda-2021/) has
+pictures of ImageNet's 1,000 classes from other sources, mixed with pictures of other classes.
 """
 
 import os
@@ -89,7 +89,7 @@ def read_imagenet_c(
 
 
 def read_imagenet_r(root: str | Path, *, geometry: Geometry = RESIZE_256_CROP_224) -> Domain:
-    """Read ImageNet-R. Labels number its classes, 200 of the 1,000, in sorted order.
+    """Read ImageNet-R. It has 200 of the 1,000 classes. Labels follow their sorted names.
 
     `Domain.classes` names them, so a model with 1,000 outputs can be restricted to them.
     """

@@ -97,7 +97,7 @@ class Execution:
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Allow or forbid TF32 on a GPU, in the forward and backward passes inside."""
+        """Allow or forbid TF32 on a GPU for the forward and backward passes inside the block."""
         if not torch.cuda.is_available():
             yield
             return
@@ -112,7 +112,7 @@ class Execution:
             products.fp32_precision, convolutions.fp32_precision = before
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
-        """Use bfloat16 if it is the precision, in the forward pass inside."""
+        """Return a context manager for forward passes: bfloat16 if that is the precision."""
         if self.precision != "bfloat16":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)

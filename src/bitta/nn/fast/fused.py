@@ -154,7 +154,7 @@ class _FusedDropout(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, draw: Draw, n_passes: int, rate: float, is_fanned: bool
     ) -> Tensor:
-        """Drop elements of the rows of each pass, or of x once per pass."""
+        """Drop elements of each pass. If x is not fanned, it is repeated for each pass."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         words, offset = draw(x)

@@ -140,7 +140,7 @@ class CudaGraphs:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Mark that work is running. Work called inside runs eagerly, as a part of it."""
+        """Mark that work is running. Work that it calls runs eagerly, as a part of it."""
         self._is_running = True
         try:
             yield

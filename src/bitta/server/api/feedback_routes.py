@@ -251,7 +251,7 @@ async def export_feedback(
     },
 )
 async def prediction_image(state: State, caller: AnnotatorCaller, id: Id) -> Response:  # noqa: A002
-    """Annotators get only images with a question; operators get all kept images."""
+    """Annotators get only images that a question is about; operators get all kept images."""
     png = await run_in_threadpool(_read_png, state, id, asked_only=caller.role != "operator")
     if png is None:
         raise ApiError(404, f"no image is kept for the prediction {id!r}.")

@@ -36,7 +36,7 @@ _SECURITY_SCHEMES = {
 _WITHOUT_KEY = ("/v2/health/live", "/v2/health/ready")
 _KEY_ERRORS = {
     "401": "No key was given, or it is unknown or revoked.",
-    "403": "The role of the key does not allow this, or a cookie came without X-Bitta: 1.",
+    "403": "The role of the key does not allow this, or a request with a cookie lacks X-Bitta: 1.",
     "429": "Too many requests with this key; try again after Retry-After.",
 }
 _BODY_ERRORS = {

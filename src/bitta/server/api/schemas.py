@@ -34,7 +34,7 @@ _EXAMPLE_ID = "01JCPQ8M3V5N7R9T1W3Y5Z7B9D"
 
 
 def _require_storable(text: str) -> str:
-    """Refuse text that cannot be stored: PostgreSQL has no NUL, UTF-8 no lone surrogate."""
+    """Refuse NUL, which PostgreSQL cannot store, and lone surrogates, which UTF-8 cannot encode."""
     if "\x00" in text:
         raise ValueError("text must not contain the character U+0000")
     _require_no_surrogates(text)
@@ -358,7 +358,7 @@ class QuestionCounts(_StatusSection):
 
 
 class AuditStatus(_StatusSection):
-    """Accuracy on randomly drawn questions, with its 95 % interval."""
+    """Accuracy on audits (questions about random samples), with its 95 % interval."""
 
     n: int
     correct: int

@@ -98,7 +98,7 @@ class Learner:
 
     @property
     def n_session_samples(self) -> int:
-        """Number of served samples that the session has counted. A rollback restores it too."""
+        """Number of served samples that the session has counted. A rollback lowers it."""
         return self._session.n_served
 
     @property

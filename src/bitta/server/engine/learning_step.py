@@ -131,7 +131,7 @@ class LearningSteps:
         return True
 
     def release_answers(self) -> None:
-        """Release the claimed answers. Call it before a pause, a rollback or the end."""
+        """Release the claimed answers. Call it in a pause, before a rollback and at the end."""
         if self._claim is not None:
             self._claim = None
             self._store.release_all_answers()

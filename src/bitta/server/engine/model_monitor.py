@@ -36,7 +36,7 @@ _MINUTE = 60_000_000  # microseconds
 _RATE_SECONDS = 10.0
 _FILE_NAME = "guard.json"
 _WRITE_SECONDS = 5.0
-"""Interval between two writes of the state. A crash loses what was measured since."""
+"""Interval between two writes of the state. A crash loses the measurements since the last write."""
 _log = logging.getLogger(__name__)
 
 
@@ -204,7 +204,7 @@ class HasState(Protocol):
 class MonitorStateFile:
     """JSON file in the data folder with the state of the monitors.
 
-    Without it, a restart would take a collapsed model for the reference.
+    Without it, the windows after a restart would become the reference, even of a collapsed model.
     """
 
     def __init__(self, data_dir: Path, parts: Mapping[str, HasState]) -> None:
@@ -224,7 +224,7 @@ class MonitorStateFile:
             _log.warning("the guard starts without a state; cannot use %s: %s", _FILE_NAME, error)
 
     def write(self, *, now: bool = False) -> None:
-        """Write the state if `now` or if the last write is 5 seconds ago. Only log a full disk."""
+        """Write the state if `now` or if the last write is 5 seconds ago. Only log disk errors."""
         if not now and monotonic() - self._written_at < _WRITE_SECONDS:
             return
         self._written_at = monotonic()

@@ -168,7 +168,7 @@ class ServedLog:
 
         `during` is the running learning step and the number of its finished updates. It is None
         between steps, and until the first update of a step is finished. `skips_questions` is True
-        if the batch completes a window without questions.
+        if the batch completes a window about which no questions are asked.
         """
         samples = self._remember(inputs, first_position)
         served = self._to_served(prediction, samples, version)

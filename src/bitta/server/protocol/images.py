@@ -144,8 +144,8 @@ def _check_scaling(size: tuple[int, int], geometry: Geometry, limits: RequestLim
     resized = geometry.resize or shorter
     if (size[0] * resized // shorter) * (size[1] * resized // shorter) > limits.pixels:
         raise ProtocolError(
-            f"an image of {size[0]} x {size[1]} is too narrow: with its shorter side at {resized} "
-            f"it has more than the allowed {limits.pixels} pixels.",
+            f"an image of {size[0]} x {size[1]} is too narrow: resized to a shorter side of "
+            f"{resized}, it has more than the allowed {limits.pixels} pixels.",
             status=TOO_LARGE,
         )
     if resized < geometry.crop:

@@ -51,7 +51,7 @@ def export_records(
     *,
     annotator_names: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Yield the text of a `jsonl`, `csv` or `labelstudio` file. Each piece ends a line.
+    """Yield the text of a `jsonl`, `csv` or `labelstudio` file in small pieces.
 
     `annotator_names` are names by annotator id. The Label Studio format uses them.
     """

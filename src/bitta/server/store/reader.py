@@ -65,17 +65,17 @@ class StoreReader:
         """Highest position of the predictions that were counted so far."""
 
     def pending_answers(self) -> list[LearnableAnswer]:
-        """Return answers that no step has learned or claimed, by seq."""
+        """Return answers that no step has learned or claimed, in order of seq."""
         rows = self._rows(select_learnable_answers().where(IS_PENDING))
         return [to_learnable_answer(row) for row in rows]
 
     def answers_after(self, seq: int) -> list[LearnableAnswer]:
-        """Return all answers after an event, by seq, with any status."""
+        """Return all answers after an event with any status, in order of seq."""
         rows = self._rows(select_learnable_answers().where(feedback.c.seq > seq))
         return [to_learnable_answer(row) for row in rows]
 
     def answers_applied_after(self, snapshot: StoredSnapshot) -> list[LearnableAnswer]:
-        """Return answers that were learned after a snapshot in its lineage, by seq."""
+        """Return answers that were learned after a snapshot in its lineage, in order of seq."""
         rows = self._rows(select_learnable_answers().where(is_applied_after(snapshot)))
         return [to_learnable_answer(row) for row in rows]
 
@@ -232,7 +232,7 @@ class StoreReader:
         return counts
 
     def audit_answers(self, *, since: int = 0, newest: int | None = None) -> list[AuditAnswer]:
-        """Return the first standing verdict on each audit after a seq, by seq.
+        """Return the first standing verdict on each audit after a seq, in order of seq.
 
         `newest` limits the number. Answers with the key of an application are left out, because an
         application chooses the predictions that it answers.

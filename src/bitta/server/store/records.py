@@ -124,7 +124,7 @@ def check_integer(name: str, value: object, *, optional: bool = False) -> None:
 def check_weight(name: str, value: object) -> None:
     """Accept a finite number of 0 or more."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise InputError(f"{name} is {value!r}; give a finite number from 0")
+        raise InputError(f"{name} is {value!r}; give a finite number of 0 or more")
 
 
 def check_json_object(name: str, value: object, *, max_length: int) -> None:
@@ -338,7 +338,7 @@ class LearnableAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LearnedStep:
-    """Learning step, with the answers that entered the memory in it."""
+    """Learning step, with the answers that it added to the memory."""
 
     version: str
     """Model version after the step."""
@@ -347,7 +347,7 @@ class LearnedStep:
     seconds: float
     weights: str | None = None
     replacing: Sequence[str] = ()
-    """Answers that contradict a learned answer of the same annotator, which left the memory."""
+    """Answers of the step that replace the opposite learned answer of the same annotator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +400,7 @@ class RestartResult:
 
     seq: int
     pending_again: tuple[str, ...]
-    """Answers that were learned after the snapshot, by seq. They are pending again."""
+    """Answers that were learned after the snapshot, in order of seq. They are pending again."""
 
 
 @dataclass(frozen=True, slots=True)

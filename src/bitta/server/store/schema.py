@@ -224,7 +224,7 @@ def to_feedback(row: Mapping[Any, Any]) -> FeedbackRecord:
 
 
 def select_learnable_answers() -> Select[Any]:
-    """Select answers without skips, by seq. `to_learnable_answer` reads the rows."""
+    """Select answers without skips, in order of seq. `to_learnable_answer` reads the rows."""
     own = ("seq", "prediction_id", "verdict", "annotator_id", "weight", "status")
     return (
         select(

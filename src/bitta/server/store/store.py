@@ -45,8 +45,8 @@ T = TypeVar("T")
 class Store(StoreReader):
     """One database and one folder of files, owned by one process.
 
-    Methods that change the store return futures. A future that is done is durable. All changes
-    go through one writing thread. The reads of `StoreReader` use other connections.
+    Methods that change the store return futures. When a future is done, its change is durable. All
+    changes go through one writing thread. The reads of `StoreReader` use other connections.
     """
 
     images: KeptImages
@@ -274,7 +274,7 @@ class Store(StoreReader):
         return self.submit(change)
 
     def log_event(self, kind: str, body: Mapping[str, Any]) -> Future[int]:
-        """Log another event (started, paused, resumed, ...). Return its seq."""
+        """Log an event of another kind, such as started, paused or resumed. Return its seq."""
         return self.submit(partial(append_event, kind=kind, body=dict(body), at=self._clock()))
 
     def keep_images(self, new: Sequence[NewImage]) -> Future[list[ImageRecord]]:

@@ -244,8 +244,8 @@ def log_restart(
 def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[str]:
     """Make answers pending that are claimed, or that were learned after a snapshot.
 
-    Return the ids of those learned after it, by seq. Answers that were learned in steps that a
-    rollback discarded stay applied.
+    Return the ids of those learned after it, in order of seq. Answers that were learned in steps
+    that a rollback discarded stay applied.
     """
     last_steps = trace_lineages(connection)
     if last_steps.get(target.lineage, -1) < target.step:

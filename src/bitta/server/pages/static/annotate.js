@@ -45,7 +45,7 @@ class AnnotatorPage {
     this.#listenToServer();
     this.#loadUndoable();
     this.#tab.activate();
-    if (!isPersistent) showNotice("This browser stores nothing. Answers that wait for the network are lost when you close the page.", { kind: "problem", seconds: 20 });
+    if (!isPersistent) showNotice("This browser does not let this page store data. Answers that wait for the network are lost when you close the page.", { kind: "problem", seconds: 20 });
   }
 
   #listenToTabAndQueue() {

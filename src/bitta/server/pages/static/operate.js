@@ -54,7 +54,7 @@ class OperatorPage {
     }
   }
 
-  /** Call `load` once for all events of the next moment. */
+  /** Call `load` once for all events within 0.7 seconds. */
   #schedule(name, load) {
     if (this.#scheduled.has(name)) return;
     this.#scheduled.set(name, setTimeout(() => { this.#scheduled.delete(name); load(); }, 700));

@@ -6,7 +6,7 @@ import { call, serverTime, toMilliseconds } from "./api.js";
 import { load, remove, save } from "./storage.js";
 
 const MAX_HELD = 2;
-const MIN_REMAINING = 1500;  // milliseconds of the lease that a person needs at least
+const MIN_REMAINING = 1500;  // milliseconds; a held question with less time left is not shown
 
 /** Dispatches "question" (the current one changed), "empty", "left" (count), "lease-ended" and "error". */
 export class QuestionQueue extends EventTarget {
