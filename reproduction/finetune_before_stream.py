@@ -22,7 +22,7 @@ from bitta.bench.before_stream import (
     PreparationProgress,
 )
 from bitta.bench.experiment import Experiment
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError, SettingError
 from bitta.feedback import FeedbackSource
 from bitta.losses import complementary_loss

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bitta.bench.checkpoint import result_path
 from bitta.bench.experiment import Experiment
-from bitta.bench.sweep_jobs import Job, read_jobs
+from bitta.bench.sweep_grid import Job, read_jobs
 from bitta.results import RunResult, table_hash
 from bitta.version import NUMERICS_VERSION
 

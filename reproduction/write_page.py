@@ -9,7 +9,7 @@ The page begins with page_introduction.md. Its reasons for claims that fail come
 import sys
 import tomllib
 
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from reproduction.claims.page import reproduction_page
 from reproduction.claims.results import ResultFolders
 from reproduction.generated_pages import write_or_check

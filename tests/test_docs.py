@@ -11,7 +11,7 @@ import bitta
 from bitta.bench.pretrain import Recipe
 from bitta.bench.speed import SPEED_GRIDS, speed_cases
 from bitta.cli.main import _COMMANDS
-from bitta.config import describe_settings
+from bitta.config_base import describe_settings
 from bitta.methods import METHODS
 from bitta.metrics import SpeedMeasurement
 from bitta.report import speed_rows

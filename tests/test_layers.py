@@ -12,7 +12,7 @@ import bitta
 
 ROOT = Path(bitta.__file__).parent
 LAYERS = [
-    {"malloc", "types", "errors", "seeding", "config", "statefile", "version"},
+    {"malloc", "types", "errors", "seeding", "config_base", "statefile", "version"},
     {"losses", "nn", "memory", "augment"},
     {"source_statistics"},
     {"methods"},

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 from bitta.errors import unknown_name_error
 from bitta.methods.base import Adapter
 from bitta.seeding import Key, generator

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
 from bitta.memory import CompleteWindow, SampleWindow

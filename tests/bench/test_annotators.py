@@ -10,7 +10,7 @@ from bitta.bench.annotators import FeedbackConfig, build_annotators
 from bitta.bench.experiment import Experiment, read_toml
 from bitta.bench.runner import RunStopped
 from bitta.bench.streams import ForgettingConfig
-from bitta.config import describe_settings
+from bitta.config_base import describe_settings
 from bitta.errors import BittaError
 from bitta.feedback import FeedbackRecorder, FeedbackReplay, Panel, Simulated, SimulatedLabels
 from small_experiment import run_experiment, without_times, write_experiment

@@ -19,7 +19,7 @@ from bitta.bench.checkpoint import ExistingRun, check_origin, file_lock
 from bitta.bench.experiment import Experiment
 from bitta.bench.runner import RunOptions, RunStopped
 from bitta.bench.sweep import RunStatus, SweepProgress, check_existing_runs
-from bitta.bench.sweep_jobs import Job, read_jobs
+from bitta.bench.sweep_grid import Job, read_jobs
 from bitta.bench.sweep_worker import SweepOptions, format_job
 from bitta.cli.main import main
 from bitta.errors import InputError, SettingError, UnreadableFileError

@@ -170,7 +170,7 @@ def test_list_of_methods_fits_a_terminal(capsys):
 
 
 def test_every_setting_of_every_method_has_a_description(capsys):
-    from bitta.config import describe_settings  # noqa: PLC0415
+    from bitta.config_base import describe_settings  # noqa: PLC0415
 
     for kind in METHODS.values():
         assert all(setting.meaning for setting in describe_settings(kind.Config))

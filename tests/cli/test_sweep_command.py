@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bitta.bench.sweep import RunStatus, SweepProgress
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.cli.main import main
 from bitta.cli.progress import PlainSweepDisplay, RichSweepDisplay, sweep_status
 from bitta.cli.sweep import _print_summary

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.cli.demo import _build_experiments
 from bitta.corruptions import CORRUPTIONS
 from bitta.report import summary_rows, text_table

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.corruptions import CORRUPTIONS
 from bitta.methods import METHODS
 from bitta.metrics import Reliability

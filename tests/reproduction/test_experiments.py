@@ -6,7 +6,7 @@ import pytest
 
 from bitta.bench.datasets import DATASET_KINDS
 from bitta.bench.experiment import Experiment
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.methods import METHODS
 from bitta.methods.base import UnsupervisedAdapter
 from reproduction.claims.tables import paper_table, paper_tables

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.methods import METHODS
 from bitta.models import ModelCard, build_model, save_model
 from bitta.nn import WrappedModel

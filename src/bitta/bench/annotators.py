@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from bitta.bench.streams import split_names
-from bitta.config import Config, build_config, require
+from bitta.config_base import Config, build_config, require
 from bitta.errors import SettingError
 from bitta.feedback import (
     FeedbackRecorder,

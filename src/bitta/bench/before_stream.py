@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bitta.config import Config, build_config
+from bitta.config_base import Config, build_config
 from bitta.errors import SettingError
 from bitta.models import import_object
 from bitta.nn import SavedWeights, WrappedModel

@@ -9,7 +9,7 @@ from typing import Any, Self
 from bitta.bench.annotators import FeedbackConfig
 from bitta.bench.before_stream import BeforeStream, build_before_stream
 from bitta.bench.streams import ForgettingConfig, StreamConfig
-from bitta.config import Config, build_config, check_integer
+from bitta.config_base import Config, build_config, check_integer
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.methods import get_method
 from bitta.methods.base import AdapterConfig

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bitta.bench.experiment import read_toml, section
 from bitta.bench.models import device_named
 from bitta.bench.training_sets import AUGMENTATIONS, FOLDER_NAMES, LOADERS, TrainingSet
-from bitta.config import Config, build_config, require
+from bitta.config_base import Config, build_config, require
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.models import (
     ARCHITECTURES,

@@ -11,7 +11,7 @@ from torch import Tensor
 from bitta.bench.experiment import ModelConfig
 from bitta.bench.models import check_fit, device_named, load_source_model
 from bitta.bench.training_sets import FOLDER_NAMES, LOADERS
-from bitta.config import Config, require
+from bitta.config_base import Config, require
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.models import ModelCard
 from bitta.nn import WrappedModel

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 from bitta.errors import BittaError, DeviceMemoryError, SettingError, unknown_name_error
 from bitta.methods import get_method
 from bitta.methods.base import GradientAdapter, GradientConfig

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bitta.bench.datasets import DATASET_KINDS, KIND_SPECIFIC_KEYS, DatasetRequest
-from bitta.config import Config, require
+from bitta.config_base import Config, require
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.seeding import generator

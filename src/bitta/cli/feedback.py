@@ -124,7 +124,7 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
 
 def _replay(store: "Store", arguments: argparse.Namespace) -> int:
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
-    from bitta.server.engine.replay import Replay  # noqa: PLC0415
+    from bitta.server.engine.offline_replay import Replay  # noqa: PLC0415
     from bitta.server.served_model import load_served_model  # noqa: PLC0415
     from bitta.server.settings import ServeSettings  # noqa: PLC0415
 

@@ -5,7 +5,7 @@ import json
 from importlib.resources import files
 from textwrap import fill
 
-from bitta.config import describe_settings
+from bitta.config_base import describe_settings
 from bitta.methods import METHODS, get_method
 from bitta.report import text_table
 

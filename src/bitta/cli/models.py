@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.models import (
     ARCHITECTURES,

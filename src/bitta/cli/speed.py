@@ -20,7 +20,7 @@ from bitta.bench.speed import (
 )
 from bitta.cli.arguments import add_device_argument, add_precision_arguments
 from bitta.cli.progress import show_progress
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.metrics import SpeedCase, SpeedMeasurement
 from bitta.nn import Execution

@@ -7,7 +7,7 @@ from bitta.bench.experiment import ModelConfig
 from bitta.bench.source_statistics import SETS, SourceImagesConfig, make_statistics
 from bitta.cli.arguments import add_device_argument
 from bitta.cli.progress import show_progress
-from bitta.config import build_config
+from bitta.config_base import build_config
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 from bitta.bench.datasets import DATASET_KINDS
 from bitta.bench.streams import StreamConfig
-from bitta.config import describe_settings
+from bitta.config_base import describe_settings
 from bitta.streams import ORDERS, data_folder
 
 

@@ -10,11 +10,11 @@ from time import monotonic
 from bitta.bench.models import device_named
 from bitta.bench.runner import RunOptions
 from bitta.bench.sweep import SweepProgress, sweep
-from bitta.bench.sweep_jobs import read_jobs
+from bitta.bench.sweep_grid import read_jobs
 from bitta.bench.sweep_worker import SweepOptions, execute_jobs
 from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import count_runs, format_duration, show_sweep, stop_on_signal
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import SettingError
 from bitta.malloc import keep_freed_memory
 from bitta.statefile import check_writable

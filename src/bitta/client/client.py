@@ -10,7 +10,7 @@ import httpx
 
 from bitta.client.images import Image
 from bitta.client.requests import AnswerDetails, ApiRequest, Outcome, Plan, RequestPlans
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import SettingError
 from bitta.records import AskedQuestion, FeedbackReceipt, ServedPrediction, UndoReceipt, Verdict
 from bitta.version import __version__

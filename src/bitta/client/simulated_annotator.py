@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from bitta.client.client import Client
 from bitta.client.errors import ExpiredError
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.records import AskedQuestion, Verdict
 

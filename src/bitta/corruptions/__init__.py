@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.corruptions import blur, digital, noise, weather
 from bitta.corruptions.image_ops import SIDES
 from bitta.errors import InputError, unknown_name_error

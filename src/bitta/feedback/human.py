@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 from bitta.errors import FeedbackError
 from bitta.types import Answer, Query, State
 

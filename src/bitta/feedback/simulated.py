@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 from bitta.errors import FeedbackError, InputError, SettingError
 from bitta.feedback.base import FeedbackSource
 from bitta.feedback.human import Human

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import Config, build_config, require
+from bitta.config_base import Config, build_config, require
 from bitta.errors import ModelError
 from bitta.losses import complementary_loss
 from bitta.memory import FeedbackMemory, MixedBatch

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bitta.augment import augmented
-from bitta.config import require
+from bitta.config_base import require
 from bitta.losses import policy_loss
 from bitta.memory import BalancedMemory, MixedBatch
 from bitta.methods.base import GradientAdapter, GradientConfig, ObserveTime

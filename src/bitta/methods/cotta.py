@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.augment import augmented
-from bitta.config import require
+from bitta.config_base import require
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, WrappedModel, restore_stochastically, update_teacher

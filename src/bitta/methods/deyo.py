@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.losses import entropy
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.losses import entropy
 from bitta.memory import MixedBatch

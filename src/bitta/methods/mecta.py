@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import Config, require
+from bitta.config_base import Config, require
 from bitta.errors import ModelError
 from bitta.nn import BatchNormCall, Normaliser, batch_norms
 from bitta.seeding import RandomKey

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
 from bitta.nn import Statistics, WrappedModel
 from bitta.seeding import RandomKey

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitta.augment import augmented
-from bitta.config import require
+from bitta.config_base import require
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig

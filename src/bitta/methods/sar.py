@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.losses import complementary_loss, entropy
 from bitta.memory import FifoMemory, MixedBatch
 from bitta.methods.base import GradientAdapter, GradientConfig, stack_losses

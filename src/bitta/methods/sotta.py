@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import SettingError
 from bitta.losses import entropy
 from bitta.memory import ConfidentMemory, MixedBatch

@@ -31,7 +31,7 @@ from typing import Any, Literal, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from bitta.config import Config, require
+from bitta.config_base import Config, require
 from bitta.server.monitoring import AuditSummary
 
 CollapseState: TypeAlias = Literal["ok", "suspect", "collapsed"]

@@ -10,7 +10,7 @@ from math import ceil, sqrt
 from time import monotonic
 from typing import Any, NamedTuple, Self
 
-from bitta.config import check_integer, require
+from bitta.config_base import check_integer, require
 
 _MAX_DUTY_SECONDS = 600.0
 """Time for which the duty cycle remembers when learning took place."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.streams.folders import check_folder, list_folders
 from bitta.streams.images import Domain, MappedImages, as_images, open_array

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 from bitta.streams.folders import (
     build_domain,

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError
 
 

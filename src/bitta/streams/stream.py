@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.seeding import Key, derive_seed, generator
 from bitta.streams.images import Domain, hash_parts

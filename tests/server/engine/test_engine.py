@@ -9,7 +9,7 @@ import torch
 from bitta.errors import InputError
 from bitta.server.engine import EngineOverloadedError
 from bitta.server.engine.learner import Learner
-from bitta.server.engine.replay import Replay
+from bitta.server.engine.offline_replay import Replay
 from bitta.server.guard import GuardSettings
 from bitta.server.store import NewAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot

@@ -9,7 +9,7 @@ from torch import nn
 from bitta.methods import METHODS
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.learning_step import WorkTimer
-from bitta.server.engine.replay import Replay
+from bitta.server.engine.offline_replay import Replay
 from bitta.server.engine.request_queue import InferenceRequest, RequestQueue, WorkerTask
 from bitta.server.store import Store
 from bitta.testing import toy_classifier

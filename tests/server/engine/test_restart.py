@@ -3,7 +3,7 @@
 import pytest
 
 from bitta.server.engine.learner import Learner
-from bitta.server.engine.replay import Replay
+from bitta.server.engine.offline_replay import Replay
 from bitta.server.store import Store
 from bitta.testing import toy_classifier
 from small_engine import WINDOW, answer, running, serve, serve_settings, until

@@ -7,7 +7,7 @@ import torch
 
 from bitta.server.engine import worker
 from bitta.server.engine.learner import Learner
-from bitta.server.engine.replay import Replay
+from bitta.server.engine.offline_replay import Replay
 from bitta.server.engine.worker import RELEASE_SECONDS, MemoryRelease
 from bitta.server.store import Store, StoreBusy, StoreUnavailable
 from bitta.testing import toy_classifier

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 
-from bitta.config import require
+from bitta.config_base import require
 from bitta.errors import DeviceMemoryError
 from bitta.nn.fast.fused import can_compile
 

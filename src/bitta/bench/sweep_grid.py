@@ -11,7 +11,7 @@ from typing import Any
 
 from bitta.bench.checkpoint import result_path
 from bitta.bench.experiment import Experiment, override, read_toml, section
-from bitta.config import check_integer
+from bitta.config_base import check_integer
 from bitta.errors import InputError, SettingError, unknown_name_error
 
 _SECTIONS = ("stream", "model", "method", "feedback", "before_stream", "forgetting")
