@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """Return the Markdown table of docs/how-to/serve.md."""
+    """Return the Markdown table of docs/explanation/server-measurements.md."""
     rows = [
         "|  | requests per second | share of the bare endpoint | p50 | p99 | windows that asked |",
         "|---|---|---|---|---|---|",

@@ -171,7 +171,7 @@ def spells_hold(rows: list[dict[str, Any]], claim: Claim) -> bool:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """Return the Markdown table of docs/how-to/serve.md: accuracy in percent for each seed."""
+    """Return a table of docs/explanation/server-measurements.md: accuracy of each seed."""
     claim, n_windows = table["settings"]["claim"], table["spells"][-1]["windows"][1]
     over = min(claim["over"], n_windows)
     last = {k: [mean(one["accuracy"][-over:]) for one in of] for k, of in table["runs"].items()}

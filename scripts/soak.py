@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def lines(table: dict[str, Any]) -> list[str]:
-    """Return the sentences of docs/how-to/serve.md."""
+    """Return the sentences of docs/explanation/server-measurements.md."""
     parts = table["parts"]
     kill_parts = [parts["kills_sqlite"], parts["kills_postgresql"]]
     ready = [seconds for part in kill_parts for seconds in part["seconds_to_ready"]["all"]]

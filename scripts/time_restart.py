@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def line(table: dict[str, Any]) -> str:
-    """Return the sentence of docs/how-to/serve.md."""
+    """Return the sentence of docs/explanation/server-measurements.md."""
     return (
         f"After SIGKILL and a new start, the server is ready in {table['median']:.1f} seconds "
         f"(median of {len(table['seconds'])}, the longest {table['longest']:.1f}). The import of "

@@ -43,6 +43,19 @@ def test_readme_examples_run_as_written(code, tmp_path, monkeypatch):
     assert len(asked) in (0, 9)
 
 
+@pytest.mark.full
+def test_tutorial_runs_as_written_and_prints_the_accuracies_it_states(
+    tmp_path, monkeypatch, capsys
+):
+    page = (ROOT / "docs" / "tutorial" / "first-session.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    printed = [
+        round(float(percent)) for percent in re.findall(r"([\d.]+)%", capsys.readouterr().out)
+    ]
+    assert printed == [int(percent) for percent in re.findall(r"(\d+) % for", page)]
+
+
 @pytest.mark.parametrize(
     "module", [bitta.memory, bitta.session, contract], ids=lambda module: module.__name__
 )

@@ -18,7 +18,7 @@ from reproduction.paths import EXPERIMENTS, RESULTS, ROOT
 DOCS = ROOT / "docs"
 SPEED = RESULTS / "speed"
 PERFORMANCE_PAGE = (DOCS / "explanation" / "performance.md").read_text()
-SERVE_PAGE = (DOCS / "how-to" / "serve.md").read_text()
+SERVER_PAGE = (DOCS / "explanation" / "server-measurements.md").read_text()
 WEIGHTS_TRAINED_ELSEWHERE = (
     "tiny-imagenet-resnet18.safetensors",
     "imagenet-resnet18.safetensors",
@@ -140,24 +140,24 @@ def script(monkeypatch):
 @pytest.mark.parametrize(
     ("stream", "file"), [("digits", "demo.json"), ("corruptions", "demo-corruptions.json")]
 )
-def test_serve_page_shows_the_demo_results_of_the_packaged_settings(script, stream, file):
+def test_server_page_shows_the_demo_results_of_the_packaged_settings(script, stream, file):
     demos = importlib.import_module("bitta.cli.serve").DEMOS  # needs the extra 'serve'
     table = read_json(RESULTS / "serving" / file)
     assert table["settings"]["method"] == demos[stream]["settings"]
-    assert "\n".join(script("serve_demo.py")["lines"](table)) in SERVE_PAGE
+    assert "\n".join(script("serve_demo.py")["lines"](table)) in SERVER_PAGE
 
 
-def test_serve_page_shows_the_load_test(script):
+def test_server_page_shows_the_load_test(script):
     load = read_json(RESULTS / "serving" / "load.json")
-    assert "\n".join(script("load_server.py")["lines"](load)) in SERVE_PAGE
+    assert "\n".join(script("load_server.py")["lines"](load)) in SERVER_PAGE
 
 
-def test_serve_page_shows_the_restart_times(script):
+def test_server_page_shows_the_restart_times(script):
     restart = read_json(RESULTS / "serving" / "restart.json")
-    assert script("time_restart.py")["line"](restart) in " ".join(SERVE_PAGE.split())
+    assert script("time_restart.py")["line"](restart) in " ".join(SERVER_PAGE.split())
 
 
-def test_serve_page_shows_the_soak_test(script):
+def test_server_page_shows_the_soak_test(script):
     soak = read_json(RESULTS / "serving" / "soak.json")
     for line in script("soak.py")["lines"](soak):
-        assert line in " ".join(SERVE_PAGE.split())
+        assert line in " ".join(SERVER_PAGE.split())

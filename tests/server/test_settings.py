@@ -2,10 +2,13 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
+from bitta.config_base import describe_settings
 from bitta.errors import SettingError
+from bitta.server.guard import GuardSettings
 from bitta.server.settings import RequestLimits, ServeSettings, load_settings
 
 
@@ -96,3 +99,24 @@ def test_password_is_not_in_repr_or_dump():
 def test_every_setting_is_described(kind):
     for name, field in kind.model_fields.items():
         assert (field.description or "").endswith("."), name
+
+
+def test_every_setting_is_on_the_page_of_settings_with_its_default_and_meaning():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "server-settings.md"
+    rows = {
+        name.strip(" `"): (default.strip(" `"), meaning.strip())
+        for _, name, default, meaning, _ in (
+            line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")
+        )
+    }
+    expected = {
+        f"guard.{setting.name}": (str(setting.default), setting.meaning)
+        for setting in describe_settings(GuardSettings)
+    }
+    for prefix, kind in (("", ServeSettings), ("limits.", RequestLimits)):
+        for name, field in kind.model_fields.items():
+            if name not in {"limits", "guard"}:
+                default = field.get_default(call_default_factory=True)
+                expected[prefix + name] = ("" if default in (None, {}) else str(default),
+                                           " ".join(field.description.split()))  # fmt: skip
+    assert rows == expected

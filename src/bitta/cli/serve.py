@@ -30,7 +30,7 @@ examples:
 A setting can also be given in the file of --config or in the environment: --data-dir is data_dir
 in the file and BITTA_SERVE_DATA_DIR in the environment. Arguments override the file, the file
 overrides the environment, and the environment overrides the settings of a demo.
-docs/how-to/serve.md lists all settings.
+docs/reference/server-settings.md lists all settings.
 """
 
 DEMOS: Mapping[str, Mapping[str, Any]] = {

@@ -140,7 +140,7 @@ class ServeSettings(BaseSettings):
     only one window per learning step asks questions."""
     max_distance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Largest distance of the weights from the source weights, relative to the norm of the source
-    weights. Weights beyond it are pulled back; 0 for no limit."""
+    weights. Weights beyond it are moved back; 0 for no limit."""
     rollback: bool = True
     """True if the server rolls back by itself when the model collapses. The status shows a collapse
     in any case."""

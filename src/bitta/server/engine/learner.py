@@ -56,7 +56,7 @@ class Learner:
     def __init__(self, model: nn.Module, settings: ServeSettings) -> None:
         self.settings = settings
         self.max_distance = settings.max_distance
-        """Distance to which the weights are pulled back; 0 for no limit."""
+        """Largest distance of the weights from the source weights; 0 for no limit."""
         self.lineage = 1
         """Number of the lineage: 1 plus the number of rollbacks and unclean restarts."""
         self._model = model
