@@ -1,4 +1,4 @@
-"""Tests against trajectories of the published code and of a second implementation."""
+"""Exact trajectories: the published code's, and a plain second implementation of it."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ def read(path):
         return {name: torch.from_numpy(file[name]) for name in file.files}
 
 
-def wrapped(golden, *, tracked=True):
+def network(golden, *, tracked=True):
     net = plain.GoldenNet(golden["mean"].tolist(), golden["std"].tolist(), tracked=tracked)
     counted = {} if tracked else {"num_batches_tracked"}
     net.load_state_dict(
@@ -35,7 +35,7 @@ def largest_gap(net, golden):
 
 
 def assert_reproduced(golden, *, batch, **settings):
-    net = wrapped(golden)
+    net = network(golden)
     session = Session(
         net,
         preset="reference",
@@ -73,7 +73,7 @@ def test_reference_preset_reproduces_a_plain_second_implementation():
 
 def test_tent_reproduces_the_published_code(shared_data):
     golden = read(shared_data / "golden" / "tent_reference.npz")
-    net = wrapped(golden, tracked=False)
+    net = network(golden, tracked=False)
     session = Session(net, "tent", preset="reference")
     served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
     assert torch.equal(served, golden["served"])
@@ -82,7 +82,7 @@ def test_tent_reproduces_the_published_code(shared_data):
 
 def test_eta_reproduces_the_published_code(shared_data):
     golden = read(shared_data / "golden" / "eta_reference.npz")
-    net = wrapped(golden, tracked=False)
+    net = network(golden, tracked=False)
     session = Session(net, "eta", preset="reference")
     served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
     assert torch.equal(served, golden["served"])
@@ -91,7 +91,7 @@ def test_eta_reproduces_the_published_code(shared_data):
 
 def test_sar_reproduces_the_published_code(shared_data):
     golden = read(shared_data / "golden" / "sar_reference.npz")
-    net = wrapped(golden, tracked=False)
+    net = network(golden, tracked=False)
     session = Session(net, "sar", preset="reference", lr=0.01)
     served = torch.cat([session.step(x)[0].labels for x in golden["inputs"].split(16)])
     assert torch.equal(served, golden["served"])
