@@ -3,7 +3,7 @@
 # make test-full        run every test: all presets and norm families, databases, browser, kills
 # make check-published  check the stored results and the pages that are generated from them
 # make soak             run servers under load for more than an hour and write the file SOAKED. A
-#                       smaller run: KILLS=5 PICTURES=300 MINUTES=2; 0 leaves a part out.
+#                       smaller run: KILLS=5 PICTURES=300 MINUTES=5; 0 leaves a part out.
 # All of them build .venv once and reuse it. Tests on PostgreSQL need BITTA_TEST_POSTGRES:
 # run ". .ci/services" in the same shell first.
 PYTHON ?= python3

@@ -41,18 +41,17 @@ def pages() -> dict[Path, str]:
     for method in METHODS:
         tables = [method_table(method, name, results) for name, results in folders.items()]
         texts[METHOD_PAGES / f"{method}.md"] = "\n\n".join(filter(None, tables))
-    return {path: with_marked_part(path.read_text(), text) for path, text in texts.items()}
+    return {path: with_marked_part(path, text) for path, text in texts.items() if text}
 
 
-def with_marked_part(page: str, text: str) -> str:
-    """Replace the part between the marks. An empty text leaves the page as it is."""
+def with_marked_part(path: Path, text: str) -> str:
+    """Return the page with another text between the marks."""
+    page = path.read_text()
     if not MARKED_PART.search(page):
         raise ValueError(
-            "the page has no part between <!-- result --> and <!-- end -->; add both marks."
+            f"{path} has no part between <!-- result --> and <!-- end -->; add both marks."
         )
-    return MARKED_PART.sub(
-        lambda match: f"{match[1]}{text}\n{match[2]}" if text else match[0], page
-    )
+    return MARKED_PART.sub(lambda match: f"{match[1]}{text}\n{match[2]}", page)
 
 
 def read_results(folder: str) -> dict[str, RunResult]:

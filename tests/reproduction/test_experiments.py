@@ -78,8 +78,8 @@ def test_ablations_use_a_quarter_of_each_corruption(folder):
     assert {job.experiment.stream.n_samples for job in JOBS[folder]} == {2496}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_each_method_has_its_rows_in_the_comparison(method):
+@pytest.mark.parametrize("method", sorted({job.experiment.method for job in JOBS["cifar10-c"]}))
+def test_each_method_of_the_comparison_has_all_its_rows(method):
     kind = METHODS[method]
     wanted = {method} if method != "simatta" else {"simatta-feedback", "simatta-labels"}
     if issubclass(kind, UnsupervisedAdapter):

@@ -15,10 +15,21 @@ AnswerKind = Literal["none", "verdict", "full"]
 """Kind of answers that a method learned from."""
 
 METHOD_TITLES: Mapping[str, str] = {
-    "source": "Source", "bn_stats": "BN-Stats", "tent": "TENT", "eta": "ETA", "eata": "EATA",
-    "sar": "SAR", "cotta": "CoTTA", "rotta": "RoTTA", "sotta": "SoTTA", "deyo": "DeYO",
-    "tast": "TAST-BN", "owttt": "OWTTT", "simatta": "SimATTA", "bitta": "BiTTA",
-}  # fmt: skip
+    "source": "Source",
+    "bn_stats": "BN-Stats",
+    "tent": "TENT",
+    "eta": "ETA",
+    "eata": "EATA",
+    "sar": "SAR",
+    "cotta": "CoTTA",
+    "rotta": "RoTTA",
+    "sotta": "SoTTA",
+    "deyo": "DeYO",
+    "tast": "TAST-BN",
+    "owttt": "OWTTT",
+    "simatta": "SimATTA",
+    "bitta": "BiTTA",
+}
 """Names of the methods in print."""
 DEFAULT_FEEDBACK: Mapping[str, Any] = {
     "every": 1, "total": -1, "equal": "count", "flip": 0.0, "error": 0.0, "annotators": "",
