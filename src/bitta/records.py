@@ -131,4 +131,4 @@ class UndoReceipt:
     applied: bool
     """True if the model had already learned from the answer."""
     note: str
-    """Sentence for people that says whether the model had learned from the answer."""
+    """Sentence that tells people whether the model had learned from the answer."""

@@ -107,7 +107,7 @@ class Client(BaseClient):
     def thumbs(
         self, prediction_id: str, *, up: bool, metadata: Mapping[str, Any] | None = None
     ) -> FeedbackReceipt:
-        """Send a click on thumbs up or thumbs down. A second click on the same changes nothing."""
+        """Send a click on thumbs up or down. A second click on the same button changes nothing."""
         return self._run(self._plans.thumbs(prediction_id, up=up, metadata=metadata))
 
     def undo(self, feedback_id: str) -> UndoReceipt:

@@ -170,7 +170,7 @@ class RequestPlans:
     ) -> Plan[FeedbackReceipt]:
         """Send the answer of a thumbs button.
 
-        Every click of one owner on the same button has the same idempotency key.
+        All clicks with one API key on the same button of a prediction share one idempotency key.
         """
         verdict = parse_verdict(up, None)
         body = answer_body(prediction_id, verdict, {"metadata": metadata})
@@ -196,16 +196,16 @@ class RequestPlans:
 
     def _send(self, request: ApiRequest[T]) -> Plan[T]:
         """Send a request, with retries, and read the response."""
-        n_sent = 0
+        attempt = 0
         while True:
             outcome = yield request
             if isinstance(outcome, httpx.Response) and outcome.is_success:
                 return request.read(outcome)
-            delay = self._retry.delay_seconds(n_sent, request, outcome, rng=self._rng)
+            delay = self._retry.delay_seconds(attempt, request, outcome, rng=self._rng)
             if delay is None:
                 raise self._error(outcome)
             request = replace(request, delay_seconds=delay)
-            n_sent += 1
+            attempt += 1
 
     def _error(self, outcome: Outcome) -> ClientError:
         if isinstance(outcome, httpx.Response):

@@ -72,8 +72,8 @@ def load_model_from_settings(settings: ServeSettings) -> ServedModel:
 def _one_core_free() -> Iterator[None]:
     """Let the model use all cores but one, unless OMP_NUM_THREADS is set.
 
-    The free core reads and writes requests. If they shared a core with the model, each parallel
-    operation would wait for the slowest thread.
+    The free core handles requests. Without it, requests would slow down one of the model's threads,
+    and every parallel operation waits for the slowest thread.
     """
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:

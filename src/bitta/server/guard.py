@@ -424,11 +424,11 @@ def input_variety(inputs: Tensor) -> float:
 @torch.no_grad()
 def weight_distance(weights: Iterable[Tensor], source: Iterable[Tensor]) -> float:
     """Return ‖w - w₀‖ / ‖w₀‖ over all tensors together."""
-    moved = total = 0.0
+    squared_distance = squared_norm = 0.0
     for now, before in zip(weights, source, strict=True):
-        moved += float((now - before).double().square().sum())
-        total += float(before.double().square().sum())
-    return sqrt(moved) / max(sqrt(total), 1e-12)
+        squared_distance += float((now - before).double().square().sum())
+        squared_norm += float(before.double().square().sum())
+    return sqrt(squared_distance) / max(sqrt(squared_norm), 1e-12)
 
 
 def _percent(share: float) -> str:

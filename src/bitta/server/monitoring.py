@@ -93,7 +93,7 @@ class AuditSummary:
 
     @property
     def source_error_interval(self) -> ConfidenceInterval:
-        """95 % confidence interval of the known part of the source model's error rate."""
+        """95 % confidence interval of the share n_source_wrong / n_compared."""
         return wilson_interval(self.n_source_wrong, self.n_compared)
 
     def to_status(self) -> dict[str, int | float | None]:

@@ -56,7 +56,7 @@ class Authenticator:
         self.sessions = SessionCookies(secret, seconds=int(settings.session_hours * 3600))
 
     async def authorize(self, request: Request, roles: Collection[Role]) -> Caller:
-        """Return the caller. Refuse a role that is not in `roles`, and a key above its rate."""
+        """Return the caller. Refuse roles outside of `roles`, and keys above their rate limit."""
         caller = await self.authenticate(request)
         request.scope["state"]["key_id"] = caller.id
         if wait_seconds := self._requests.take(caller.id):

@@ -1,4 +1,4 @@
-"""Interface between the API and the engine, and waiting for the futures that the engine returns.
+"""Interface of the engine for the API, and a function that waits for the engine's futures.
 
 The API uses the engine only through these protocols, so tests can replace it.
 """

@@ -124,7 +124,7 @@ class LogWatcher:
             self.n_streams -= 1
 
     def read(self, after: int) -> tuple[Sequence[LogEvent], int]:
-        """Return the next streamed events, and the seq up to which the log was read. It blocks."""
+        """Return the next events to stream, and the seq up to which the log was read. It blocks."""
         last_seq = self._store.last_seq()
         events = self._store.events(after=after, limit=_MAX_EVENTS_PER_READ, kinds=STREAMED_KINDS)
         if len(events) == _MAX_EVENTS_PER_READ:
@@ -169,7 +169,7 @@ def event_stream(
 
 
 def _parse_seq(last_event_id: str | None) -> int | None:
-    """Return the seq after which the stream continues. An invalid id starts with new events."""
+    """Return the seq after which the stream continues; None to start with new events."""
     text = (last_event_id or "").strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         return None
@@ -206,7 +206,7 @@ async def _messages(
 
 
 def _event_body(event: LogEvent, caller: Caller) -> Mapping[str, Any]:
-    """Return the body.
+    """Return the body that this caller may see.
 
     Only operators see which questions are audits, because this knowledge biases answers.
     """

@@ -225,7 +225,7 @@ async def export_feedback(
     _: OperatorCaller,
     format: Annotated[Literal["jsonl", "csv", "labelstudio"], Query()] = "jsonl",  # noqa: A002
 ) -> Response:
-    """`jsonl` and `csv` hold one record per line; `labelstudio` can be imported there."""
+    """`jsonl` and `csv` hold one record per line; `labelstudio` is a file for Label Studio."""
     suffix = "json" if format == "labelstudio" else format
     names = await run_in_threadpool(state.store.keys.names)
     return StreamingResponse(

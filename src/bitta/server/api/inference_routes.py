@@ -233,7 +233,7 @@ def _cached_model_spec(
 
 
 def _requested_model(request: Request, state: AppState) -> ModelSpec:
-    """Return the model of the path. A version in the path must be the one served."""
+    """Return the model of the path. A version in the path must be the served one or its lineage."""
     spec = _model_spec(state)
     model, version = request.path_params["model"], request.path_params.get("version")
     if model != spec.name:

@@ -104,7 +104,7 @@ def _complete_operation(operation: dict[str, Any], path: str, method: str) -> No
         descriptions["404"] = "There is no such model or version."
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
-        del responses["422"]  # FastAPI adds it even if every value is valid
+        del responses["422"]  # FastAPI adds it even where no value can be invalid
     for status, text in descriptions.items():
         responses.setdefault(status, {"description": text})["content"] = _error_content(path)
     for response in responses.values():

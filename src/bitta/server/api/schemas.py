@@ -431,7 +431,7 @@ class StatusBody(_StatusSection):
     questions: QuestionCounts
     audits: AuditStatus
     agreement: float | None
-    """Agreement of the policy with the served labels."""
+    """Share of samples where the policy (mean of repeated predictions) gives the served label."""
     confidence: ConfidenceStatus
     distance: DistanceStatus
     collapse: CollapseStatus

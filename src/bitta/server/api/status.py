@@ -235,7 +235,7 @@ class HealthChecks:
             free_bytes = (await asyncio.to_thread(shutil.disk_usage, self._data_dir)).free
             if free_bytes < _MIN_FREE_BYTES:
                 return f"the disk of the data folder has {free_bytes:,} bytes left."
-            # This write changes nothing, but takes the path of every other write.
+            # This write changes nothing. It is queued and committed like every other write.
             await wait_for_future(self._store.expire_questions(0), _CHECK_TIMEOUT_SECONDS)
         except TimeoutError:
             return f"the store has not written for {_CHECK_TIMEOUT_SECONDS:g} seconds."

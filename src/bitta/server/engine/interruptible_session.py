@@ -41,7 +41,7 @@ class InterruptibleSession(Session):
     _interrupt: Interrupt | None = None
     _serving_copy: "ServingCopy | None" = None
     _allows_interrupts = False
-    """True while the weights are those of the serving copy and no interrupt is running."""
+    """True in an interruptible block, except between two updates and while an interrupt runs."""
     _depth = 0
     """Number of nested interruptible blocks."""
 
@@ -93,7 +93,7 @@ class InterruptibleSession(Session):
 
     def _choose_and_ask(self, served: Prediction, window: CompleteWindow) -> Prediction:
         self.on_prediction(served)
-        if self.adapter.observes != "before_serving":  # the statistics change while it asks
+        if self.adapter.observes != "before_serving":  # choosing changes the statistics
             return super()._choose_and_ask(served, window)
         with self._interruptible():
             return super()._choose_and_ask(served, window)
@@ -147,14 +147,17 @@ class InterruptibleSession(Session):
             finally:
                 self._allows_interrupts = True
 
-        # A global hook: a hook on one of the model's own modules would change its fast path.
+        # A global hook: with a hook of its own, nn.TransformerEncoderLayer leaves its fast path.
         forward = register_module_forward_pre_hook(call_interrupt)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return [forward, *(p.register_post_accumulate_grad_hook(call_interrupt) for p in trained)]
 
 
 class ServingCopy:
-    """Copy of the model's modules that shares its weights and buffers but has none of its hooks."""
+    """Copy of the model's modules that shares the model's weights and buffers.
+
+    It does not have the hooks that learning adds to the model later, such as dropout.
+    """
 
     def __init__(self, wrapped: WrappedModel) -> None:
         model = wrapped.model

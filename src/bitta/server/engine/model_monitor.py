@@ -204,7 +204,8 @@ class HasState(Protocol):
 class MonitorStateFile:
     """JSON file in the data folder with the state of the monitors.
 
-    Without it, the windows after a restart would become the reference, even of a collapsed model.
+    Without it, the windows after a restart would become the reference, even those of a collapsed
+    model.
     """
 
     def __init__(self, data_dir: Path, parts: Mapping[str, HasState]) -> None:

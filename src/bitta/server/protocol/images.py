@@ -133,7 +133,7 @@ def count_jpeg_scans(content: bytes, *, stop_after: int) -> int:
             break
         n_scans += marker == _JPEG_SCAN
         offset = found.end()
-        if marker != _JPEG_START:  # Every other segment begins with its length, which is included.
+        if marker != _JPEG_START:  # Others begin with their length, which counts its own 2 bytes.
             offset += max(2, int.from_bytes(content[offset : offset + 2], "big"))
     return n_scans
 

@@ -105,7 +105,7 @@ def _insert_exported(
 ) -> bool:
     """Insert an exported answer. Return True if it replaces a standing answer.
 
-    It was in time in the store it comes from, so it is stored even if the question has expired.
+    It is stored even if the question has expired: the store that exported it checked the time.
     """
     answer = exported.answer
     _check_prediction(connection, answer.prediction_id)
@@ -149,8 +149,8 @@ def undo_answer(connection: Connection, *, feedback_id: str, by: str, at: int) -
     if stored["undone_seq"] is None:
         body = {"feedback_id": feedback_id, "undoes": stored["seq"], "applied": is_applied}
         seq = append_event(connection, kind="undone", body=body | {"by": by}, at=at)
-        is_stored = feedback.c.id == feedback_id
-        connection.execute(update(feedback).where(is_stored).values(undone_seq=seq))
+        has_id = feedback.c.id == feedback_id
+        connection.execute(update(feedback).where(has_id).values(undone_seq=seq))
         _end_standing(connection, feedback_id)
         update_status(connection, [stored["prediction_id"]])
     note = (

@@ -77,7 +77,7 @@ class Database:
             _make_folder(data_dir)
             address = _parse_address(url, data_dir)
             if address.get_backend_name() == "sqlite":
-                # The lock of the folder keeps other owners out.
+                # For SQLite the lock of the folder is enough.
                 writer = _sqlite_engine(address, can_write=True, busy_seconds=busy_seconds)
                 reader = _sqlite_engine(address, can_write=False, busy_seconds=busy_seconds)
             else:

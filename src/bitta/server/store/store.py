@@ -136,7 +136,7 @@ class Store(StoreReader):
     def add_listener(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after each commit. Return a function that removes it.
 
-        It runs on the writing thread and must be fast.
+        The listener runs on the writing thread and must be fast.
         """
         return self._writer.add_listener(listener)
 

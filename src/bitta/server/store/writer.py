@@ -110,7 +110,7 @@ class Writer:
         """Last error of the database and its time; None after a successful commit."""
         self._is_closing = False
         self._is_awaited = threading.Event()
-        """Set while a caller waits for a change."""
+        """Set when a caller waits for a queued change. It ends the gathering of changes."""
         self._lock = threading.Lock()
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._thread = threading.Thread(target=self._run, name="bitta-store", daemon=True)

@@ -37,7 +37,7 @@ export function replaceItems(list, items) {
   if (focused) [...list.querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === focused)?.focus();
 }
 
-/** Announce a sentence to screen readers. A space makes a repeated sentence a new one. */
+/** Announce a sentence to screen readers. An added space makes them announce a repeated sentence again. */
 export function announce(sentence) {
   const region = byId("announcer");
   region.textContent = region.textContent === sentence ? `${sentence}\u00a0` : sentence;

@@ -94,7 +94,7 @@ export class Outbox extends EventTarget {
   /** Return true if the next entry may be sent. */
   async #deliver(entry) {
     if (entry.kind === "undo" && !entry.feedbackId) {
-      // The answer was refused, so there is nothing to undo.
+      // The answer was refused or came too late, so there is nothing to undo.
       this.#remove(entry);
       this.#dispatch("undone", { entry, applied: false, note: "" });
       return true;

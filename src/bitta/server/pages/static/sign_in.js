@@ -8,7 +8,7 @@ const HAS_SIGNED_IN = "signed-in";
 
 /** Return {id, role, name} of the caller. Shows the form until a key with an allowed role is given. */
 export async function signIn(allowedRoles) {
-  // Without a cookie the server answers 401, which browsers log as an error on every first visit.
+  // Before the first sign-in the server would answer 401, and the browser would log an error.
   let me = load(HAS_SIGNED_IN) ? await currentCaller() : null;
   let problem = "";
   while (!me || !allowedRoles.includes(me.role)) {

@@ -1,4 +1,4 @@
-// Data that survives a reload, in localStorage, and the one tab of this browser that is active.
+// Data in localStorage, which survives a reload, and the rule that one tab of a browser is active.
 
 import { uniqueKey } from "./api.js";
 
@@ -75,7 +75,7 @@ export class ActiveTab extends EventTarget {
     this.isActive = false;
     watch(ACTIVE_TAB, (id) => { if (id !== null && id !== this.#id) this.#deactivate(); });
     addEventListener("pagehide", () => this.#release());
-    // A page from the back-forward cache becomes active again by itself, and so does the last open tab.
+    // If no tab is active, a page from the back-forward cache or a tab that gets the focus becomes active.
     addEventListener("pageshow", () => this.#check());
     addEventListener("focus", () => this.#check());
   }
