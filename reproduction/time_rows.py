@@ -3,9 +3,9 @@ r"""Time every row of a comparison alone on the device, on the last batches of a
     python reproduction/time_rows.py reproduction/experiments/cifar10-c --device cuda \
         --out results/cifar10-c-times.json
 
-At the end of the first corruption the memories are full and CUDA graphs are captured. Rows that ran
-side by side take their accuracy from that run and their time from this script. The memory of
-tensors is the same in both.
+At the end of the first corruption the memories are full and CUDA graphs are captured. Rows that run
+side by side slow one another down, so only their accuracy and their memory are used. Their times
+come from this script.
 """
 
 import argparse

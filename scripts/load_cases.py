@@ -152,7 +152,7 @@ def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
 
 @contextmanager
 def running_server(kind: str) -> Iterator[LoadedServer]:
-    """Start a server of a kind. Stop it at the end of the block."""
+    """Start a server of a kind in `load_server.KINDS`. Stop it at the end of the block."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         command, options = server_command(kind, Path(folder))
         process = stack.enter_context(_running(command))

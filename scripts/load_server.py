@@ -41,7 +41,7 @@ NAMES = {
     "unanswered": "learning, nobody answers",
     "answered": "learning, everything is answered",
 }
-MEMORIES = 160
+N_TO_FILL = 160
 """Number of answers after which both memories, of 64 each, count as full."""
 
 
@@ -108,8 +108,8 @@ def _warm_up(kind: str, server: LoadedServer, seconds: float) -> None:
     """Warm up a server. With answers, fill its memories."""
     run_load(server, 3.0, 4)
     end = time.monotonic() + seconds
-    while kind == "answered" and (learned := server.counts()["answers_learned"]) < MEMORIES:
-        print(f"learned from {learned} of {MEMORIES} answers before the measurement", flush=True)
+    while kind == "answered" and (learned := server.counts()["answers_learned"]) < N_TO_FILL:
+        print(f"learned from {learned} of {N_TO_FILL} answers before the measurement", flush=True)
         if time.monotonic() > end:
             raise SystemExit(f"the memories were not full after {seconds:g} seconds")
         run_load(server, 5.0, 4)

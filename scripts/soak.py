@@ -74,7 +74,7 @@ def lines(table: dict[str, Any]) -> list[str]:
         f"between {sum(part['kills'] for part in kill_parts)} kills, none was lost and none was "
         "learned twice.",
         f"Of {len(ready)} restarts, {too_long or 'none'} took three seconds or more. The longest "
-        f"took {max(ready):.1f} seconds ({_middle(kill_parts)}).",
+        f"took {max(ready):.1f} seconds ({_median_times(kill_parts)}).",
         f"{sent['pictures']:,} broken pictures were each sent {sent['times']} times. None caused a "
         f"status 500. The memory grew by {after - before:.1f} MiB the last time (allowed: "
         f"{MAX_GROWTH_MIB:g}).",
@@ -86,7 +86,7 @@ def lines(table: dict[str, Any]) -> list[str]:
     ]
 
 
-def _middle(kill_parts: list[dict[str, Any]]) -> str:
+def _median_times(kill_parts: list[dict[str, Any]]) -> str:
     sqlite, postgresql = (part["seconds_to_ready"]["median"] for part in kill_parts)
     return f"median {sqlite:.1f} with SQLite, {postgresql:.1f} with PostgreSQL"
 

@@ -30,11 +30,11 @@ _N_ANSWERS = 200
 """Number of answers after which the memories of 64 count as full. Then the measurement starts."""
 _FILL_SECONDS = 900
 """Longest time for these answers."""
-ALLOWED = 4.0
+MAX_MIB_PER_10_MINUTES = 4.0
 """Allowed growth of the minimum, in MiB per ten minutes. At 100 requests per second this is 70
 bytes per request. A server that kept an object of each request, or the image of every 200th, would
 exceed it."""
-ALLOWED_MOST = 0.05
+MAX_PEAK_GROWTH = 0.05
 """Allowed relative growth of the maximum from the first half to the second. The maximum depends on
 the layout of the heap and differs by some percent between periods."""
 
@@ -81,14 +81,14 @@ def summarise_periods(periods):
         "least_mib": {
             "each": [least for least, _ in periods],
             "slope_per_10_minutes": slope * 600 / _PERIOD_SECONDS,
-            "allowed_per_10_minutes": ALLOWED,
+            "allowed_per_10_minutes": MAX_MIB_PER_10_MINUTES,
             "scatter": scatter,
         },
         "most_mib": {
             "each": [most for _, most in periods],
             "median_of_first_half": median(most for _, most in counted[:half]),
             "median_of_last_half": median(most for _, most in counted[-half:]),
-            "allowed": ALLOWED_MOST,
+            "allowed": MAX_PEAK_GROWTH,
         },
     }
 
@@ -99,10 +99,11 @@ def growth_problems(found):
     # Two standard errors of the growth over the whole time. In half an hour this is small, in four
     # minutes it is most of the limit.
     uncertainty = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
-    tens = found["counted"] * _PERIOD_SECONDS / 600
-    if least["slope_per_10_minutes"] * tens > ALLOWED * tens + uncertainty:
+    minutes = found["counted"] * _PERIOD_SECONDS / 60
+    slope, allowed = least["slope_per_10_minutes"] / 10, MAX_MIB_PER_10_MINUTES / 10
+    if slope * minutes > allowed * minutes + uncertainty:
         problems.append(f"memory grows by {least['slope_per_10_minutes']:.1f} MiB in 10 minutes")
-    if most["median_of_last_half"] > (1 + ALLOWED_MOST) * most["median_of_first_half"]:
+    if most["median_of_last_half"] > (1 + MAX_PEAK_GROWTH) * most["median_of_first_half"]:
         problems.append(
             f"the peak of the memory rises from {most['median_of_first_half']:.0f} to "
             f"{most['median_of_last_half']:.0f} MiB"

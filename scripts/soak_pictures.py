@@ -16,9 +16,9 @@ _SETTINGS = (
 _MEASURE_EVERY = 100
 """Number of images between two measurements of the memory."""
 MAX_GROWTH_MIB = 16.0
-"""Allowed growth of the memory peak from the last but one pass to the last. In the earlier passes,
-every decoding thread may meet the largest image, and late imports happen. A leak per image would
-also grow in the last pass."""
+"""Allowed growth of the memory peak from the last but one pass to the last. In earlier passes the
+peak also grows when a thread decodes the largest image for the first time, and when a module is
+imported late. A leak per image also shows in the last pass."""
 _N_BEFORE = 1000
 """Least number of images before the last pass."""
 

@@ -26,8 +26,8 @@ from load_cases import MODEL, LoadedServer, run_load, server_command, wait_ready
 from bitta.results import write_table
 from bitta.version import __version__
 
-STEPS = 3
-ALLOWED = 3.0
+N_STEPS_BEFORE_KILL = 3
+MAX_SECONDS = 3.0
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 """Environment of the server. It lets the server write bytecode, like an installed package."""
 
@@ -50,8 +50,8 @@ def main() -> int:
         "median": median(restarts),
         "longest": max(restarts),
         "median_import_torch": median(imports),
-        "allowed": ALLOWED,
-        "holds": max(restarts) < ALLOWED,
+        "allowed": MAX_SECONDS,
+        "holds": max(restarts) < MAX_SECONDS,
     }  # fmt: skip
     write_table(arguments.out, table)
     print(line(table))
@@ -94,7 +94,7 @@ def measure(folder: Path, times: int) -> tuple[list[float], list[float], list[st
 def learn_some_steps(server: LoadedServer) -> None:
     """Serve until some learning steps have run, and take a snapshot."""
     n_steps = server.request("/v1/status")["learning"]["steps"]
-    while server.request("/v1/status")["learning"]["steps"] < n_steps + STEPS:
+    while server.request("/v1/status")["learning"]["steps"] < n_steps + N_STEPS_BEFORE_KILL:
         run_load(server, 1.0, 4)
     server.request("/v1/snapshots", method="POST")
     run_load(server, 0.5, 4)

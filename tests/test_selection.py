@@ -22,7 +22,7 @@ def allowances(steps, **settings):
 
 
 def test_budget_is_saved_for_the_price_of_a_ten_class_label():
-    """floor(3 t / 3.3219): 0 1 2 3 4 5 6 7 8 9 9 at t = 1 to ... : nine in the first ten."""
+    """floor(3 t / 3.3219) is 0 1 2 3 4 5 6 7 8 9 9 10 for t = 1 to 12. A batch gets its rise."""
     assert allowances(12, n_queries=3, price=log2(10)) == [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1]
     assert sum(allowances(1000, n_queries=3, price=log2(10))) == 903  # 3000 / 3.3219 = 903.09
 

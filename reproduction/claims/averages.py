@@ -2,7 +2,8 @@
 
 One is BiTTA's lead over the baselines, the other the baselines' gain by binary answers. Both are
 computed in each way that fits the sentence: over the best baseline and over the mean of the
-baselines, with equal conditions for all (fair) and with the handicaps of the published code.
+baselines, with equal conditions for all (fair) and with the conditions of the published code
+(handicaps, see docs/reference/glossary.md).
 """
 
 from collections.abc import Mapping, Sequence

@@ -60,7 +60,7 @@ class TableComparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns with a mean over a stream. Methods are ordered in each of them."""
+        """Columns with a mean over a stream. Claims about order are checked in each of them."""
         if self.table.unit != "%":
             return _DATASETS_OF_COST[self.table.unit]
         means = tuple(column for column in self.table.columns if column in _MEAN_COLUMNS)
@@ -89,7 +89,7 @@ class TableComparison:
         return self.table.row("bitta", "verdict").name
 
     def paper_value(self, row: PaperRow, column: str) -> float | None:
-        """Return the paper's number, or None if it has no such column."""
+        """Return the paper's number, or None if its table has no such column."""
         if self.table.unit != "%":
             return row.values[0] if column == self.columns[0] else None
         return row.values[self.table.columns.index(column)]

@@ -180,7 +180,7 @@ def test_values_beyond_half_precision_are_not_rounded():
 
 
 def test_step_size_follows_a_cosine():
-    """It falls from .05 to half of it after half of the updates, and to 0 at the end."""
+    """The rate falls from .05 to .025 after half of the updates, and to 0 at the end."""
     trainer = Trainer(toy_classifier(), replace(RECIPE, augment="none"), n_updates=8)
     sizes = []
     for _ in range(8):

@@ -117,7 +117,7 @@ def checkpoint(tmp_path):
     return tmp_path / "old.pth"
 
 
-def bring_in(checkpoint, out, *, classes="3", extra=()):
+def import_model(checkpoint, out, *, classes="3", extra=()):
     return call(
         "import", str(checkpoint), "--architecture", "resnet8", "--classes", str(classes),
         "--mean", "0.5", "0.5", "0.5", "--std", "0.2", "0.2", "0.2", *extra, "--out", str(out),
@@ -127,7 +127,7 @@ def bring_in(checkpoint, out, *, classes="3", extra=()):
 def test_import_writes_weights_with_a_card_and_prints_notes(checkpoint, tmp_path, capsys):
     out = tmp_path / "new" / "m.safetensors"
     extra = ("--resize", "36", "--crop", "32", "--source", "a set", "--half")
-    assert bring_in(checkpoint, out, extra=extra) == 0
+    assert import_model(checkpoint, out, extra=extra) == 0
     said = capsys.readouterr().out
     assert "note: left out other entries beside 'state_dict': epoch.\n" in said
     assert "note: removed 'module.' in " in said
@@ -145,17 +145,17 @@ def test_import_writes_weights_with_a_card_and_prints_notes(checkpoint, tmp_path
 )
 def test_class_names_come_from_a_file(checkpoint, tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    bring_in(checkpoint, tmp_path / "m.safetensors", classes=tmp_path / name)
+    import_model(checkpoint, tmp_path / "m.safetensors", classes=tmp_path / name)
     assert load_model(tmp_path / "m.safetensors")[1].classes == ("cat", "dog", "big hen")
 
 
 def test_import_refuses_invalid_classes_and_file_names(checkpoint, tmp_path):
     out = tmp_path / "m.safetensors"
     with pytest.raises(InputError, match=r"--classes is 'none\.txt', which is neither"):
-        bring_in(checkpoint, out, classes="none.txt")
+        import_model(checkpoint, out, classes="none.txt")
     (tmp_path / "names.json").write_text(json.dumps({"0": "cat"}))
     with pytest.raises(InputError, match="does not hold a list of names"):
-        bring_in(checkpoint, out, classes=tmp_path / "names.json")
+        import_model(checkpoint, out, classes=tmp_path / "names.json")
     with pytest.raises(InputError, match="weights cannot be written to"):
-        bring_in(checkpoint, tmp_path / "m.pth")
+        import_model(checkpoint, tmp_path / "m.pth")
     assert not out.exists()

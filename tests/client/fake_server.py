@@ -20,7 +20,7 @@ PNG = PNG.getvalue()
 
 
 def run(coroutine):
-    """Run a coroutine in its own thread: the browser tests may own the event loop of this one."""
+    """Run a coroutine in a new thread: browser tests may run an event loop in the current one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 

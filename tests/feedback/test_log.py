@@ -20,7 +20,7 @@ def query(id_, **changes):
     return Query(**values | changes)
 
 
-def play(source, batches, start=0):
+def ask_and_collect(source, batches, start=0):
     """Ask two questions per batch. Return the answers of each collect call."""
     arrived = []
     for batch in range(start, batches):
@@ -37,7 +37,7 @@ def labels(**settings):
 def log(tmp_path):
     path = tmp_path / "log.jsonl"
     with FeedbackRecorder(labels(), path) as source:
-        play(source, 6)
+        ask_and_collect(source, 6)
     return path
 
 
@@ -62,14 +62,14 @@ def test_log_holds_questions_answers_and_collect_calls(tmp_path):
 
 def test_replay_returns_the_same_answers_in_the_same_calls(log):
     with FeedbackReplay(log) as replay:
-        assert play(replay, 6) == play(labels(), 6)
+        assert ask_and_collect(replay, 6) == ask_and_collect(labels(), 6)
 
 
 def test_replay_continues_from_its_saved_state(log):
     first, second = FeedbackReplay(log), FeedbackReplay(log)
-    arrived = play(first, 3)
+    arrived = ask_and_collect(first, 3)
     second.load_state_dict(first.state_dict())
-    assert arrived + play(second, 6, start=3) == play(labels(), 6)
+    assert arrived + ask_and_collect(second, 6, start=3) == ask_and_collect(labels(), 6)
     second.end()
     log.write_text(log.read_text().replace('"correct": true', '"correct": false', 1))
     with pytest.raises(InputError, match="is not the log that was being replayed"):
@@ -91,12 +91,12 @@ def test_replay_of_another_question_is_refused(log, changes, message):
 
 def test_replay_of_a_longer_stream_is_refused(log):
     with pytest.raises(InputError, match=r"batch 6 asks question 12, but .* ends after 12 quest"):
-        play(FeedbackReplay(log), 7)
+        ask_and_collect(FeedbackReplay(log), 7)
 
 
 def test_replay_of_a_shorter_stream_is_refused_at_the_end(log):
     replay = FeedbackReplay(log)
-    play(replay, 3)
+    ask_and_collect(replay, 3)
     with pytest.raises(InputError, match=r"the stream is over, but .* holds 2 further answers"):
         replay.end()
 
@@ -117,8 +117,8 @@ def test_incomplete_log_is_refused_without_partial(log):
         FeedbackReplay(log)
     replay = FeedbackReplay(log, partial=True)
     with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on nobody answers"):
-        arrived = play(replay, 6)
-    assert arrived == [[], [], play(labels(), 3)[2], [], [], []]
+        arrived = ask_and_collect(replay, 6)
+    assert arrived == [[], [], ask_and_collect(labels(), 3)[2], [], [], []]
 
 
 @pytest.mark.parametrize(
@@ -147,21 +147,21 @@ def test_file_that_is_not_a_log_is_refused(tmp_path, content, message):
 def test_recorder_continues_from_its_saved_state_and_cuts_later_lines(log, tmp_path):
     path = tmp_path / "parts.jsonl"
     first = FeedbackRecorder(labels(), path)
-    arrived = play(first, 3)
+    arrived = ask_and_collect(first, 3)
     state = first.state_dict()
-    play(first, 5, start=3)
+    ask_and_collect(first, 5, start=3)
     second = FeedbackRecorder(labels(), path)
     second.load_state_dict(state)
-    arrived += play(second, 6, start=3)
+    arrived += ask_and_collect(second, 6, start=3)
     second.end()
-    assert arrived == play(labels(), 6)
+    assert arrived == ask_and_collect(labels(), 6)
     assert path.read_bytes() == log.read_bytes()
 
 
 def test_recorder_refuses_the_state_of_another_log_or_source(tmp_path):
     path = tmp_path / "log.jsonl"
     source = FeedbackRecorder(labels(), path, settings={"seed": 1})
-    play(source, 3)
+    ask_and_collect(source, 3)
     state = source.state_dict()
     with pytest.raises(InputError, match="SimulatedLabels and other settings than SimulatedLabels"):
         FeedbackRecorder(labels(), path, settings={"seed": 2}).load_state_dict(state)
@@ -176,12 +176,12 @@ def test_recorder_refuses_the_state_of_another_log_or_source(tmp_path):
 def test_existing_log_is_not_overwritten_by_default(log):
     before = log.read_bytes()
     with pytest.raises(InputError, match="already holds a log of the same settings"):
-        play(FeedbackRecorder(labels(), log), 1)
+        ask_and_collect(FeedbackRecorder(labels(), log), 1)
     with pytest.raises(InputError, match="already holds something else"):
-        play(FeedbackRecorder(Simulated([0] * 9), log, overwrite=True), 1)
+        ask_and_collect(FeedbackRecorder(Simulated([0] * 9), log, overwrite=True), 1)
     assert log.read_bytes() == before
     with FeedbackRecorder(labels(), log, overwrite=True) as again:
-        play(again, 6)
+        ask_and_collect(again, 6)
     assert log.read_bytes() == before
 
 
@@ -189,13 +189,13 @@ def test_path_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "log.jsonl"):
         with pytest.raises(InputError, match=r"the log .* cannot be written \("):
-            play(FeedbackRecorder(labels(), path), 1)
+            ask_and_collect(FeedbackRecorder(labels(), path), 1)
 
 
 def test_no_question_after_the_end_and_no_end_after_an_error(tmp_path):
     path = tmp_path / "log.jsonl"
     source = FeedbackRecorder(Simulated([0] * 9), path)
-    play(source, 1)
+    ask_and_collect(source, 1)
     with pytest.raises(KeyError), source:
         raise KeyError
     with pytest.raises(InputError, match="has no end"):

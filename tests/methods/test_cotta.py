@@ -54,10 +54,10 @@ def test_teacher_averages_views_if_the_source_confidence_is_low(augment_below, s
     """Black images have logits (0, 0), confidence .5. Nine views of brightness 1 to 9 average 5."""
     brightness = iter(range(1, 10))
 
-    def lit(x, *place, views):
+    def brighten(x, *place, views):
         return torch.cat([torch.full_like(x, next(brightness)) for _ in range(views)])
 
-    monkeypatch.setattr(cotta, "augmented", lit)
+    monkeypatch.setattr(cotta, "augmented", brighten)
     session = Session(Brightness(), "cotta", augment_below=augment_below, n_augmentations=9)
     logits = session.adapter.logits(torch.zeros(2, 3, 4, 4))
     assert logits.tolist() == [[served, 0.0]] * 2

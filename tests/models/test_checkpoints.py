@@ -23,7 +23,7 @@ def model():
     return model.eval()
 
 
-def brought_in(path, name="resnet8", **changes):
+def import_small_model(path, name="resnet8", **changes):
     return import_checkpoint(path, name, **{"classes": CLASSES, **PIXELS, **changes})
 
 
@@ -35,7 +35,7 @@ def agree(one, other):
 
 def test_plain_state_dict_gets_a_card_without_notes(tmp_path, model):
     torch.save(model.state_dict(), tmp_path / "old.pth")
-    imported = brought_in(tmp_path / "old.pth", preprocessing={"resize": 40, "crop": 36})
+    imported = import_small_model(tmp_path / "old.pth", preprocessing={"resize": 40, "crop": 36})
     assert agree(imported.model, model)
     assert imported.notes == ()
     assert imported.card.classes == CLASSES
@@ -51,7 +51,7 @@ def test_plain_state_dict_gets_a_card_without_notes(tmp_path, model):
 def test_wrappers_and_prefixes_are_removed_and_noted(tmp_path, model, wrapper, prefix):
     state = {prefix + key: value for key, value in model.state_dict().items()}
     torch.save({wrapper: state, "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "old.pth")
-    imported = brought_in(tmp_path / "old.pth")
+    imported = import_small_model(tmp_path / "old.pth")
     assert agree(imported.model, model)
     assert f"left out other entries beside {wrapper!r}: epoch, optimizer" in imported.notes
     first = prefix.partition(".")[0] + "."
@@ -62,7 +62,7 @@ def test_pixel_statistics_of_the_file_are_left_out_and_noted(tmp_path, model):
     state = collections.OrderedDict({"0.mean": torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1)})
     state |= {f"1.{key}": value for key, value in model.state_dict().items()}
     torch.save(state, tmp_path / "old.pth")
-    imported = brought_in(tmp_path / "old.pth")
+    imported = import_small_model(tmp_path / "old.pth")
     assert agree(imported.model, model)
     assert "left out 0.mean = [0.1, 0.2, 0.3]: the card gives mean and std" in imported.notes[0]
 
@@ -74,7 +74,7 @@ def test_other_names_and_missing_counters_are_fixed_and_noted(tmp_path, model):
         if not key.endswith("num_batches_tracked")
     }
     torch.save(state, tmp_path / "old.pth")
-    imported = brought_in(tmp_path / "old.pth")
+    imported = import_small_model(tmp_path / "old.pth")
     assert agree(imported.model, model)
     # Two stages change their width: a convolution and four tensors of a normalisation each.
     assert "renamed 'downsample.' to 'shortcut.' in 10 keys" in imported.notes
@@ -85,7 +85,7 @@ def test_other_names_and_missing_counters_are_fixed_and_noted(tmp_path, model):
 def test_safetensors_without_a_card_are_imported(tmp_path, model):
     half = {key: value.half() for key, value in model.state_dict().items()}
     save_file(half, tmp_path / "old.safetensors")
-    imported = brought_in(tmp_path / "old.safetensors")
+    imported = import_small_model(tmp_path / "old.safetensors")
     assert imported.model.conv1.weight.dtype == torch.float32
     assert torch.equal(imported.model.conv1.weight, half["conv1.weight"].float())
 
@@ -93,7 +93,7 @@ def test_safetensors_without_a_card_are_imported(tmp_path, model):
 def test_transformer_uses_the_size_of_the_crop(tmp_path):
     small = build_model("vit_small", n_classes=4, image_size=16, **PIXELS)
     torch.save(small.state_dict(), tmp_path / "old.pth")
-    imported = brought_in(tmp_path / "old.pth", "vit_small", size=16)
+    imported = import_small_model(tmp_path / "old.pth", "vit_small", size=16)
     assert imported.card.arguments["image_size"] == 16
     assert imported.model(torch.rand(1, 3, 16, 16)).shape == (1, 4)
 
@@ -101,16 +101,16 @@ def test_transformer_uses_the_size_of_the_crop(tmp_path):
 def test_unknown_tensors_raise_an_error(tmp_path, model):
     torch.save({**model.state_dict(), "fc2.weight": torch.ones(2)}, tmp_path / "old.pth")
     with pytest.raises(ModelError, match=r"1 key is unknown \(fc2\.weight\)"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
     both = {**model.state_dict(), "module.fc.bias": torch.ones(4)}
     torch.save(both, tmp_path / "old.pth")
     with pytest.raises(ModelError, match=r"two keys in .* stand for 'fc\.bias'"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
     torch.save(model.state_dict(), tmp_path / "old.pth")
     with pytest.raises(ModelError, match=r"fc\.weight is \(4, 64\) instead of \(2, 64\)"):
-        brought_in(tmp_path / "old.pth", classes=("a", "b"))
+        import_small_model(tmp_path / "old.pth", classes=("a", "b"))
     with pytest.raises(SettingError, match="did you mean 'resnet8'"):
-        brought_in(tmp_path / "old.pth", "resnet9")
+        import_small_model(tmp_path / "old.pth", "resnet9")
 
 
 class Bomb:
@@ -121,10 +121,10 @@ class Bomb:
 def test_checkpoint_that_would_run_code_is_refused(tmp_path, model):
     torch.save({"state_dict": model.state_dict(), "extra": Bomb()}, tmp_path / "old.pth")
     with pytest.raises(InputError, match=r"could run code; .*torch\.save\(model\.state_dict"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
     torch.save(model, tmp_path / "old.pth")
     with pytest.raises(InputError, match=r"an object of bitta\.models\.resnet\.ResNet"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
 
 
 @pytest.mark.parametrize(
@@ -140,19 +140,19 @@ def test_checkpoint_that_would_run_code_is_refused(tmp_path, model):
 def test_invalid_checkpoint_is_refused(tmp_path, content, message):
     (tmp_path / "old.pth").write_bytes(content)
     with pytest.raises(InputError, match=message) as refusal:
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
     assert "\n" not in str(refusal.value)
 
 
 def test_checkpoint_without_state_dict_names_its_content(tmp_path):
     with pytest.raises(InputError, match="there is no checkpoint at"):
-        brought_in(tmp_path / "none.pth")
+        import_small_model(tmp_path / "none.pth")
     torch.save({"weights": {"a": torch.ones(1)}, "epoch": 3}, tmp_path / "old.pth")
     with pytest.raises(InputError, match="holds no state dict, only weights, epoch; it must be at"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
     torch.save([torch.ones(1)], tmp_path / "old.pth")
     with pytest.raises(InputError, match="holds a list; save a state dict"):
-        brought_in(tmp_path / "old.pth")
+        import_small_model(tmp_path / "old.pth")
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ PLAIN = {"n_classes": 5, "mean": (0,) * 3, "std": (1,) * 3}
 
 
 @torch.no_grad()
-def shake(model):
+def randomise(model):
     """Set random weights, means and variances, none of which is 0 or 1."""
     for place, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
@@ -32,7 +32,7 @@ def test_vit_equals_another_library():
         "vit_small", image_size=16, patch_size=4, width=16, depth=2, n_heads=2, mlp_width=24,
         **PLAIN,
     ).eval()  # fmt: skip
-    shake(theirs)
+    randomise(theirs)
     ours.load_state_dict(vit_weights(theirs.state_dict()))
     images = torch.randn(3, 3, 16, 16, generator=generator(1))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def test_imagenet_resnet_equals_another_library(block, stride_first):
         "imagenet_resnet50", block=block, blocks=(1, 2, 1), widths=(4, 8, 8),
         stride_first=stride_first, **PLAIN,
     ).eval()  # fmt: skip
-    shake(theirs)
+    randomise(theirs)
     ours.load_state_dict(resnet_weights(theirs.state_dict()))
     images = torch.randn(2, 3, 40, 40, generator=generator(1))
     with torch.no_grad():

@@ -42,7 +42,7 @@ def linear(colour):
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
-def seen(colour, eye):
+def lab_coordinates(colour, eye):
     """Return the CIELAB coordinates. A distance of about 2.3 is just noticeable."""
     xyz = TO_XYZ @ np.clip(EYES[eye] @ linear(colour), 0, 1) / [0.9505, 1.0, 1.089]
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
@@ -51,7 +51,7 @@ def seen(colour, eye):
 
 def test_white_is_white_to_every_kind_of_colour_vision():
     for eye in EYES:
-        np.testing.assert_allclose(seen("#FFFFFF", eye), [100, 0, 0], atol=0.1)
+        np.testing.assert_allclose(lab_coordinates("#FFFFFF", eye), [100, 0, 0], atol=0.1)
 
 
 @pytest.mark.parametrize("eye", EYES)
@@ -60,8 +60,8 @@ def test_methods_of_the_main_table_differ_in_colour_to_every_kind_of_colour_visi
     methods = sorted({row.method for row in table.rows})
     assert len(methods) == 10
     for one, two in combinations(methods, 2):
-        apart = seen(method_style(one).colour, eye) - seen(method_style(two).colour, eye)
-        assert np.linalg.norm(apart) > 14, (one, two)
+        first, second = (lab_coordinates(method_style(m).colour, eye) for m in (one, two))
+        assert np.linalg.norm(first - second) > 14, (one, two)
 
 
 def test_colours_contrast_with_white():

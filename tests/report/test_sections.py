@@ -14,7 +14,7 @@ def changed(run, **experiment):
     return replace(run, experiment={**run.experiment, **experiment})
 
 
-def elsewhere(run, **environment):
+def with_environment(run, **environment):
     return replace(run, environment={**run.environment, **environment})
 
 
@@ -22,8 +22,8 @@ def elsewhere(run, **environment):
     "other",
     [
         replace(made_run("bitta", "bitta", [5, 6]), protocol="another, seed 0"),
-        elsewhere(made_run("bitta", "bitta", [5, 6]), code="0" * 64),
-        elsewhere(made_run("bitta", "bitta", [5, 6]), source_weights="0" * 64),
+        with_environment(made_run("bitta", "bitta", [5, 6]), code="0" * 64),
+        with_environment(made_run("bitta", "bitta", [5, 6]), source_weights="0" * 64),
         changed(made_run("bitta", "bitta", [5, 6]), stream={"kind": "cifar10-c", "beta": 0.5}),
     ],
     ids=["protocol", "code", "weights", "stream"],
@@ -37,8 +37,8 @@ def test_title_distinguishes_a_row_from_one_of_another_code_version(tmp_path):
     """A row of another code version shows that its learning rate is different."""
     runs = [
         made_run("bitta", "bitta", [5, 5], settings={"lr": 1e-4}),
-        elsewhere(made_run("slow", "bitta", [6, 6], settings={"lr": 1e-5}), code="0" * 64),
-        elsewhere(made_run("bn_stats", "bn_stats", [4, 4]), code="0" * 64),
+        with_environment(made_run("slow", "bitta", [6, 6], settings={"lr": 1e-5}), code="0" * 64),
+        with_environment(made_run("bn_stats", "bn_stats", [4, 4]), code="0" * 64),
     ]
     titles = [[row.title for row in section.rows] for section in made_sections(tmp_path, runs)]
     assert titles == [["BiTTA"], ["BN-Stats", "BiTTA (lr 1e-05)"]]
@@ -51,14 +51,14 @@ def test_rows_of_a_section_have_different_titles(tmp_path):
     for code in ("0" * 64, ENVIRONMENT["code"]):
         folder = tmp_path / code
         folder.mkdir()
-        sections = made_sections(folder, [*runs, elsewhere(other, code=code)])
+        sections = made_sections(folder, [*runs, with_environment(other, code=code)])
         titles = [row.title for section in sections for row in section.rows]
         assert titles == ["BiTTA (a)", "BiTTA (b)", "BiTTA (lr 1e-05)"]
 
 
 def test_same_row_of_two_code_versions_has_no_qualifiers(tmp_path):
     run = made_run("bitta", "bitta", [5, 5])
-    sections = made_sections(tmp_path, [run, elsewhere(run, code="0" * 64)])
+    sections = made_sections(tmp_path, [run, with_environment(run, code="0" * 64)])
     assert [row.title for section in sections for row in section.rows] == ["BiTTA", "BiTTA"]
 
 
@@ -92,7 +92,7 @@ def test_negative_seed_is_read(tmp_path):
 def test_different_images_under_one_protocol_are_refused(tmp_path):
     runs = [made_run("tent", "tent", [1, 2]), made_run("bitta", "bitta", [1, 2])]
     with pytest.raises(InputError, match=r"000.json.*001.json.*not the same images"):
-        made_sections(tmp_path, [runs[0], elsewhere(runs[1], stream="0" * 64)])
+        made_sections(tmp_path, [runs[0], with_environment(runs[1], stream="0" * 64)])
 
 
 def test_same_run_twice_is_refused(tmp_path):
@@ -138,13 +138,16 @@ def test_varied_setting_is_found_and_in_the_title(tmp_path):
     assert section.rows[3].title_without(section.swept_settings) == "BiTTA"
 
 
-def by(agreement, threshold):
+def settings_of(agreement, threshold):
     return {"agreement": agreement, "threshold": threshold}
 
 
 def test_setting_without_effect_is_not_in_the_title(tmp_path):
-    runs = [made_run(f"t{n}", "bitta", [1, 2], settings=by("threshold", n)) for n in (0.8, 0.95)]
-    runs.append(made_run("policy", "bitta", [1, 2], settings=by("policy", 0.7)))
+    runs = [
+        made_run(f"t{n}", "bitta", [1, 2], settings=settings_of("threshold", n))
+        for n in (0.8, 0.95)
+    ]
+    runs.append(made_run("policy", "bitta", [1, 2], settings=settings_of("policy", 0.7)))
     section = made_section(tmp_path, runs)
     policy = section.rows[0]
     assert (policy.name, policy.title) == ("policy", "BiTTA")
@@ -158,7 +161,7 @@ def test_setting_without_effect_is_not_in_the_title(tmp_path):
 
 def test_rows_of_one_name_may_differ_in_a_setting_without_effect(tmp_path):
     runs = [
-        made_run("bitta", "bitta", [1, 2], settings=by("policy", threshold), seed=seed)
+        made_run("bitta", "bitta", [1, 2], settings=settings_of("policy", threshold), seed=seed)
         for seed, threshold in enumerate((0.8, 0.9))
     ]
     section = made_section(tmp_path, runs)

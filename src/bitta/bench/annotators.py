@@ -118,7 +118,10 @@ class FeedbackConfig(Config):
         return rates
 
     def price(self, n_classes: int) -> float:
-        """Return the cost of one question in verdicts. It is always 1 if `equal` is "count"."""
+        """Return the cost of one question in verdicts.
+
+        It is 1 for a verdict, and for any question if `equal` is "count".
+        """
         if self.labels == "verdict" or self.equal == "count":
             return 1.0
         return (

@@ -23,8 +23,9 @@ LoadedBatch: TypeAlias = tuple[Batch, torch.cuda.Event | None]
 class Prefetch:
     """The batches of a stream on one device. They equal `stream.batches(start)`.
 
-    One thread keeps a few batches ready. Another one makes the images of the next visit while the
-    current visit is read. Images are released when no later visit needs them.
+    One thread keeps a few batches ready. While it reads one visit (consecutive samples of a
+    domain), another thread makes the images of the next. Images are released when no later visit
+    needs them.
 
     `ahead` turns the threads on. By default they run for GPUs only, because on a CPU they would
     take cores from the model. Pinning and copying happen in the reading thread, so CUDA graphs that

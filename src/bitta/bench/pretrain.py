@@ -44,9 +44,9 @@ _CHUNK_VALUES = 2**26
 _N_MEASUREMENTS = 20
 """Number of times that accuracy is measured during training."""
 _N_EAGER_UPDATES = 3
-"""Eager updates before a CUDA graph is captured, in which libraries choose their kernels."""
+"""Number of eager updates before a CUDA graph is captured. Libraries choose their kernels then."""
 PART_BYTES = 12_000_000
-"""Size of the parts of weights that are kept under version control."""
+"""Maximum size of a file of half-precision weights. Larger weights are split, to fit into git."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,10 +125,10 @@ def _preparation_identity(
     preparation: BeforeStream, context: PreparationContext, identity: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return everything that a prepared model depends on, except the execution path."""
-    device = describe_environment(context.wrapped.device, identity["source_weights"])
+    environment = describe_environment(context.wrapped.device, identity["source_weights"])
     return {
         **{part: identity[part] for part in ("stream", "source_weights", "numerics_version")},
-        **{part: device[part] for part in ("torch", "device", "threads")},
+        **{part: environment[part] for part in ("torch", "device", "threads")},
         "model": asdict(context.experiment.model),
         "seed": context.experiment.seed,
         "before_stream": {**asdict(preparation), **preparation.identity(context)},

@@ -39,7 +39,7 @@ _SMALL_CASE_SIZE = 4
 """Batch size and memory capacity of the small cases on which operations are counted."""
 _PIXEL_STATISTICS = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
 _MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
-"""Sides of the timed matrices. Their products occupy the whole device for a second or two."""
+"""Sides of the timed matrices, large enough to occupy the whole device."""
 _N_MATMUL_WARM_UP, _N_MATMUL = 3, 10
 _DEFAULT: Mapping[str, Any] = {
     "model": "resnet18", "n_classes": 10, "batch": 64, "n_queries": 3, "memory": 64, "passes": 4,
@@ -239,7 +239,7 @@ class SpeedConditions:
     batches: int = 20
     """Number of timed batches."""
     warm_up: int = 5
-    """Number of batches before the timed ones, in which CUDA graphs are captured."""
+    """Number of batches before the timed ones. CUDA graphs are captured in them."""
 
     def __post_init__(self) -> None:
         require(check_integer("batches", self.batches) >= 1, "batches", self.batches, "1 or more")

@@ -169,7 +169,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def _check(settings: "ServeSettings") -> int:
-    """Check all that can fail at the start. Only new tables on a database server remain."""
+    """Check everything that can fail at the start, except making tables on a database server."""
     from bitta.server.bootstrap import load_model_from_settings  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415

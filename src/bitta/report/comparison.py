@@ -85,11 +85,11 @@ class Comparison:
         if not self.tests:
             return []
         n_pairs = [test.n_pairs for test in self.tests.values()]
-        n_rows = f"{len(self.tests)} rows" if len(self.tests) > 1 else "1 row"
+        rows_text = f"{len(self.tests)} rows" if len(self.tests) > 1 else "1 row"
         note = (
             f"Versus {self.baseline.title}: median difference over {format_range(n_pairs)} pairs "
             "of domain and seed. p: Wilcoxon's signed-rank test, two-sided, with Holm's correction "
-            f"for {n_rows}."
+            f"for {rows_text}."
         )
         if min(n_pairs) < MIN_PAIRS:
             note += f" With fewer than {MIN_PAIRS} pairs p cannot be below .05."

@@ -35,7 +35,7 @@ _HASH_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Width of a terminal in characters, and its support of bold text."""
+    """Width of a terminal in characters, and its support for bold text."""
 
     width: int
     has_bold: bool

@@ -248,7 +248,7 @@ def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
         return False
     if (paper_row.label == "E") != ("prepared" in row.qualifiers):
         return False
-    if row.answer_kind != "none" and any(_is_unusual(row, key) for key in DEFAULT_FEEDBACK):
+    if row.answer_kind != "none" and any(_is_not_default(row, key) for key in DEFAULT_FEEDBACK):
         return False
     if paper_row.variant:
         return _is_variant(row, paper_row.variant)
@@ -258,7 +258,7 @@ def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
     return not settings and not any(_is_variant(row, variant) for variant in variants)
 
 
-def _is_unusual(row: Row, key: str) -> bool:
+def _is_not_default(row: Row, key: str) -> bool:
     return bool(row.settings["feedback"].get(key, DEFAULT_FEEDBACK[key]) != DEFAULT_FEEDBACK[key])
 
 

@@ -49,7 +49,7 @@ _MAX_POINTS = 400
 _MAX_MARKED_DOMAINS = 20
 _MAX_BAR_ROWS = 6
 """Maximum number of rows drawn as bars. More rows become a heat map."""
-_MAX_LEVEL_NAMES = 5
+_MAX_HORIZONTAL_NAMES = 5
 """Maximum number of domain names that fit side by side without rotation."""
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--")
 
@@ -348,7 +348,7 @@ def _mark_domains(axes: "Axes", runs: Sequence[RunResult], *, with_names: bool =
         names = [_domain_label(domains[start]) for start in edges[:-1]]
         above.set_xticks([(a + b + 1) / 2 for a, b in pairwise(edges)], names)
         above.spines["top"].set_visible(False)
-        rotation = {} if len(names) <= _MAX_LEVEL_NAMES else {"rotation": 40, "ha": "left"}
+        rotation = {} if len(names) <= _MAX_HORIZONTAL_NAMES else {"rotation": 40, "ha": "left"}
         above.tick_params(length=0, pad=1)
         for label in above.get_xticklabels():
             label.set(fontsize=SMALL, rotation_mode="anchor", color=DARK_GREY, **rotation)
@@ -415,6 +415,6 @@ def _domain_label(domain: str) -> str:
 
 def _label_domains(axes: "Axes", domains: Sequence[str]) -> None:
     axes.set_xticks(range(len(domains)), [_domain_label(domain) for domain in domains])
-    if len(domains) > _MAX_LEVEL_NAMES:
+    if len(domains) > _MAX_HORIZONTAL_NAMES:
         for label in axes.get_xticklabels():
             label.set(rotation=40, ha="right", rotation_mode="anchor")

@@ -81,7 +81,7 @@ class SettingSweep:
 
     @property
     def has_enough_values(self) -> bool:
-        """True if a plot has something to show."""
+        """True if the series have enough values for a plot (see `_MIN_VALUES`)."""
         n_values = sorted(len(set(map(repr, series.values))) for series in self.series)
         has_two_words_twice = not self.is_numeric and n_values[-2:] == [2, 2]
         return n_values[-1:] >= [_MIN_VALUES] or has_two_words_twice
