@@ -73,7 +73,7 @@ def _transform(x: Tensor, rng: torch.Generator) -> Tensor:
     """Rotate, scale and shift images about their centre, with a border for the blur.
 
     Edge values are repeated outside. The result is the same as padding the images by half a side,
-    transforming them, and cropping them to their original size.
+    transforming them, and cropping them again.
     """
     height, width = x.shape[-2:]
     angle = _draw_uniform(x, radians(-15), radians(15), rng)[..., 0]

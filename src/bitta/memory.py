@@ -91,7 +91,7 @@ class FifoMemory:
 
 
 class BalancedMemory:
-    """Memory of `capacity` samples in which no label takes more than its share.
+    """Memory of `capacity` samples, balanced by label.
 
     When it is full, a new sample replaces the oldest sample of a most frequent label.
 

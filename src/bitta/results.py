@@ -69,7 +69,7 @@ class RunResult:
     steps: Sequence[StepRecord]
     reliability: Reliability
     forwards: int
-    """Samples times forward passes. A fan-out of N passes counts N."""
+    """Samples times forward passes. N stochastic passes count N, even if they run as one."""
     backwards: int
     peak_memory: int
     """Peak memory in bytes: of tensors on a GPU, of the whole process on a CPU."""

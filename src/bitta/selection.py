@@ -41,9 +41,9 @@ _ROUNDING_TOLERANCE = 1e-9
 class Budget:
     """Ask k questions on every n-th batch, up to a total.
 
-    A verdict costs 1. For full labels, which cost more, set `price` above 1. Budget that is not
-    spent is carried over: with `n_queries` 1 and a price of 3.32, three batches may pass without a
-    question.
+    A verdict costs 1. For full labels, which cost more, set `price` above 1. Then budget that is
+    not spent is carried over: with `n_queries` 1 and a price of 3.32, three batches may pass
+    without a question.
     """
 
     n_queries: int

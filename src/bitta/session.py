@@ -53,16 +53,16 @@ class Session:
         n_queries: Questions per batch, or per window. None takes the method's default.
         every: Ask on every n-th batch only.
         total: Maximum number of questions of the session. None means no limit.
-        price: Cost of one question in units of `n_queries`. Budget that is not spent is carried
-            over to later batches.
+        price: Cost of one question. The budget of a batch is `n_queries`. If the price is not 1,
+            budget that is not spent is carried over to later batches.
         audits: Number of the `n_queries` questions that are about samples drawn at random. They
             measure accuracy.
         window: Number of samples in a window. The session asks and learns once per window, so
-            requests may be as small as one sample. Each request is served immediately, with batch
-            statistics of the newest `window` samples. With 0 every request is a batch.
-        observe_every_request: With a window, observe the recent samples before each request. If
-            False, a method that serves with running statistics observes once per window, which
-            makes requests cheaper.
+            requests may be as small as one sample. Each request is served immediately. Batch
+            statistics are those of the newest `window` samples. With 0 every request is a batch.
+        observe_every_request: With a window, update the running statistics with the newest samples
+            before each request. If False, a method that serves with running statistics updates
+            them once per window, which makes requests cheaper.
         feedback: Source of the answers. None waits for calls of `answer`.
         seed: Seed of all randomness of the session.
         copy: Adapt a copy and leave the caller's model unchanged.
@@ -327,8 +327,8 @@ class Session:
     def _observe_and_predict(self, inputs: Tensor) -> Prediction:
         """Observe a request together with the recent samples, then predict it.
 
-        Statistics observed for an incomplete window are restored afterwards, so that each sample
-        counts once.
+        If the window is incomplete, the earlier statistics are restored afterwards, so that each
+        sample counts once.
         """
         adapter, window = self.adapter, self._window
         completes_window = window.is_completed_by(len(inputs))

@@ -130,8 +130,9 @@ class _FeatureSums:
 class FisherInformation:
     """Diagonal Fisher information of scale and shift of the normalisation layers, as in EATA.
 
-    It is the mean over mini-batches of the squared gradient of CE(f, argmax f), with the statistics
-    of the mini-batch, over at most `n_samples` samples.
+    It is the mean, over mini-batches, of the squared gradient of the cross-entropy with the
+    predicted labels. Each mini-batch is normalised by its own statistics. At most `n_samples`
+    samples are used.
     """
 
     def __init__(self, wrapped: WrappedModel, n_samples: int) -> None:

@@ -19,7 +19,7 @@ def softmax(logits: Tensor) -> Tensor:
 def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a small CPU tensor to a device without waiting for the device.
 
-    The tensor is pinned first: memory that is not pinned could be overwritten during the copy.
+    The tensor is pinned first: a copy from memory that is not pinned waits for the device.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -86,7 +86,7 @@ class Prediction:
     confidence: Tensor  # (batch,)
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
-    """π, if it was computed to choose the questions."""
+    """Mean probabilities π of stochastic passes, if computed to choose the questions."""
     agreement: Tensor | None = None  # ()
     """Share of the candidates for a question on which π agrees with the served label."""
 
@@ -104,7 +104,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedSamples:
-    """Samples whose labels have the same verdict, or were served; possibly none."""
+    """Samples with one kind of label: judged correct, judged incorrect, or only served.
+
+    There may be none.
+    """
 
     inputs: Tensor  # (samples, ...)
     labels: Tensor  # (samples,) the labels that were judged or served

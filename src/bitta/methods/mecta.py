@@ -1,8 +1,8 @@
 """MECTA: a normaliser that saves memory in methods that learn on BatchNorm models.
 
 Hong et al., ICLR 2023, "MECTA: Memory-Economic Continual Test-Time Model Adaptation".
-A method that supports MECTA derives its settings from `MectaConfig` and returns `make_mecta_norm`
-from `make_normaliser`.
+A method that supports MECTA derives its settings from `MectaConfig` and calls `make_mecta_norm` in
+`make_normaliser`.
 """
 
 from collections.abc import Iterator
@@ -74,9 +74,10 @@ def gaussian_distance(one: Moments, two: Moments) -> Tensor:
 class MectaNorm(Normaliser):
     """Moves the running statistics towards the batch and normalises by the result.
 
-    With a `gate` the statistics move by 1 - exp(-mean distance). A layer that would move by no more
-    than the gate does not learn in this update: its scale and shift get no gradient, and it stores
-    nothing for backward. Without a gate the statistics move by `rate`.
+    With a `gate` the statistics move at the rate 1 - exp(-d), where d is the mean over channels of
+    `gaussian_distance`. A layer whose rate is at most the gate does not learn in this update: its
+    scale and shift get no gradient, and it stores nothing for backward. Without a gate the
+    statistics move at the fixed `rate`.
 
     The buffers change inside `observing`, and once at the end of `updating`, to the mean over all
     passes made inside `recording`. Any other forward pass normalises by the moved statistics and
@@ -254,13 +255,13 @@ class _MectaBatchNorm(torch.autograd.Function):
         n = gradient.numel() // len(scale)
         total = gradient.sum(axes, dtype=scale.dtype)
         normal = (x - _broadcast(mean, x)) * _broadcast(inverse, x)
-        along = (gradient.index_select(1, channels) * normal).sum(axes, dtype=scale.dtype)
+        dot = (gradient.index_select(1, channels) * normal).sum(axes, dtype=scale.dtype)
         slopes = gradient - _broadcast(total / n, gradient)
-        slopes.index_add_(1, channels, (normal * _broadcast(-along / n, x)).to(slopes.dtype))
+        slopes.index_add_(1, channels, (normal * _broadcast(-dot / n, x)).to(slopes.dtype))
         slopes = (slopes * _broadcast(scale, gradient)).to(gradient.dtype)
         weight_gradient = torch.zeros_like(scale)
         gap = mean - moved_mean
-        weight_gradient[channels] = moved_inverse * (along / inverse + gap * total[channels])
+        weight_gradient[channels] = moved_inverse * (dot / inverse + gap * total[channels])
         _, has_weight, has_bias, *_ = ctx.needs_input_grad
         return (
             slopes,

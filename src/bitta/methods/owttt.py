@@ -1,8 +1,8 @@
 """OWTTT: classify by source prototypes, and align the features of the stream with the source.
 
 Li et al., ICCV 2023, "On the Robustness of Open-World Test-Time Training".
-Departures from the authors' code: it expects samples of classes that the source does not know, and
-keeps a pool of them. Here all classes are known, and there is no pool. The cross-entropy on known
+The authors' code expects samples of classes that the source does not know, and keeps a pool of
+them. Departures from it: all classes are known, and there is no pool. The cross-entropy on known
 classes keeps its half weight and is always used. Otsu's threshold only excludes samples that are
 too far from every prototype. A batch is served before it is learned from. Both terms of the loss
 are used in the same update. The default learning rate is a tenth of the authors', who use batches

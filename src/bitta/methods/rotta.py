@@ -51,8 +51,9 @@ class _StoredSample:
 class TimelyMemory:
     """Class-balanced memory of the newest and most certain samples (CSTU).
 
-    Each sample has a removal score, λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C. When the
-    memory is full, a new sample replaces the sample of a largest class whose score is highest.
+    Each sample has a removal score, λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C. A new sample
+    without room replaces the sample of highest score, if its own score is lower. That sample is of
+    the same class if this class has its share of the memory, else of a largest class.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ Departures from the authors' code: the served label comes from a separate forwar
 update. It is the same label. The top layers are found by structure instead of by name. Departure
 from the code published with BiTTA: recovery depends on the entropy only. In that code it also
 depends on the loss on answers, which cannot fall below the threshold, so one correct answer
-disables recovery. As in both codes, a batch without reliable samples still makes an update with
+disables recovery. As in both versions, a batch without reliable samples still makes an update with
 zero gradients, and recovery restores the weights but neither the momentum nor the moving average.
 """
 

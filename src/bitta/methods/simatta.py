@@ -201,9 +201,9 @@ class Simatta(GradientAdapter[SimattaConfig]):
     def _remember_answers(self, unlabelled: Tensor, feedback: Feedback) -> None:
         """Add answers to the anchors, and update the weights of all anchors.
 
-        The anchors in a cluster share its uncertain samples as weight. If no answer is late, these
-        are the clusters that the questions came from. A late answer is clustered with the batch in
-        which it arrives.
+        The number of new samples in a cluster is divided equally among the weights of its anchors.
+        If no answer is late, these are the clusters that the questions came from. A late answer is
+        clustered with the batch in which it arrives.
         """
         answered = torch.cat([feedback.correct.inputs, feedback.incorrect.inputs])
         features, entropies = self._compute_features(torch.cat([answered, unlabelled]))

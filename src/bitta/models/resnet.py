@@ -78,7 +78,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(PixelModel):
-    """Residual network. Each stage halves the resolution and uses more channels.
+    """Residual network. Each stage after the first halves the resolution.
 
     `stem` is a 3x3 convolution ("small"), or a 7x7 convolution with stride and pooling
     ("imagenet"). `stride_first` puts the stride of a bottleneck into its first 1x1 convolution, as

@@ -66,7 +66,7 @@ class BatchNormCall(NamedTuple):
 
 
 class Normaliser(ABC):
-    """Normalises in the BatchNorm layers of a model, in place of batch statistics.
+    """Replacement for batch statistics in the BatchNorm layers of a model.
 
     A method gives a normaliser to its model. The normaliser updates the running statistics by its
     own rule. The context managers mark the purpose of the forward passes inside them.
@@ -280,12 +280,12 @@ class _PreciseBatchNorm(torch.autograd.Function):
             n = len(rows)
             total = torch.sum(slopes, 0, dtype=weight.dtype)
             torch.sub(rows, mean, out=target)
-            along = torch.sum(target * slopes, 0, dtype=weight.dtype) * inverse
+            dot = torch.sum(target * slopes, 0, dtype=weight.dtype) * inverse
             scale = weight * inverse
-            # dx = scale (slope - total / n - normal along / n), normal = (x - mean) inverse
-            torch.addcmul(-scale * total / n, target, -scale * inverse * along / n, out=target)
+            # dx = scale (slope - total / n - normal * dot / n), normal = (x - mean) inverse
+            torch.addcmul(-scale * total / n, target, -scale * inverse * dot / n, out=target)
             target.addcmul_(slopes, scale.to(target.dtype))
-            weight_gradient += along
+            weight_gradient += dot
             bias_gradient += total
         return out, weight_gradient, bias_gradient, None, None
 

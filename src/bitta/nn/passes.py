@@ -1,8 +1,9 @@
-"""Stochastic passes: dropout masks, fan-out, a shared prefix, and probes for all of these.
+"""Stochastic passes: dropout masks, fan-out, a shared prefix, and checks that a model allows them.
 
-Forward hooks at the dropout sites drop elements. At the first site the batch is repeated, so that
-everything before it runs once. A mask depends on (site, call, pass) and not on the order of
-drawing: a fan-out, N separate passes and a repetition of one pass drop the same elements.
+Forward hooks at the dropout sites drop elements. In a fan-out the batch is repeated at the first
+site, once per pass, so that everything before it runs once. A mask depends on (site, call, pass)
+and not on the order of drawing: a fan-out, N separate passes and a repetition of one pass drop the
+same elements.
 """
 
 from collections import deque

@@ -165,7 +165,7 @@ class WrappedModel(PreparedModel):
         """Return stochastic logits, and deterministic logits of the same rows without gradient.
 
         Everything before the first dropout site runs once for both, if the model allows it and
-        activations are stored.
+        neither `low_memory` nor `micro_batch` is set.
         """
         self._check_layout(inputs)
         if sampling.rate == 0:

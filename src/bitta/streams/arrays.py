@@ -25,8 +25,8 @@ _LABELS = "labels"
 def read_arrays(path: str | Path) -> list[Domain]:
     """Return the domains of an .npz or of a folder.
 
-    The order is that of the first samples in an .npz, and that of the file names in a folder. An
-    .npz is read completely. The inputs of a folder stay on disk until they are needed.
+    Domains are in the order of their first samples in an .npz, and of their file names in a folder.
+    An .npz is read completely. The inputs of a folder stay on disk until they are needed.
     """
     if Path(path).is_dir():
         return _read_folder(Path(path))

@@ -72,7 +72,10 @@ _LABEL_NOISE = 0.25
 def coloured_digits(
     digits: Tensor, numerals: Tensor, *, colour_flip: float, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images (n, 3, h, w), clean labels and noisy labels of grey digits (n, h, w)."""
+    """Return images (n, 3, h, w), clean labels and noisy labels of grey digits (n, h, w).
+
+    `numerals` are the numbers 0 to 9 that the digits show, (n,).
+    """
     rng = generator(seed, "colour", str(colour_flip))
     clean = (numerals >= 5).long()
     noisy = clean ^ (torch.rand(len(clean), generator=rng) < _LABEL_NOISE).long()

@@ -208,8 +208,9 @@ def read_visda2021(
 
     The root is the development kit of the organisers with unpacked data: `val_data/` with the
     pictures, and `objectnet_imagenet_c_r_o_filelist.txt` in `val_filelists/` or in the root. The
-    lines of the list are `./val_data/<set>/<class>/<picture> <label>`, where `./` may be `<root>/`.
-    Label 1000 stands for all classes that ImageNet does not have. `list_file` gives another list.
+    lines of the list are `./val_data/<set>/<class>/<picture> <label>`. A line may also start with
+    the literal text `<root>/` in place of `./`. Label 1000 stands for all classes that ImageNet
+    does not have. `list_file` gives another list.
     Without a list, only the folders `val_data/imagenet_c_and_r/<wnid>` are read, because the labels
     of the other pictures are known from a list only.
     """

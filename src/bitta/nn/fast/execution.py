@@ -75,7 +75,7 @@ class Execution:
         if precision == "tf32" and not is_recent:
             precision = "float32"  # The device does not support TF32.
         is_fast, is_single = is_cuda and not eager, dtype == torch.float32
-        # The kernels round in another order, so they are not used for float32.
+        # The kernels add in another order, so they round differently. Do not use them for float32.
         is_reduced = is_fast and is_recent and is_single and precision != "float32"
         return cls(
             graphs=is_fast,

@@ -1,6 +1,6 @@
-"""Triton kernels that normalise and drop several stochastic passes at once.
+"""Triton kernels for batch normalisation and dropout of several stochastic passes at once.
 
-A tensor is (passes, rows, channels), with adjacent channels in memory. Each pass is normalised by
+A tensor is (passes, rows, channels), with channels adjacent in memory. Each pass is normalised by
 its own statistics. Sums are computed over slices of the rows and added in a fixed order, so that
 the result is the same every time.
 """
@@ -132,8 +132,8 @@ def normalise_backward(
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     slope = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
     normal = (value - mean[None, :]) * inverse[None, :]
-    pull = first[None, :] + normal * second[None, :]
-    tl.store(out + place, (slope - pull) * scale[None, :], mask=mask)
+    correction = first[None, :] + normal * second[None, :]
+    tl.store(out + place, (slope - correction) * scale[None, :], mask=mask)
 
 
 @triton.jit
