@@ -1,4 +1,4 @@
-# make demo             show bitta at work, in about a minute
+# make demo             run the demo, in about a minute
 # make test             test the product, in under three minutes
 # make test-full        run every test: all presets and norm families, databases, browser, kills
 # make check-published  check the stored results and the pages that are generated from them
