@@ -51,7 +51,7 @@ class Claim:
     windows: int
     over: int
     least: float
-    in_spell: float | None = None
+    least_per_condition: float | None = None
     """Least gain in each condition over all seeds; None for no limit."""
 
 
@@ -59,7 +59,7 @@ CLAIMS = {
     # 90 windows are 5,760 of the 6,000 digits, so none appears twice.
     "digits": Claim(windows=90, over=20, least=20.0),
     # Each of the seven conditions appears once.
-    "corruptions": Claim(windows=84, over=84, least=-1.0, in_spell=-1.0),
+    "corruptions": Claim(windows=84, over=84, least=-1.0, least_per_condition=-1.0),
 }
 
 
@@ -121,14 +121,14 @@ def main() -> int:
         "environment": {"bitta": __version__, "torch": torch.__version__,
                         "threads": torch.get_num_threads()},
         "gain": gains,
-        "spells": spells(SCENES[stream](), n_windows, runs),
+        "conditions": conditions(SCENES[stream](), n_windows, runs),
         "runs": {kind: [asdict(one) for one in done] for kind, done in runs.items()},
     }  # fmt: skip
     write_table(arguments.out, table)
     print("\n".join(lines(table)))
     listed = " ".join(f"{points:+.1f}" for points in gains)
     print(f"gain over the last {claim.over} windows: {listed} points; {claim.least:+g} are needed")
-    return 0 if min(gains) >= claim.least and spells_hold(table["spells"], claim) else 1
+    return 0 if min(gains) >= claim.least and conditions_hold(table["conditions"], claim) else 1
 
 
 def gain(with_: Run, without: Run, over: int) -> float:
@@ -136,7 +136,7 @@ def gain(with_: Run, without: Run, over: int) -> float:
     return mean(with_.accuracy[-over:]) - mean(without.accuracy[-over:])
 
 
-def spells(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
+def conditions(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """Return the accuracy under each condition of the camera, one number per seed."""
     parts = groupby(range(n_windows), key=lambda window: scene.condition(WINDOW * window))
     found = []
@@ -154,32 +154,43 @@ def spells(scene: Scene, n_windows: int, runs: dict[str, list[Run]]) -> list[dic
         # Both servers get the same images, so each window is one measurement of the difference.
         error = stdev(points) / len(points) ** 0.5 if len(points) > 1 else None
         found.append(
-            {"spell": name, "windows": [first, last], **of, "gain": mean(points), "error": error}
+            {
+                "condition": name,
+                "windows": [first, last],
+                **of,
+                "gain": mean(points),
+                "error": error,
+            }
         )
     return found
 
 
-def spells_hold(rows: list[dict[str, Any]], claim: Claim) -> bool:
+def conditions_hold(rows: list[dict[str, Any]], claim: Claim) -> bool:
     """Return True if answers gain as much as claimed under each condition. Print the worst one."""
-    if claim.in_spell is None:
+    if claim.least_per_condition is None:
         return True
     worst = min(rows, key=lambda row: float(row["gain"]))
     error = "unknown" if worst["error"] is None else f"{worst['error']:.1f}"
-    print(f"gain in {worst['spell']}, the worst condition, over all seeds: {worst['gain']:+.1f} "
-          f"points (standard error {error}); {claim.in_spell:+g} are needed")  # fmt: skip
-    return bool(worst["gain"] >= claim.in_spell)
+    print(
+        f"gain in {worst['condition']}, the worst condition, over all seeds: "
+        f"{worst['gain']:+.1f} points (standard error {error}); "
+        f"{claim.least_per_condition:+g} are needed"
+    )
+    return bool(worst["gain"] >= claim.least_per_condition)
 
 
 def lines(table: dict[str, Any]) -> list[str]:
     """Return a table of docs/explanation/server-measurements.md: accuracy of each seed."""
-    claim, n_windows = table["settings"]["claim"], table["spells"][-1]["windows"][1]
+    claim, n_windows = table["settings"]["claim"], table["conditions"][-1]["windows"][1]
     over = min(claim["over"], n_windows)
     last = {k: [mean(one["accuracy"][-over:]) for one in of] for k, of in table["runs"].items()}
-    rows = [(row["spell"].replace("_", " "), row["windows"], row) for row in table["spells"]]
+    rows = [
+        (row["condition"].replace("_", " "), row["windows"], row) for row in table["conditions"]
+    ]
     name = "all" if over == n_windows else f"the last {over}"
     whole = {**last, "gain": mean(table["gain"])}
     rows.append((f"**{name} windows**", [n_windows - over, n_windows], whole))
-    pooled = claim.get("in_spell") is not None
+    pooled = claim.get("least_per_condition") is not None
     table_rows = ["| pictures | windows | with answers | without |", "|---|---|---|---|"]
     table_rows = [
         line + more * pooled for line, more in zip(table_rows, (" gain |", "---|"), strict=True)

@@ -76,7 +76,7 @@ def summarise_periods(periods):
     slope, scatter = _trend([least for least, _ in counted])
     half = (len(counted) + 1) // 2
     return {
-        "spells": len(periods),
+        "n_periods": len(periods),
         "counted": len(counted),
         "least_mib": {
             "each": [least for least, _ in periods],

@@ -113,8 +113,8 @@ def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
     for outcome in outcomes:
         claim = outcome.claim
         runs = claim.runs or "*"
-        is_shorter = any(results.has_shorter_streams(f, runs) for f in claim.experiments)
-        mark = SHORTER_MARK if is_shorter else ""
+        has_other_length = any(results.has_other_lengths(f, runs) for f in claim.experiments)
+        mark = SHORTER_MARK if has_other_length else ""
         ours = outcome.summary + mark if outcome.summary else DASH
         paper = claim.paper or DASH
         cells = claim.text, claim.location, paper, ours, outcome.status, outcome.reason
@@ -296,7 +296,7 @@ def _our_cells(
         return [Cell(DASH)] * 2
     ours, unit = comparison.our_value(row, column), comparison.table.unit
     form = ".3f" if unit == "s" else f".{comparison.table.decimals}f"
-    is_comparable = paper is not None and not comparison.has_shorter_streams
+    is_comparable = paper is not None and not comparison.has_other_lengths
     difference = ours.mean - paper if paper is not None and is_comparable else None
     collapse = f", {_describe_collapse(row)}" if row.collapsed_domains and unit == "%" else ""
     return [
@@ -307,7 +307,7 @@ def _our_cells(
 
 def _order_text(outcome: Outcome, comparison: TableComparison) -> str:
     text, ours = (t.replace("*", "\\*") for t in (outcome.claim.text, outcome.summary))
-    mark = SHORTER_MARK if comparison.has_shorter_streams else ""
+    mark = SHORTER_MARK if comparison.has_other_lengths else ""
     summary = f": {ours}{mark}" if ours else ""
     is_missing_runs = outcome.status in (ClaimStatus.NOT_RUN, ClaimStatus.PARTLY_RUN)
     reason = f"Command for missing runs: {outcome.reason}" if is_missing_runs else outcome.reason

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
-from bitta.report.reference_numbers import is_shorter
+from bitta.report.reference_numbers import has_other_length
 from bitta.report.rows import Row, restrict_to_shared_seeds
 from bitta.report.sections import Section, read_sections
 from bitta.results import table_hash
@@ -98,10 +98,10 @@ class ResultFolders:
             for section in self.own_sections(folder):
                 yield from (o for o in section.rows if images & _images_and_weights(o))
 
-    def has_shorter_streams(self, folder: str, runs: str = "*") -> bool:
+    def has_other_lengths(self, folder: str, runs: str = "*") -> bool:
         """Return True if some of these runs have a shorter stream than the paper."""
         return any(
-            is_shorter(section)
+            has_other_length(section)
             for section in self.sections(folder)
             if any(fnmatchcase(f"{row.name}-seed", runs) for row in section.rows)
         )

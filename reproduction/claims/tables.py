@@ -9,7 +9,7 @@ from bitta.report.reference_numbers import (
     DATASET_OF_COST,
     PaperRow,
     PaperTable,
-    is_shorter,
+    has_other_length,
     match_rows,
     read_paper_tables,
 )
@@ -55,7 +55,7 @@ class TableComparison:
     """Rows whose methods have BiTTA's budget, memories and selection."""
     handicapped: Mapping[CellKey, Row] = field(default_factory=dict)
     """Rows with the handicaps of the published code (preset "reference")."""
-    has_shorter_streams: bool = False
+    has_other_lengths: bool = False
     """True if our streams are shorter than the paper's."""
 
     @property
@@ -129,7 +129,7 @@ def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
     """Find our rows. If several fit, take the one with the fewest changed settings."""
     fair: dict[CellKey, list[Row]] = {}
     handicapped: dict[CellKey, list[Row]] = {}
-    has_shorter_streams = False
+    has_other_lengths = False
     for section in _sections(table, results):
         if table.unit == "MB" and not section.has_gpu_memory:
             continue
@@ -142,12 +142,12 @@ def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
                 key = matches[row.name].row.name, matches[row.name].column
                 rows = handicapped if "reference" in row.qualifiers else fair
                 rows.setdefault(key, []).append(row)
-                has_shorter_streams |= is_shorter(section)
+                has_other_lengths |= has_other_length(section)
     usual = _most_usual(fair)
     sources = {column: row for (_, column), row in usual.items() if row.method == "source"}
     marked = partial(_with_collapse_marks, sources=sources, results=results)
     return TableComparison(
-        table, marked(usual), marked(_most_usual(handicapped)), has_shorter_streams
+        table, marked(usual), marked(_most_usual(handicapped)), has_other_lengths
     )
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from bitta.cli import data
 from bitta.errors import BittaError
-from bitta.streams.download_catalogue import CATALOGUE, data_folder, set_folder
+from bitta.streams.download_catalogue import CATALOGUE, data_folder, data_set_folder
 
 NAMES = (
     "cifar10 cifar100 cifar10-c cifar100-c mnist tiny-imagenet tiny-imagenet-c imagenet-c "
@@ -113,13 +113,13 @@ def test_data_folder_comes_from_the_environment(monkeypatch):
 
 def test_local_archive_is_installed_where_readers_find_it(root, archive, capsys):
     with pytest.raises(BittaError, match=r"cifar100 is not in '.*root/cifar100'; run \"bitta data"):
-        set_folder("cifar100")
+        data_set_folder("cifar100")
     assert bitta_data("get", "cifar100", "--from", archive) == 0
     out = capsys.readouterr().out
     assert f"cifar100: 1 MiB in '{root / 'cifar100'}', not verified" in out
-    assert set_folder("cifar100") == root / "cifar100"
-    assert set_folder("cifar100", root) == root / "cifar100"
-    assert set_folder("cifar100", root / "cifar100") == root / "cifar100"
+    assert data_set_folder("cifar100") == root / "cifar100"
+    assert data_set_folder("cifar100", root) == root / "cifar100"
+    assert data_set_folder("cifar100", root / "cifar100") == root / "cifar100"
     assert files(root) == {"cifar100/cifar-100-python/train": TRAINING}
     assert os.listdir(root) == ["cifar100"]
     assert archive.exists()
@@ -127,11 +127,11 @@ def test_local_archive_is_installed_where_readers_find_it(root, archive, capsys)
 
 def test_given_folder_without_the_data_set_is_refused(tmp_path):
     with pytest.raises(BittaError, match=r"mnist is not in '/none'; run .* or give the folder"):
-        set_folder("mnist", "/none")
+        data_set_folder("mnist", "/none")
     with pytest.raises(BittaError, match="is not in"):
-        set_folder("mnist", tmp_path)
+        data_set_folder("mnist", tmp_path)
     with pytest.raises(BittaError, match="did you mean 'mnist'"):
-        set_folder("mnits")
+        data_set_folder("mnits")
 
 
 def test_installed_data_set_is_not_changed(root, archive, capsys):

@@ -92,10 +92,10 @@ def test_fisher_information_is_the_mean_square_of_batch_gradients_at_the_source(
     first = session.step(rows((0.8, 0.2)))[2]
     assert "fisher" not in first.terms
     assert model.bias.abs().max() > 0.01
-    assert adapter._collected is not None
+    assert adapter._partial_fisher is not None
     session.step(rows((0.6, 0.4)))
     assert adapter.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
-    assert adapter._collected is None
+    assert adapter._partial_fisher is None
 
 
 def test_penalty_is_the_weighted_squared_distance_from_the_source():

@@ -324,7 +324,7 @@ def check_stored(server, acknowledged):
         "stored": len(stored),
         "learned_from": sum(len(e.body["answers"]) for e in events if e.kind == "learned"),
         "in_memory": len(in_memory),
-        "reentered": sum(len(e.body["reentered"]) for e in events if e.kind == "recovered"),
+        "pending_again": sum(len(e.body["pending_again"]) for e in events if e.kind == "recovered"),
         **{f"events_{kind}": kinds.count(kind) for kind in
            ("served", "asked", "answered", "learned", "snapshot", "recovered", "rollback")},
     }  # fmt: skip
@@ -347,7 +347,7 @@ def answers_in_memory(events):
             assert not twice, f"{twice} entered the memory twice"
             in_memory |= set(event.body["answers"])
         elif event.kind == "recovered":
-            in_memory -= set(event.body["reentered"])
+            in_memory -= set(event.body["pending_again"])
     return in_memory
 
 

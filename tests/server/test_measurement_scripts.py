@@ -17,7 +17,7 @@ def script(monkeypatch):
     return lambda name: runpy.run_path(str(SCRIPTS / name))
 
 
-class TwoSpells:
+class TwoConditions:
     """Camera with two conditions, two windows each."""
 
     def condition(self, index):
@@ -28,30 +28,30 @@ def _runs(demo, *accuracies):
     return [demo["Run"](seed, 0, "1.4", {}, 0, values) for seed, values in enumerate(accuracies)]
 
 
-def test_one_bad_spell_is_refused_if_all_windows_together_are_good(script, capsys):
+def test_one_bad_condition_is_refused_if_all_windows_together_are_good(script, capsys):
     demo = script("serve_demo.py")
     runs = {
         "with": _runs(demo, [60.0, 60.0, 40.0, 40.0], [60.0, 60.0, 46.0, 46.0]),
         "without": _runs(demo, [50.0, 50.0, 44.0, 44.0], [50.0, 50.0, 45.0, 45.0]),
     }
-    dry, wet = demo["spells"](TwoSpells(), 4, runs)
+    dry, wet = demo["conditions"](TwoConditions(), 4, runs)
     assert (dry["gain"], dry["error"], wet["gain"]) == (10.0, 0.0, -1.5)
     # The differences are -4, -4, 1 and 1: the root of 25 / 3, divided by the root of 4.
     assert wet["error"] == pytest.approx(1.4434, abs=1e-4)
-    claim = demo["Claim"](windows=4, over=4, least=-1.0, in_spell=-1.0)
-    assert not demo["spells_hold"]([dry, wet], claim)
+    claim = demo["Claim"](windows=4, over=4, least=-1.0, least_per_condition=-1.0)
+    assert not demo["conditions_hold"]([dry, wet], claim)
     assert "-1.5 points" in capsys.readouterr().out
-    assert demo["spells_hold"]([dry, {**wet, "gain": -1.0}], claim)
+    assert demo["conditions_hold"]([dry, {**wet, "gain": -1.0}], claim)
 
 
-def test_claim_without_a_limit_for_spells_accepts_any(script):
+def test_claim_without_a_limit_per_condition_accepts_any(script):
     demo = script("serve_demo.py")
     claim = demo["Claim"](windows=4, over=4, least=-1.0)
-    assert demo["spells_hold"]([{"spell": "wet", "gain": -30.0, "error": 1.0}], claim)
+    assert demo["conditions_hold"]([{"condition": "wet", "gain": -30.0, "error": 1.0}], claim)
 
 
 @pytest.mark.parametrize(
-    ("kept_per_spell", "most_by", "wrong"),
+    ("kept_per_period", "most_by", "wrong"),
     [
         (0.0, 1.0, []),
         (0.7, 1.04, []),
@@ -59,8 +59,8 @@ def test_claim_without_a_limit_for_spells_accepts_any(script):
         (0.0, 1.06, ["the peak of the memory rises from 1500 to 1590 MiB"]),
     ],
 )
-def test_soak_finds_growing_memory_and_peaks(script, kept_per_spell, most_by, wrong):
+def test_soak_finds_growing_memory_and_peaks(script, kept_per_period, most_by, wrong):
     """15 periods of two minutes: 5 fill caches, then the last 5 are compared with 5 before."""
     memory = script("soak_memory.py")
-    periods = [[480 + kept_per_spell * n, 1500 * (most_by if n >= 10 else 1)] for n in range(15)]
+    periods = [[480 + kept_per_period * n, 1500 * (most_by if n >= 10 else 1)] for n in range(15)]
     assert memory["growth_problems"](memory["summarise_periods"](periods)) == wrong

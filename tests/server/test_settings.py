@@ -8,7 +8,7 @@ import pytest
 
 from bitta.config_base import describe_settings
 from bitta.errors import SettingError
-from bitta.server.guard import GuardSettings
+from bitta.server.collapse_detector import GuardSettings
 from bitta.server.settings import RequestLimits, ServeSettings, load_settings
 
 

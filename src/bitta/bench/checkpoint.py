@@ -91,6 +91,19 @@ def read_checkpoint(path: Path) -> State:
         return load_state(path)
 
 
+def read_checkpoint_of(path: Path, identity: Mapping[str, Any]) -> State:
+    """Read a checkpoint. Refuse one with other settings, data, weights or numerics version."""
+    state = read_checkpoint(path)
+    saved = state.get("identity", {})
+    different = [part for part, value in identity.items() if saved.get(part) != value]
+    if different:
+        raise InputError(
+            f"{str(path)!r} was written with another {' and '.join(different)}; run with "
+            "the same, or without --resume to start from the beginning."
+        )
+    return state
+
+
 def read_preparation(path: Path) -> State:
     """Read the file of a model that was prepared before the stream."""
     with _advise_deletion("the model is prepared again"):

@@ -22,6 +22,7 @@ from bitta.streams import (
     SelectedImages,
     coloured_digits,
     data_folder,
+    data_set_folder,
     embedded_pack,
     hash_parts,
     read_arrays,
@@ -35,7 +36,6 @@ from bitta.streams import (
     read_mnist,
     read_tiny_imagenet_c,
     read_visda2021,
-    set_folder,
 )
 
 _DEFAULT_CORRUPTIONS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
@@ -61,7 +61,7 @@ class DatasetRequest:
 
     def folder(self, name: str) -> Path:
         """Return the folder of a set. Raise an error that tells how to get it if it is missing."""
-        return set_folder(name, self.path)
+        return data_set_folder(name, self.path)
 
     def sample(self, domain: Domain, *, name: str = "") -> Domain:
         """Draw `n_samples` random samples of a domain. The same `name` gives the same rows."""

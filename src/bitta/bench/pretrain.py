@@ -24,7 +24,7 @@ from bitta.models import (
     ARCHITECTURES,
     ModelCard,
     build_model,
-    check_target,
+    check_weights_path,
     describe_weights,
     initialise,
     load_model,
@@ -36,7 +36,7 @@ from bitta.models import (
 from bitta.results import describe_environment
 from bitta.seeding import generator
 from bitta.statefile import check_writable, load_state, save_state
-from bitta.streams import Domain, set_folder
+from bitta.streams import Domain, data_set_folder
 from bitta.types import State
 
 _CHUNK_VALUES = 2**26
@@ -264,7 +264,7 @@ def pretrain(
     after an epoch, the training is saved and raises `TrainingStopped`.
     """
     target_device = device_named(device)
-    check_target(out)
+    check_weights_path(out)
     earlier = _read_earlier(out, recipe)
     if earlier is not None and resume and not training_checkpoint_path(out).exists():
         return earlier
@@ -371,7 +371,7 @@ def _count_updates(recipe: Recipe, data: TrainingSet) -> int:
 
 def _find_folder(recipe: Recipe, given: str) -> Path:
     if recipe.data != "folders":
-        return set_folder(FOLDER_NAMES.get(recipe.data, recipe.data), given)
+        return data_set_folder(FOLDER_NAMES.get(recipe.data, recipe.data), given)
     if not given:
         raise InputError('data is "folders"; give --data, the folder that holds the domains.')
     return Path(given)

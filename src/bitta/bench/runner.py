@@ -20,7 +20,7 @@ from bitta.bench.checkpoint import (
     RunProgress,
     checkpoint_path,
     load_progress,
-    read_checkpoint,
+    read_checkpoint_of,
     read_result,
     result_path,
     save_checkpoint,
@@ -322,14 +322,7 @@ def _resume(
     options: RunOptions,
 ) -> tuple[Session, RunProgress]:
     """Restore the session and the progress from a checkpoint of the same run."""
-    state = read_checkpoint(checkpoint)
-    saved = state.get("identity", {})
-    different = [part for part, value in identity.items() if saved.get(part) != value]
-    if different:
-        raise InputError(
-            f"{str(checkpoint)!r} was written with another {' and '.join(different)}; run with "
-            "the same, or without --resume to start from the beginning."
-        )
+    state = read_checkpoint_of(checkpoint, identity)
     session = Session.from_state(
         state["session"],
         setup.model,

@@ -23,8 +23,8 @@ from bitta.streams import (
     Domain,
     as_floats,
     coloured_digits,
+    data_set_folder,
     embedded_pack,
-    set_folder,
 )
 
 BATCH = 64
@@ -118,7 +118,7 @@ def _read_source_images(images: SourceImagesConfig, card: ModelCard | None) -> D
     if data == "folders" and not images.path:
         raise SettingError("set is 'folders'; give the folder that holds the domains.")
     name = FOLDER_NAMES.get(data, data)
-    folder = Path(images.path) if data == "folders" else set_folder(name, images.path)
+    folder = Path(images.path) if data == "folders" else data_set_folder(name, images.path)
     side = images.side or int(known.get("side", 224))
     return LOADERS[data](folder, domain, side).train
 

@@ -20,11 +20,11 @@ from bitta.streams import (
     SelectedImages,
     Stream,
     as_floats,
+    data_set_folder,
     embedded_pack,
     read_cifar10,
     read_cifar100,
     read_tiny_imagenet,
-    set_folder,
 )
 
 
@@ -238,11 +238,13 @@ def _read_embedded(path: str, geometry: Geometry) -> Domain:  # noqa: ARG001
 
 
 def _read_cifar(path: str, geometry: Geometry, *, name: str, read: Callable[..., Domain]) -> Domain:  # noqa: ARG001
-    return read(set_folder(name, path), train=False)
+    return read(data_set_folder(name, path), train=False)
 
 
 def _read_tiny_imagenet(path: str, geometry: Geometry) -> Domain:
-    return read_tiny_imagenet(set_folder("tiny-imagenet", path), train=False, geometry=geometry)
+    return read_tiny_imagenet(
+        data_set_folder("tiny-imagenet", path), train=False, geometry=geometry
+    )
 
 
 _CLEAN_READERS: Mapping[str, Callable[[str, Geometry], Domain]] = {

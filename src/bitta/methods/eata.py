@@ -173,7 +173,7 @@ class Eata(Eta):
         self._named_parameters = {name: p for name, p in named if id(p) in trained}
         self.fisher: dict[str, Tensor] = {}
         """F by name of the parameter; empty until it has been computed."""
-        self._collected: FisherInformation | None = None
+        self._partial_fisher: FisherInformation | None = None
         """Fisher information that is still being computed from the stream."""
         self._unchecked: SourceStatistics | None = None
         """Statistics from a file, until they have been compared with the source model."""
@@ -185,10 +185,10 @@ class Eata(Eta):
             # Checked here, because a loaded session gets its weights after the constructor.
             self._unchecked.require_source(self.source_weights, path=self.config.source_statistics)
             self._unchecked = None
-        if self._collected is not None and len(unlabelled):
-            self._collected.add(unlabelled)
-            if self._collected.is_complete:
-                self.fisher = self._collected.mean()
+        if self._partial_fisher is not None and len(unlabelled):
+            self._partial_fisher.add(unlabelled)
+            if self._partial_fisher.is_complete:
+                self.fisher = self._partial_fisher.mean()
                 self._stop_collecting()
         return super().adapt(unlabelled, feedback)
 
@@ -211,10 +211,10 @@ class Eata(Eta):
 
     def state_dict(self) -> State:
         """Return the state, with the Fisher information, complete or not."""
-        collected = self._collected
+        partial = self._partial_fisher
         return super().state_dict() | {
             "fisher": dict(self.fisher),
-            "collected": None if collected is None else collected.state_dict(),
+            "partial_fisher": None if partial is None else partial.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -222,10 +222,10 @@ class Eata(Eta):
         super().load_state_dict(state)
         self._start_fisher()
         self.fisher = {n: value.to(self.wrapped.device) for n, value in state["fisher"].items()}
-        if state["collected"] is None:
+        if state["partial_fisher"] is None:
             self._stop_collecting()
-        elif self._collected is not None:
-            self._collected.load_state_dict(state["collected"])
+        elif self._partial_fisher is not None:
+            self._partial_fisher.load_state_dict(state["partial_fisher"])
 
     def close(self) -> None:
         """Restore the model and delete the copy of the source model."""
@@ -244,7 +244,7 @@ class Eata(Eta):
             return
         source = self.wrapped.clone_model()
         self.source_weights.restore(source.model)
-        self._collected = FisherInformation(source, self.config.fisher_samples)
+        self._partial_fisher = FisherInformation(source, self.config.fisher_samples)
 
     def _read_fisher(self, path: str) -> dict[str, Tensor]:
         self._unchecked = SourceStatistics.load(path)
@@ -260,6 +260,6 @@ class Eata(Eta):
         }
 
     def _stop_collecting(self) -> None:
-        if self._collected is not None:
-            self._collected.wrapped.close()
-            self._collected = None
+        if self._partial_fisher is not None:
+            self._partial_fisher.wrapped.close()
+            self._partial_fisher = None

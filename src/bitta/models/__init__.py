@@ -16,7 +16,7 @@ from bitta.models.catalogue import (
     weights_path,
 )
 from bitta.models.checkpoints import ImportedModel, import_checkpoint
-from bitta.models.tensor_files import check_target
+from bitta.models.tensor_files import check_weights_path
 from bitta.models.weights import ModelCard, load_model, read_card, save_model, to_half_precision
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "WeightsEntry",
     "build_model",
     "call_model_factory",
-    "check_target",
+    "check_weights_path",
     "describe_weights",
     "embedded_names",
     "import_checkpoint",

@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from bitta.errors import InputError, unknown_name_error
-from bitta.models.tensor_files import locate, parts_of, whole_path
+from bitta.models.tensor_files import find_weights_files, list_parts, whole_path
 from bitta.models.weights import ModelCard, read_card
 
 EMBEDDED = "embedded:"
@@ -78,10 +78,10 @@ def _read_card_from_log(path: Path) -> ModelCard | None:
 def describe_weights(path: Path, *, name: str) -> WeightsEntry:
     """Describe a weights file or a set of parts. A problem is returned, not raised."""
     whole = whole_path(path)
-    present = [whole] if whole.exists() else parts_of(whole)
+    present = [whole] if whole.exists() else list_parts(whole)
     n_bytes = sum(part.stat().st_size for part in present)
     try:
-        locate(path)
+        find_weights_files(path)
         return WeightsEntry(name, n_bytes, len(present), read_card(path))
     except InputError as error:
         return WeightsEntry(name, n_bytes, len(present), None, problem=str(error))

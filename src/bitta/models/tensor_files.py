@@ -51,7 +51,7 @@ def write_tensors(
         write_atomically(draft, save({name: tensors[name] for name in names}, metadata=header))
     for draft, part in zip(drafts, paths, strict=True):
         os.replace(draft, part)
-    for old in {path, *parts_of(path)} - set(paths):
+    for old in {path, *list_parts(path)} - set(paths):
         old.unlink(missing_ok=True)
     return paths
 
@@ -59,7 +59,7 @@ def write_tensors(
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return all tensors and the metadata. `path` is the whole or any of its parts."""
     tensors: dict[str, Tensor] = {}
-    paths = locate(path)
+    paths = find_weights_files(path)
     headers = []
     for part in paths:
         part_tensors, header = _read_file(part)
@@ -77,17 +77,17 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Return only the metadata, from the first part."""
-    return _read_file(locate(path)[0], only_metadata=True)[1]
+    return _read_file(find_weights_files(path)[0], only_metadata=True)[1]
 
 
-def locate(path: str | Path) -> list[Path]:
+def find_weights_files(path: str | Path) -> list[Path]:
     """Return the file, or all of its parts."""
     path = Path(path)
     name = _PART.match(path.stem)
     if name is None and path.exists():
         return [path]
     plain = path if name is None else path.with_name(name[1] + path.suffix)
-    present = parts_of(plain)
+    present = list_parts(plain)
     counts = sorted({_read_part_count(part) for part in present})
     if name is not None:
         counts = [int(name[3])]
@@ -108,7 +108,7 @@ def locate(path: str | Path) -> list[Path]:
     return parts
 
 
-def parts_of(path: Path) -> list[Path]:
+def list_parts(path: Path) -> list[Path]:
     """Return the existing parts of a whole. Some may be missing."""
     if not path.parent.is_dir():
         return []
@@ -116,7 +116,7 @@ def parts_of(path: Path) -> list[Path]:
     return sorted(part for part in found if whole_path(part) == path and part != path)
 
 
-def check_target(path: Path) -> None:
+def check_weights_path(path: Path) -> None:
     """Refuse a file name that weights cannot be written to."""
     if path.suffix != ".safetensors" or whole_path(path) != path or path.is_dir():
         raise InputError(

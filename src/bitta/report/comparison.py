@@ -11,7 +11,7 @@ from bitta.report.reference_numbers import (
     PaperMatch,
     PaperTable,
     PaperTables,
-    is_shorter,
+    has_other_length,
     match_rows,
     tables_for,
 )
@@ -66,7 +66,7 @@ class Comparison:
             return notes + (["The mean is over all samples."] if has_uneven_domains else [])
         places = ", ".join(table.title for table in self.matched_tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
-        if is_shorter(self.section):
+        if has_other_length(self.section):
             sizes = sorted(set(self.section.domain_sizes.values()))
             notes.append(
                 f"NOT COMPARABLE with the paper: {' or '.join(f'{n:,}' for n in sizes)} samples of "

@@ -196,7 +196,7 @@ def match_costs(section: Section, paper: PaperTables, unit: str) -> dict[str, Pa
     return match_rows(section, tables)
 
 
-def is_shorter(section: Section) -> bool:
+def has_other_length(section: Section) -> bool:
     """Return True if a stream of corruptions has another length than the paper's."""
     kind = section.rows[0].settings["stream"]["kind"]
     return kind in _CORRUPTED_DATASETS and set(section.domain_sizes.values()) != {

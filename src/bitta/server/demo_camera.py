@@ -33,7 +33,7 @@ class Scene(Protocol):
 class ColouredDigits:
     """Digits whose colour predicts the class at first, and later the opposite class."""
 
-    N_FAITHFUL = 768
+    N_ORIGINAL = 768
     """Number of images whose colour predicts the class, before the colours are reversed."""
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -43,7 +43,7 @@ class ColouredDigits:
 
     def condition(self, index: int) -> str:
         """Return the name of the condition."""
-        return "faithful colours" if index < self.N_FAITHFUL else "lying colours"
+        return "original colours" if index < self.N_ORIGINAL else "swapped colours"
 
     def image(self, index: int) -> tuple[ImageArray, int]:
         """Return a digit. All digits appear once before one is repeated."""
@@ -51,7 +51,7 @@ class ColouredDigits:
         images, clean, _ = coloured_digits(
             self._pack.images[row : row + 1],
             self._pack.labels[row : row + 1],
-            colour_flip=COLOUR_FLIPS["source_2" if index < self.N_FAITHFUL else "target"],
+            colour_flip=COLOUR_FLIPS["source_2" if index < self.N_ORIGINAL else "target"],
             seed=derive_seed(self._seed, "camera", index),
         )
         return _to_floats(images[0]), int(clean)

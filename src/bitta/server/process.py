@@ -123,7 +123,7 @@ def addresses(settings: ServeSettings, bound: socket.socket) -> Sequence[str]:
         f"inference  {root}/v2",
         f"annotate   {root}/annotate",
         f"operate    {root}/operate",
-        f"document   {root}/openapi.json",
+        f"openapi    {root}/openapi.json",
     ]
 
 

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from bitta.errors import SettingError, unknown_name_error
-from bitta.server.guard import GuardSettings
+from bitta.server.collapse_detector import GuardSettings
 
 PREFIX = "BITTA_SERVE_"
 """Prefix of environment variables. Two underscores separate a group and its setting, as in

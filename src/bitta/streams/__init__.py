@@ -3,7 +3,7 @@
 from bitta.streams.arrays import read_arrays, read_corrupted
 from bitta.streams.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, read_cifar10, read_cifar100
 from bitta.streams.digits import COLOUR_FLIPS, coloured_digits, read_mnist
-from bitta.streams.download_catalogue import data_folder, set_folder
+from bitta.streams.download_catalogue import data_folder, data_set_folder
 from bitta.streams.folders import read_folders
 from bitta.streams.imagenet import (
     DOMAINNET126_DOMAINS,
@@ -48,6 +48,7 @@ __all__ = [
     "coloured_digits",
     "correlated_order",
     "data_folder",
+    "data_set_folder",
     "embedded_pack",
     "hash_parts",
     "imagenet_wnids",
@@ -63,6 +64,5 @@ __all__ = [
     "read_tiny_imagenet",
     "read_tiny_imagenet_c",
     "read_visda2021",
-    "set_folder",
     "write_pack",
 ]

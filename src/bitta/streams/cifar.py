@@ -216,15 +216,20 @@ def _split_mosaic(content: bytes, name: str) -> np.ndarray:
     return tiles.reshape(-1, 3, 32, 32)
 
 
+_UNPICKLING_ERRORS = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
+    *(AttributeError, OverflowError, MemoryError),
+)
+"""Errors that damaged content can raise."""
+
+
 def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     """Return a dict of plain values and arrays. Refuse a pickle that needs anything else."""
     try:
         batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except InputError as error:
         raise InputError(f"{name} {error}") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError) as error:
-        raise InputError(f"{name} is truncated or not a pickle ({error}).") from None
-    except (AttributeError, OverflowError, MemoryError) as error:
+    except _UNPICKLING_ERRORS as error:
         raise InputError(f"{name} is truncated or not a pickle ({error}).") from None
     if not isinstance(batch, dict):
         raise InputError(f"{name} holds a {type(batch).__name__}, not a dict.")

@@ -104,7 +104,7 @@ def data_folder() -> Path:
     return Path(folder).expanduser() if folder else Path.home() / ".cache" / "bitta" / "data"
 
 
-def find_set(name: str) -> DataSet:
+def find_data_set(name: str) -> DataSet:
     """Return the description of a data set."""
     if name not in CATALOGUE:
         raise unknown_name_error(
@@ -113,13 +113,13 @@ def find_set(name: str) -> DataSet:
     return CATALOGUE[name]
 
 
-def set_folder(name: str, given: str | Path = "") -> Path:
+def data_set_folder(name: str, given: str | Path = "") -> Path:
     """Return the folder of a data set.
 
     `given` is this folder or its parent. The default is where "bitta data get" puts the data set.
     """
     if not given:
-        find_set(name)
+        find_data_set(name)
     root = Path(given).expanduser() if given else data_folder()
     if holds_files(root / name):
         return root / name

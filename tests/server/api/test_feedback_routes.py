@@ -38,11 +38,11 @@ def test_two_annotators_get_different_questions(call, engine, store, tokens):
     assert first != second
 
 
-def test_next_question_leaves_out_besides(call, engine):
+def test_next_question_leaves_out_excluded_ones(call, engine):
     engine.ask(2)
     first = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
     again = call("annotator", "GET", "/v1/queue/next").json()["question"]["prediction_id"]
-    other = call("annotator", "GET", f"/v1/queue/next?besides={first}").json()
+    other = call("annotator", "GET", f"/v1/queue/next?exclude={first}").json()
     assert again == first
     assert other["question"]["prediction_id"] != first
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bitta.errors import InputError
+from bitta.server.collapse_detector import GuardSettings
 from bitta.server.engine import EngineOverloadedError
 from bitta.server.engine.learner import Learner
 from bitta.server.engine.offline_replay import Replay
-from bitta.server.guard import GuardSettings
 from bitta.server.store import NewAnswer, Store
 from bitta.server.store.errors import UnknownSnapshot
 from bitta.testing import toy_classifier
@@ -360,8 +360,10 @@ def test_window_raises_no_questions_at_max_open(tmp_path):
             if number == 1:
                 answer(store, store.questions(status="open")[0].prediction_id)
         engine.snapshot().result(10)
-        silent = [bool(event.body.get("silent")) for event in store.events(kinds=["served"])]
-        assert silent == [False, True, False]
+        skips_questions = [
+            bool(event.body.get("skips_questions")) for event in store.events(kinds=["served"])
+        ]
+        assert skips_questions == [False, True, False]
     with Store.open(None, folder) as store:
         (tmp_path / "again").mkdir()
         learner = Learner(toy_classifier(), serve_settings())
@@ -375,8 +377,10 @@ def test_only_one_window_raises_questions_while_duty_delays_learning(tmp_path):
         for number in range(3):
             serve(engine, number)
         until(lambda: len(store.events(kinds=["served"])) == 3)
-        silent = [bool(event.body.get("silent")) for event in store.events(kinds=["served"])]
-        assert silent == [False, True, True]
+        skips_questions = [
+            bool(event.body.get("skips_questions")) for event in store.events(kinds=["served"])
+        ]
+        assert skips_questions == [False, True, True]
         until(lambda: store.counts().asked == 3)
         assert engine.status().duty > 0
         assert not store.events(kinds=["learned"])

@@ -124,11 +124,11 @@ def _queue(app: FastAPI, state: State) -> None:
         me = caller(request)
         if me is None:
             return problem(401, "unauthorized", "sign in first")
-        besides = set(request.query_params.getlist("besides"))
+        exclude = set(request.query_params.getlist("exclude"))
         end = time.monotonic() + min(wait, 25)
         while True:
             with state.lock:
-                question = _lease(state, me["id"], besides)
+                question = _lease(state, me["id"], exclude)
             if question is not None:
                 return JSONResponse({"question": question, "left": len(state.open_questions())})
             if time.monotonic() > end or state.is_stopping or await request.is_disconnected():
@@ -141,7 +141,7 @@ def _queue(app: FastAPI, state: State) -> None:
         return Response(body, media_type="image/png", headers={"Cache-Control": "private"})
 
 
-def _lease(state: State, annotator: str, besides: set[str]) -> dict[str, Any] | None:
+def _lease(state: State, annotator: str, exclude: set[str]) -> dict[str, Any] | None:
     """Lease the question that the annotator holds, or the first one that nobody holds."""
     now = now_microseconds()
     answered = {one["prediction_id"] for one in state.current_answers(annotator)}
@@ -153,7 +153,7 @@ def _lease(state: State, annotator: str, besides: set[str]) -> dict[str, Any] | 
     indices = [
         index
         for index in state.open_questions()
-        if prediction_id_of(index) not in besides | answered
+        if prediction_id_of(index) not in exclude | answered
         and held_by(prediction_id_of(index)) in (None, annotator)
     ]
     if not indices:

@@ -149,9 +149,9 @@ def test_page_pauses_after_two_unused_leases(visit, site):
     site.state.lease_seconds = 4
     page = visit()
     wait_for_question(page)
-    wait_for_text(page, "#notice", "This question expired")
+    wait_for_text(page, "#notice", "Your time for this question is over")
     until(lambda: len(site.state.leased) > 2)
-    wait_for_text(page, "#idle-title", "This question expired")
+    wait_for_text(page, "#idle-title", "Your time for this question is over")
     given = len(site.state.leased)
     page.wait_for_timeout(400)
     assert len(site.state.leased) == given

@@ -194,7 +194,7 @@ class ReferenceModel:
         if prediction_id in self.questions:
             self.questions[prediction_id].leases.pop(annotator, None)
         self.answers.append(answer)
-        self.update_status(prediction_id)
+        self.update_question_status(prediction_id)
 
     def import_answer(self, answer, *, standing, undone, supersedes_id=None):
         """Add an answer of another store. Return True if it replaces a standing answer."""
@@ -211,7 +211,7 @@ class ReferenceModel:
     def end(self, answer, *, undone):
         answer.undone = undone
         answer.end_standing()
-        self.update_status(answer.new.prediction_id)
+        self.update_question_status(answer.new.prediction_id)
 
     def expire_questions(self):
         """Expire open questions that are over. Return the ids of their predictions."""
@@ -224,7 +224,7 @@ class ReferenceModel:
     def is_over(self, question):
         return question.new.expires_at <= self.clock.at
 
-    def update_status(self, prediction_id):
+    def update_question_status(self, prediction_id):
         question = self.questions.get(prediction_id)
         if question is not None and question.status != "expired":
             n_verdicts = sum(answer.is_verdict for answer in self.standing(prediction_id))

@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         new = NewQuestion(prediction_id(number), step, number, uncertainty, reason, until, overlap)
         self.store.add_questions([new]).result()
         self.model.questions[prediction_id(number)] = ModelQuestion(new)
-        self.model.update_status(prediction_id(number))
+        self.model.update_question_status(prediction_id(number))
 
     @rule(annotator=ANNOTATORS)
     def lease(self, annotator):
@@ -264,7 +264,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Fail during a step. Answers after the last snapshot become pending."""
         to = self.model.kept_snapshots()[-1]
         begun = self.begin_lineage(to, repeats_answers=True)
-        pending_again = self.store.last_event(["rollback"]).body["reentered"]
+        pending_again = self.store.last_event(["rollback"]).body["pending_again"]
         assert pending_again == self.model.make_pending_after(to.state)
         self.model.continue_from(begun.state, begun.state.lineage)
 

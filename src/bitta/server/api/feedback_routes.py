@@ -64,13 +64,13 @@ async def next_question(
     state: State,
     caller: AnnotatorCaller,
     wait: Annotated[float, Query(ge=0, le=25, description="Seconds to wait for a question.")] = 0,
-    besides: Annotated[
+    exclude: Annotated[
         list[Annotated[str, Query(max_length=100)]],
         Query(max_length=20, description="Predictions whose questions to leave out."),
     ] = [],  # noqa: B006 (never changed)
 ) -> Response:
-    """Questions that this annotator already holds come first, except those in `besides`."""
-    leased = await _lease(state, caller, min(wait, state.settings.wait_seconds), besides)
+    """Questions that this annotator already holds come first, except those in `exclude`."""
+    leased = await _lease(state, caller, min(wait, state.settings.wait_seconds), exclude)
     if leased is None:
         return Response(status_code=204)
     question = leased.question
@@ -96,7 +96,7 @@ async def next_question(
 
 
 async def _lease(
-    state: AppState, caller: Caller, wait_seconds: float, besides: list[str]
+    state: AppState, caller: Caller, wait_seconds: float, exclude: list[str]
 ) -> LeasedQuestion | None:
     watcher, loop = state.log_watcher, asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
@@ -105,7 +105,7 @@ async def _lease(
             notification = watcher.new_questions.next_notification()
             lease_seconds = state.settings.lease_seconds
             leased = await state.wait(
-                state.store.lease_question(caller.id, seconds=lease_seconds, exclude=besides)
+                state.store.lease_question(caller.id, seconds=lease_seconds, exclude=exclude)
             )
             seconds_left = deadline - loop.time()
             if leased is not None or seconds_left <= 0 or watcher.is_closing:

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from bitta.errors import ModelError
 from bitta.nn import WrappedModel, weight_hash
 from bitta.seeding import derive_seed
+from bitta.server.collapse_detector import weight_distance
 from bitta.server.engine.interruptible_session import Interrupt, InterruptibleSession
-from bitta.server.guard import weight_distance
 from bitta.server.settings import ServeSettings
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Losses, Prediction, Query, State
@@ -301,8 +301,8 @@ class CompilerImport(Thread):
         """Import the compiler."""
         import_module("torch._dynamo")
 
-    def is_finished(self) -> bool:
-        """Start the import if it has not started. Return True if it is over."""
+    def start_and_check(self) -> bool:
+        """Start the import if it has not started. Return True if it is finished."""
         if self.ident is None:
             self.start()
         return not self.is_alive()

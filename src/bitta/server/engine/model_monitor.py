@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bitta.server.engine.learner import Learner
-from bitta.server.guard import (
+from bitta.server.collapse_detector import (
     CollapseDetector,
     CollapseVerdict,
     GuardSettings,
     WindowSummary,
     input_variety,
 )
+from bitta.server.engine.learner import Learner
 from bitta.server.monitoring import (
     AuditSummary,
     HistoryPoint,

@@ -103,7 +103,7 @@ class Replay:
 
     def _on_served(self, body: Mapping[str, Any]) -> None:
         inputs = torch.stack([self._read_input(name) for name in body["prediction_ids"]])
-        skips_questions = bool(body.get("silent", False))
+        skips_questions = bool(body.get("skips_questions", False))
         self._progress.n_served += len(inputs)
         if body["during"] is None:
             self._learner.serve(inputs, skip_questions=skips_questions)
@@ -119,7 +119,7 @@ class Replay:
             for inputs, skips_questions in waiting.pop(n_updates, []):
                 self._learner.serve(inputs, skip_questions=skips_questions)
 
-        replacing = body.get("overruling", ())
+        replacing = body.get("replacing", ())
         answered = [
             self._read_answer(feedback_id, replaces_answer=feedback_id in replacing)
             for feedback_id in body["answers"]

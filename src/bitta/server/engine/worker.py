@@ -180,7 +180,7 @@ class Worker(Thread):
                 self.snapshots.take("interval")
         if self.pause_reason:
             self.learning.release_answers()
-        elif self.learning.is_due and self._compiler_import.is_finished():
+        elif self.learning.is_due and self._compiler_import.start_and_check():
             self._learn()
             self.memory_release.record_work()
         self.memory_release.release_if_due()

@@ -82,7 +82,7 @@ class InferRequest:
         for output in self.outputs:
             if output.name not in known:
                 raise ProtocolError(
-                    f"the request asks for an {unknown_name('output', output.name, known)}"
+                    f"the request asks for an {unknown_name_message('output', output.name, known)}"
                 )
         return self.outputs
 
@@ -134,7 +134,7 @@ def parse_header_length(text: str | None) -> int | None:
     return int(text)
 
 
-def unknown_name(kind: str, given: str, allowed: Collection[str]) -> str:
+def unknown_name_message(kind: str, given: str, allowed: Collection[str]) -> str:
     """Return the end of an error message: the unknown name and the nearest or all allowed ones."""
     near = get_close_matches(given[:_MAX_NAME], allowed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}."
@@ -145,7 +145,7 @@ def check_field_names(fields: Fields, allowed: Collection[str], *, where: str) -
     """Refuse unknown fields. Most of them are typing errors."""
     for name in fields:
         if name not in allowed:
-            raise ProtocolError(f"{where} has an {unknown_name('field', name, allowed)}")
+            raise ProtocolError(f"{where} has an {unknown_name_message('field', name, allowed)}")
 
 
 def get_field(fields: Fields, name: str, kind: type, *, where: str, default: Any = None) -> Any:
@@ -278,7 +278,9 @@ def _parse_inputs(fields: Fields, binary: memoryview) -> dict[str, RequestInput]
 def _parse_input(item: Fields, raw: memoryview | None, *, name: str, where: str) -> RequestInput:
     datatype = get_field(item, "datatype", str, where=where)
     if datatype not in DATATYPES:
-        raise ProtocolError(f"{where} has an {unknown_name('datatype', datatype, DATATYPES)}")
+        raise ProtocolError(
+            f"{where} has an {unknown_name_message('datatype', datatype, DATATYPES)}"
+        )
     shape = get_shape(item, where=where)
     parameters = get_parameters(item, where=where)
     if raw is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bitta.server.protocol.requests import InferRequest, RequestedOutput, unknown_name
+from bitta.server.protocol.requests import InferRequest, RequestedOutput, unknown_name_message
 from bitta.server.protocol.tensors import (
     BYTES,
     ProtocolError,
@@ -57,7 +57,9 @@ class ModelSpec:
         inputs = [tensor.name for tensor in self.inputs]
         for name in request.inputs:
             if name not in inputs:
-                raise ProtocolError(f"the request gives an {unknown_name('input', name, inputs)}")
+                raise ProtocolError(
+                    f"the request gives an {unknown_name_message('input', name, inputs)}"
+                )
         for name in inputs:
             if name not in request.inputs:
                 raise ProtocolError(

@@ -16,7 +16,7 @@ from bitta.server.store.questions import (
     count_other_annotators,
     end_lease,
     find_lease_token,
-    update_status,
+    update_question_status,
 )
 from bitta.server.store.records import ExportedAnswer, ImportResult, NewAnswer, canonical_json
 from bitta.server.store.schema import (
@@ -72,7 +72,7 @@ def add_answer(
         )
     )
     end_lease(connection, answer.prediction_id, answer.annotator_id)
-    update_status(connection, [answer.prediction_id])
+    update_question_status(connection, [answer.prediction_id])
     return _receipt(connection, feedback_id)
 
 
@@ -95,7 +95,7 @@ def import_answer(
             _end_standing(connection, feedback_id)
     if exported.undone:
         undo_answer(connection, feedback_id=feedback_id, by="import", at=at)
-    update_status(connection, [answer.prediction_id])
+    update_question_status(connection, [answer.prediction_id])
     receipt = _receipt(connection, feedback_id, repeated=stored is not None)
     return ImportResult(receipt, has_ended_answer)
 
@@ -152,7 +152,7 @@ def undo_answer(connection: Connection, *, feedback_id: str, by: str, at: int) -
         has_id = feedback.c.id == feedback_id
         connection.execute(update(feedback).where(has_id).values(undone_seq=seq))
         _end_standing(connection, feedback_id)
-        update_status(connection, [stored["prediction_id"]])
+        update_question_status(connection, [stored["prediction_id"]])
     note = (
         "The model had already learned from it; only a rollback removes that effect."
         if is_applied

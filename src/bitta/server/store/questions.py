@@ -52,7 +52,7 @@ def log_served_batch(connection: Connection, *, batch: ServedBatch, at: int) -> 
         "during": None if batch.during is None else list(batch.during),
     }
     if batch.skips_questions:
-        body["silent"] = True
+        body["skips_questions"] = True
     shared: dict[str, Any] = {
         "event_seq": append_event(connection, kind="served", body=body, at=at),
         "model_name": batch.model_name,
@@ -70,7 +70,7 @@ def add_questions(connection: Connection, *, new: Sequence[NewQuestion], at: int
     seq = append_event(connection, kind="asked", body={"questions": rows}, at=at)
     shared: dict[str, Any] = {"asked_seq": seq, "asked_at": at, "status": "open"}
     connection.execute(insert(questions), [shared | row for row in rows])
-    update_status(connection, [question.prediction_id for question in new])
+    update_question_status(connection, [question.prediction_id for question in new])
 
 
 def lease_question(
@@ -119,7 +119,7 @@ def expire_questions(connection: Connection, *, at: int) -> list[str]:
     return ids
 
 
-def update_status(connection: Connection, prediction_ids: Sequence[str]) -> None:
+def update_question_status(connection: Connection, prediction_ids: Sequence[str]) -> None:
     """Close questions that have enough verdicts, and reopen those that have not."""
     has_enough = _count_verdicts(questions.c.prediction_id) >= questions.c.overlap
     for chunk in in_chunks(prediction_ids):

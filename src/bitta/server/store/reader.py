@@ -21,6 +21,7 @@ from bitta.records import FeedbackRecord, QuestionStatus
 from bitta.server.store.answers import IS_PENDING
 from bitta.server.store.connection import read_transaction
 from bitta.server.store.images import find_image
+from bitta.server.store.model_versions import is_applied_after, newest_lineage, trace_lineages
 from bitta.server.store.records import (
     AnnotatorCounts,
     AuditAnswer,
@@ -47,7 +48,6 @@ from bitta.server.store.schema import (
     to_learnable_answer,
     to_question,
 )
-from bitta.server.store.versions import is_applied_after, newest_lineage, trace_lineages
 
 _PAGE_ROWS = 500
 _RECENT_ROWS = 1000

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from bitta.errors import SettingError
 from bitta.records import FeedbackReceipt, UndoReceipt
-from bitta.server.store import answers, questions, versions
+from bitta.server.store import answers, model_versions, questions
 from bitta.server.store.connection import Database, is_missing
 from bitta.server.store.errors import StoreUnavailable
 from bitta.server.store.images import KeptImages, add_images, image_name, mark_image_deleted
@@ -210,39 +210,42 @@ class Store(StoreReader):
         Until `log_learned_step` or `release_answers`, an undo reports a claimed answer as applied,
         because the running step may learn it. A restart releases all claims.
         """
-        return self.submit(partial(versions.claim_answers, limit=limit, at=self._clock()))
+        return self.submit(partial(model_versions.claim_answers, limit=limit, at=self._clock()))
 
     def release_answers(self, feedback_ids: Sequence[str]) -> Future[None]:
         """Release claimed answers of a step that failed. Answers undone meanwhile stay undone."""
-        change = partial(versions.release_answers, feedback_ids=feedback_ids)
+        change = partial(model_versions.release_answers, feedback_ids=feedback_ids)
         return self.submit(change, must=True)
 
     def release_all_answers(self) -> Future[None]:
         """Release all claimed answers, even those of a `claim_answers` with unknown outcome."""
-        return self.submit(versions.release_all_answers, must=True)
+        return self.submit(model_versions.release_all_answers, must=True)
 
     def log_learned_step(self, step: LearnedStep) -> Future[None]:
         """Log a learning step and mark its answers as applied, in one transaction."""
-        change = partial(versions.log_learned_step, step=step, at=self._clock())
+        change = partial(model_versions.log_learned_step, step=step, at=self._clock())
         return self.submit(change, must=True)
 
     def expire_answers(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
         """Mark pending answers as expired: their images are missing, so nothing can be learned."""
         change = partial(
-            versions.expire_answers, feedback_ids=feedback_ids, reason=reason, at=self._clock()
+            model_versions.expire_answers,
+            feedback_ids=feedback_ids,
+            reason=reason,
+            at=self._clock(),
         )
         return self.submit(change, must=True)
 
     def add_snapshot(self, new: NewSnapshot) -> Future[StoredSnapshot]:
         """Record a snapshot whose file is durable."""
-        return self.submit(partial(versions.add_snapshot, new=new, at=self._clock()))
+        return self.submit(partial(model_versions.add_snapshot, new=new, at=self._clock()))
 
     def drop_snapshots(self, ids: Sequence[str], *, must: bool = False) -> Future[None]:
         """Mark snapshots as dropped. Remove their files afterwards.
 
         `must` is for snapshots whose files are already missing.
         """
-        change = partial(versions.drop_snapshots, ids=ids, at=self._clock())
+        change = partial(model_versions.drop_snapshots, ids=ids, at=self._clock())
         return self.submit(change, must=must)
 
     def log_rollback(self, rollback: Rollback) -> Future[StoredSnapshot]:
@@ -250,7 +253,9 @@ class Store(StoreReader):
 
         Raises `UnknownSnapshot`.
         """
-        return self.submit(partial(versions.log_rollback, rollback=rollback, at=self._clock()))
+        return self.submit(
+            partial(model_versions.log_rollback, rollback=rollback, at=self._clock())
+        )
 
     def log_restart(
         self,
@@ -265,7 +270,7 @@ class Store(StoreReader):
         its lineage continues. Raises `UnknownSnapshot`.
         """
         change = partial(
-            versions.log_restart,
+            model_versions.log_restart,
             snapshot_id=snapshot_id,
             lineage=lineage,
             environment=environment,
@@ -303,5 +308,5 @@ class Store(StoreReader):
 
     def _clean_up(self) -> None:
         """Release claims, and finish deletions of images, that a killed process left."""
-        self.submit(versions.release_all_answers).result()
+        self.submit(model_versions.release_all_answers).result()
         self.images.clean_up(self.deleted_images())

@@ -155,11 +155,11 @@ class AnnotatorPage {
   #onLeaseEnd(question) {
     this.#nEndedLeases += 1;
     if (this.#nEndedLeases < 2 && !document.hidden) {
-      showNotice(`This question expired: “${question.label}”. It was not answered in time.`, { kind: "problem" });
+      showNotice(`Your time for this question is over: “${question.label}”. Another annotator may answer it.`, { kind: "problem" });
       return;
     }
     // The annotator is away. More leases would keep questions from other annotators.
-    this.#pause("This question expired", "It was not answered in time. Continue when you are ready.", "Next question");
+    this.#pause("Your time for this question is over", "Continue when you are ready.", "Next question");
   }
 
   #onSignedOut() {

@@ -75,8 +75,8 @@ export class QuestionQueue extends EventTarget {
     this.#abort = new AbortController();
     let fetchAgain = false;
     try {
-      const besides = this.#held.map((held) => `&besides=${encodeURIComponent(held.prediction_id)}`).join("");
-      const response = await call("GET", `v1/queue/next?wait=${wait}${besides}`, { seconds: wait + 15, signal: this.#abort.signal });
+      const exclude = this.#held.map((held) => `&exclude=${encodeURIComponent(held.prediction_id)}`).join("");
+      const response = await call("GET", `v1/queue/next?wait=${wait}${exclude}`, { seconds: wait + 15, signal: this.#abort.signal });
       this.#nFailures = 0;
       fetchAgain = response ? this.#add(response) : !this.#held.length;
       if (!response) this.#dispatch("empty", {});

@@ -144,7 +144,7 @@ def log_learned_step(connection: Connection, *, step: LearnedStep, at: int) -> N
     body = {
         "version": step.version,
         "answers": list(step.answers),
-        "overruling": list(step.replacing),
+        "replacing": list(step.replacing),
         "losses": {name: _finite_or_none(value) for name, value in step.losses.items()},
         "seconds": step.seconds,
         "weights": step.weights,
@@ -218,7 +218,7 @@ def log_rollback(connection: Connection, *, rollback: Rollback, at: int) -> Stor
         "by": rollback.by,
     }
     if rollback.repeats_answers:
-        body["reentered"] = _make_pending_after(connection, target)
+        body["pending_again"] = _make_pending_after(connection, target)
     append_event(connection, kind="rollback", body=body, at=at)
     return add_snapshot(connection, new=rollback.new_snapshot, at=at)
 
@@ -234,7 +234,7 @@ def log_restart(
     """Log a restart from a snapshot. Answers that were learned after it become pending."""
     target = _get_snapshot(connection, snapshot_id)
     ids = _make_pending_after(connection, target)
-    body = {"snapshot": snapshot_id, "reentered": ids, "environment": dict(environment)}
+    body = {"snapshot": snapshot_id, "pending_again": ids, "environment": dict(environment)}
     if lineage is not None:
         body["version"] = f"{lineage}.{target.step}"
     seq = append_event(connection, kind="recovered", body=body, at=at)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bitta.errors import SettingError
-from bitta.server import guard
-from bitta.server.guard import (
+from bitta.server import collapse_detector
+from bitta.server.collapse_detector import (
     CollapseDetector,
     GuardSettings,
     WindowSummary,
@@ -52,7 +52,7 @@ def test_entropy_equals_hand_computation():
 
 
 def test_docstring_examples_give_the_shown_output():
-    assert doctest.testmod(guard).failed == 0
+    assert doctest.testmod(collapse_detector).failed == 0
 
 
 def test_normal_windows_stay_ok():

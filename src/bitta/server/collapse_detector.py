@@ -263,8 +263,8 @@ class CollapseDetector:
         return {
             "reference": self.reference.state_dict(),
             "streaks": dict(self._streaks),
-            "n_calm_windows": self._n_unbroken_windows,
-            "n_troubled_windows": self._n_windows_not_ok,
+            "n_unbroken_windows": self._n_unbroken_windows,
+            "n_windows_not_ok": self._n_windows_not_ok,
             "n_stale_audits": self._n_stale_audits,
             "collapsed_by_accuracy": self._collapsed_by_accuracy,
             "rolled_back_for_accuracy": self._rolled_back_for_accuracy,
@@ -275,8 +275,8 @@ class CollapseDetector:
         size = self.settings.reference_windows
         self.reference = ReferenceStatistics.from_state(state["reference"], size)
         self._streaks = dict(state["streaks"])
-        self._n_unbroken_windows = state["n_calm_windows"]
-        self._n_windows_not_ok = state["n_troubled_windows"]
+        self._n_unbroken_windows = state["n_unbroken_windows"]
+        self._n_windows_not_ok = state["n_windows_not_ok"]
         self._n_stale_audits = state["n_stale_audits"]
         self._collapsed_by_accuracy = state["collapsed_by_accuracy"]
         self._rolled_back_for_accuracy = state["rolled_back_for_accuracy"]

@@ -38,7 +38,7 @@ def test_learned_step_and_its_answers_are_one_change(answered):
     assert event.body == {
         "version": "1.1",
         "answers": [one.feedback_id for one in taken],
-        "overruling": [],
+        "replacing": [],
         "losses": {"loss": 0.5},
         "seconds": 0.1,
         "weights": "w",
@@ -137,7 +137,7 @@ def test_restart_makes_answers_after_the_snapshot_pending(answered):
     assert (event.seq, event.kind) == (recovered.seq, "recovered")
     assert event.body == {
         "snapshot": kept.id,
-        "reentered": list(recovered.pending_again),
+        "pending_again": list(recovered.pending_again),
         "environment": {"threads": 2},
     }
     again = answered.log_restart(kept.id).result()
@@ -255,7 +255,7 @@ def test_rollback_with_repeats_answers_makes_later_answers_pending(answered):
     ).result()
     assert ids(answered.pending_answers()) == [1, 2, 3, 4, 5]
     (event,) = answered.events(kinds=["rollback"])
-    assert [answered.find_feedback(one).idempotency_key for one in event.body["reentered"]] == [
+    assert [answered.find_feedback(one).idempotency_key for one in event.body["pending_again"]] == [
         "k1"
     ]
 
