@@ -1,7 +1,7 @@
 """Session, the loop around an adapter: predict, choose queries, ask, collect answers, adapt."""
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,8 +154,11 @@ class Session:
         With a window, the request that completes the window returns the questions.
         """
         inputs = self._check_inputs(inputs)
-        with explain_out_of_memory(f"serving {len(inputs)} samples", "send smaller batches."):
-            prediction = self._observe_and_predict(inputs)
+        with (
+            explain_out_of_memory(f"serving {len(inputs)} samples", "send smaller batches."),
+            self._observed(inputs) as batch,
+        ):
+            prediction = self.adapter.predict(batch).last_rows(len(inputs))
         self.n_served += len(inputs)
         if self._unlabelled is None:
             self._unlabelled = inputs[:0]
@@ -324,11 +327,12 @@ class Session:
         unlabelled = state["unlabelled"]
         self._unlabelled = None if unlabelled is None else unlabelled.to(device)
 
-    def _observe_and_predict(self, inputs: Tensor) -> Prediction:
-        """Observe a request together with the recent samples, then predict it.
+    @contextmanager
+    def _observed(self, inputs: Tensor) -> Iterator[Tensor]:
+        """Observe a request together with the recent samples. Yield the batch to predict.
 
-        If the window is incomplete, the earlier statistics are restored afterwards, so that each
-        sample counts once.
+        The request is the last rows of the batch. If the window is incomplete, the earlier
+        statistics are restored after the block, so that each sample counts once.
         """
         adapter, window = self.adapter, self._window
         completes_window = window.is_completed_by(len(inputs))
@@ -340,10 +344,11 @@ class Session:
         recent = window.with_recent(inputs) if needs_recent else inputs
         batch = recent if uses_batch_statistics else inputs
         if not observes:
-            return adapter.predict(batch).last_rows(len(inputs))
+            yield batch
+            return
         with nullcontext() if completes_window else adapter.wrapped.statistics_restored():
             adapter.observe(recent)
-            return adapter.predict(batch).last_rows(len(inputs))
+            yield batch
 
     def _choose_and_ask(self, served: Prediction, window: CompleteWindow) -> Prediction:
         """Ask about samples of a window. Return what was served, with the questions."""
