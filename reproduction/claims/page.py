@@ -113,7 +113,10 @@ def _claims_table(outcomes: Sequence[Outcome], results: ResultFolders) -> str:
     for outcome in outcomes:
         claim = outcome.claim
         runs = claim.runs or "*"
-        has_other_length = any(results.has_other_lengths(f, runs) for f in claim.experiments)
+        tables = paper_tables().values()
+        has_other_length = any(
+            results.has_other_lengths(folder, tables, runs) for folder in claim.experiments
+        )
         mark = SHORTER_MARK if has_other_length else ""
         ours = outcome.summary + mark if outcome.summary else DASH
         paper = claim.paper or DASH

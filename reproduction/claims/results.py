@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
-from bitta.report.reference_numbers import has_other_length
+from bitta.report.reference_numbers import PaperTable, has_other_length
 from bitta.report.rows import Row, restrict_to_shared_seeds
 from bitta.report.sections import Section, read_sections
 from bitta.results import table_hash
@@ -98,10 +98,12 @@ class ResultFolders:
             for section in self.own_sections(folder):
                 yield from (o for o in section.rows if images & _images_and_weights(o))
 
-    def has_other_lengths(self, folder: str, runs: str = "*") -> bool:
-        """Return True if some of these runs have a shorter stream than the paper."""
+    def has_other_lengths(
+        self, folder: str, tables: Collection[PaperTable], runs: str = "*"
+    ) -> bool:
+        """Return True if some of these runs have another length of stream than the paper."""
         return any(
-            has_other_length(section)
+            has_other_length(section, tables)
             for section in self.sections(folder)
             if any(fnmatchcase(f"{row.name}-seed", runs) for row in section.rows)
         )

@@ -6,7 +6,6 @@ from functools import cache, partial
 
 from bitta.errors import unknown_name_error
 from bitta.report.reference_numbers import (
-    DATASET_OF_COST,
     PaperRow,
     PaperTable,
     has_other_length,
@@ -20,11 +19,6 @@ from reproduction.claims.results import SUBSTITUTE_FOLDERS, ResultFolders
 from reproduction.paths import PAPER_TABLES
 
 _MEAN_COLUMNS = ("mean", "mixed-100")
-_DATASETS_OF_COST: Mapping[str, tuple[str, ...]] = {
-    unit: tuple(dict.fromkeys((kind, "cifar10-c"))) for unit, kind in DATASET_OF_COST.items()
-}
-"""Datasets on which we measure time and memory, by unit. The paper's dataset comes first."""
-
 CellKey = tuple[str, str]
 """The printed name of a row, and a column."""
 
@@ -62,7 +56,8 @@ class TableComparison:
     def columns(self) -> tuple[str, ...]:
         """Columns with a mean over a stream. Claims about order are checked in each of them."""
         if self.table.unit != "%":
-            return _DATASETS_OF_COST[self.table.unit]
+            # We also measure time and memory on CIFAR-10-C. The paper's dataset comes first.
+            return tuple(dict.fromkeys((*self.table.datasets, "cifar10-c")))
         means = tuple(column for column in self.table.columns if column in _MEAN_COLUMNS)
         return means or self.table.columns
 
@@ -142,7 +137,7 @@ def compare_table(table: PaperTable, results: ResultFolders) -> TableComparison:
                 key = matches[row.name].row.name, matches[row.name].column
                 rows = handicapped if "reference" in row.qualifiers else fair
                 rows.setdefault(key, []).append(row)
-                has_other_lengths |= has_other_length(section)
+                has_other_lengths |= has_other_length(section, paper_tables().values())
     usual = _most_usual(fair)
     sources = {column: row for (_, column), row in usual.items() if row.method == "source"}
     marked = partial(_with_collapse_marks, sources=sources, results=results)

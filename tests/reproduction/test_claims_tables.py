@@ -365,8 +365,9 @@ def test_page_averages_the_paper_over_the_streams_that_were_run(tmp_path):
 
 
 def test_shorter_streams_are_found_by_run_name(everything):
-    assert everything.has_other_lengths("beta", "cifar10-c-*")
-    assert not everything.has_other_lengths("beta", "pacs-*")
+    tables = paper_tables().values()
+    assert everything.has_other_lengths("beta", tables, "cifar10-c-*")
+    assert not everything.has_other_lengths("beta", tables, "pacs-*")
 
 
 def test_rows_of_shorter_streams_have_no_difference(tmp_path):

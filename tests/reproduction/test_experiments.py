@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from bitta.bench.datasets import DATASET_KINDS
 from bitta.bench.experiment import Experiment
 from bitta.bench.sweep_grid import read_jobs
 from bitta.methods import METHODS
@@ -95,25 +94,18 @@ def test_each_row_of_the_paper_has_an_experiment(table):
     jobs = [job for folder in table.experiments for job in JOBS[folder]]
     there = {(j.experiment.method, answers(j), j.experiment.stream.kind) for j in jobs}
     for row in table.rows:
-        for kind in kinds_of(table):
+        for kind in table.datasets:
             assert (row.method, row.feedback, kind) in there
     tuned = {job.experiment.method for job in jobs if job.experiment.before_stream}
     assert tuned == {row.method for row in table.rows if row.label == "E"}
 
 
-def kinds_of(table):
-    """Return the datasets of a table, from its columns, its part or its caption."""
-    part = table.id.partition("/")[2]
-    named = [name for name in (*table.columns, part) if name in DATASET_KINDS]
-    kinds = {"PACS": "pacs", "Tiny-ImageNet-C": "tiny-imagenet-c", "CIFAR-10-C": "cifar10-c"}
-    return named or [next(kind for name, kind in kinds.items() if name in table.caption)]
-
-
-@pytest.mark.parametrize("table", ["app_epoch", "gpu_memory"])
-def test_variants_of_the_paper_are_file_names(table):
+@pytest.mark.parametrize("table", ["app_augment", "app_epoch", "gpu_memory"])
+def test_experiments_have_the_settings_of_the_papers_rows(table):
     table = paper_table(f"tab:{table}")
-    files = {job.file.stem for job in JOBS[table.experiments[0]]}
-    assert {row.variant for row in table.rows if row.variant} <= files
+    methods = [vars(job.experiment.settings) for job in JOBS[table.experiments[0]]]
+    for row in table.rows:
+        assert any(row.settings.items() <= settings.items() for settings in methods), row.name
 
 
 def test_readme_lists_each_folder_with_its_number_of_runs():

@@ -1,18 +1,18 @@
 """Comparison of a section's rows with the paper's rows and with a baseline row."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from bitta.errors import unknown_name_error
 from bitta.report.reference_numbers import (
     NO_PAPER,
-    SAMPLES_PER_CORRUPTION,
     PaperMatch,
     PaperTable,
     PaperTables,
     has_other_length,
     match_rows,
+    paper_sizes,
     tables_for,
 )
 from bitta.report.rows import Row, format_range, format_seeds
@@ -66,11 +66,12 @@ class Comparison:
             return notes + (["The mean is over all samples."] if has_uneven_domains else [])
         places = ", ".join(table.title for table in self.matched_tables)
         notes = [f"Paper: {places}; difference: ours minus the paper's, in points."]
-        if has_other_length(self.section):
-            sizes = sorted(set(self.section.domain_sizes.values()))
+        if has_other_length(self.section, self.matched_tables):
+            ours = _numbers_text(self.section.domain_sizes.values())
+            theirs = _numbers_text(paper_sizes(self.section, self.matched_tables))
             notes.append(
-                f"NOT COMPARABLE with the paper: {' or '.join(f'{n:,}' for n in sizes)} samples of "
-                f"each domain here, {SAMPLES_PER_CORRUPTION:,} there."
+                f"NOT COMPARABLE with the paper: {ours} samples of each domain here, "
+                f"{theirs} there."
             )
         if has_uneven_domains:
             notes.append(
@@ -169,6 +170,10 @@ def _paired_differences(row: Row, baseline: Row) -> list[float]:
             differences += [ours[domain] - theirs[domain] for domain in ours if domain in theirs]
     # Remove rounding errors, so that differences of equal counts are equal.
     return [round(difference, 9) for difference in differences]
+
+
+def _numbers_text(numbers: Iterable[int]) -> str:
+    return " or ".join(f"{number:,}" for number in sorted(set(numbers)))
 
 
 def _describe_domains(row: Row, n_domains: int) -> str:

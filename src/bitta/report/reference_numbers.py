@@ -2,8 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,8 @@ from bitta.errors import InputError, SettingError, unknown_name_error
 from bitta.report.rows import DEFAULT_FEEDBACK, AnswerKind, Row, default_settings
 from bitta.report.sections import Section
 
-SAMPLES_PER_CORRUPTION = 9984
-"""Samples of each corruption in the paper's tables."""
-DATASET_OF_COST: Mapping[str, str] = {"s": "tiny-imagenet-c", "MB": "cifar10-c"}
-"""Datasets on which the paper measures time and memory, by the unit of the table."""
-_CORRUPTED_DATASETS = ("cifar10-c", "cifar100-c", "tiny-imagenet-c")
-_POLICY_OF_VARIANT = {
-    "augmentation": "augmentation",
-    "ensemble": "ensemble",
-    "confidence": "softmax",
-}
-"""Value of our setting `policy` for each variant of the paper's BiTTA with another policy."""
+_ALWAYS_DEFAULT = ("policy", "mecta")
+"""Settings that must have their default in a row without `settings`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +31,8 @@ class PaperRow:
     """One number per column."""
     deviations: tuple[float, ...] = ()
     """Standard deviations, if the paper prints them."""
-    variant: str = ""
-    """The change to the method; empty for the method as it is."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the method that the paper changed, by their name in bitta."""
     recomputed: float | None = None
     """The mean of the values, if the paper prints another mean."""
 
@@ -66,27 +57,29 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
     experiments: tuple[str, ...]
     """Folders of experiments that measure the same."""
+    datasets: Mapping[str, int]
+    """Kinds of stream, with the number of samples in each domain; 0 if that varies."""
     transposed: bool = False
     """True if the paper prints a column per method."""
 
-    def row(self, method: str, feedback: AnswerKind, *, variant: str = "") -> PaperRow:
-        """Return the row of a method that learns from this kind of answers."""
+    def row(self, method: str, feedback: AnswerKind, **settings: Any) -> PaperRow:
+        """Return the row of a method with these settings that learns from this kind of answers."""
         for row in self.rows:
-            if (row.method, row.feedback, row.variant) == (method, feedback, variant):
+            if (row.method, row.feedback, row.settings) == (method, feedback, settings):
                 return row
-        known = [" ".join((r.method, r.feedback, r.variant)).strip() for r in self.rows]
-        wanted = " ".join((method, feedback, variant)).strip()
+        known = [_describe(row.method, row.feedback, row.settings) for row in self.rows]
+        wanted = _describe(method, feedback, settings)
         raise SettingError(f"{self.id} has no row {wanted!r}; its rows: {', '.join(known)}.")
 
-    def value(self, method: str, feedback: AnswerKind, column: str, *, variant: str = "") -> float:
+    def value(self, method: str, feedback: AnswerKind, column: str, **settings: Any) -> float:
         """Return one number in the table's unit."""
-        return self.row(method, feedback, variant=variant).values[self._index(column)]
+        return self.row(method, feedback, **settings).values[self._index(column)]
 
     def deviation(
-        self, method: str, feedback: AnswerKind, column: str, *, variant: str = ""
+        self, method: str, feedback: AnswerKind, column: str, **settings: Any
     ) -> float | None:
-        """Return the standard deviation over three seeds, or None if it is not printed."""
-        deviations = self.row(method, feedback, variant=variant).deviations
+        """Return the standard deviation over seeds, or None if it is not printed."""
+        deviations = self.row(method, feedback, **settings).deviations
         return deviations[self._index(column)] if deviations else None
 
     def _index(self, column: str) -> int:
@@ -191,17 +184,21 @@ def match_costs(section: Section, paper: PaperTables, unit: str) -> dict[str, Pa
     tables = [
         replace(table, columns=(kind,))
         for table in paper.tables
-        if table.unit == unit and folders & set(table.experiments) and DATASET_OF_COST[unit] == kind
+        if table.unit == unit and folders & set(table.experiments) and kind in table.datasets
     ]
     return match_rows(section, tables)
 
 
-def has_other_length(section: Section) -> bool:
-    """Return True if a stream of corruptions has another length than the paper's."""
+def has_other_length(section: Section, tables: Iterable[PaperTable]) -> bool:
+    """Return True if the domains have another number of samples than in one of the tables."""
+    sizes = set(section.domain_sizes.values())
+    return any(sizes != {n} for n in paper_sizes(section, tables))
+
+
+def paper_sizes(section: Section, tables: Iterable[PaperTable]) -> set[int]:
+    """Return the numbers of samples that the tables have in each domain of this kind of stream."""
     kind = section.rows[0].settings["stream"]["kind"]
-    return kind in _CORRUPTED_DATASETS and set(section.domain_sizes.values()) != {
-        SAMPLES_PER_CORRUPTION
-    }
+    return {table.datasets.get(kind, 0) for table in tables} - {0}
 
 
 def _read_table(file: Path) -> PaperTable:
@@ -233,10 +230,8 @@ def _mean_column(section: Section, table: PaperTable) -> str:
         return str(kind)
     if domains == ["mixed"]:
         return "mixed-100" if "mixed-100" in table.columns else ""
-    part = table.id.partition("/")[2]
-    is_other_dataset = part in _CORRUPTED_DATASETS and part != kind
     fits = "mean" in table.columns and set(domains) == _domains(table)
-    return "mean" if fits and not is_other_dataset else ""
+    return "mean" if fits and kind in table.datasets else ""
 
 
 def _domains(table: PaperTable) -> set[str]:
@@ -250,24 +245,23 @@ def _fits(row: Row, paper_row: PaperRow, table: PaperTable) -> bool:
         return False
     if row.answer_kind != "none" and any(_is_not_default(row, key) for key in DEFAULT_FEEDBACK):
         return False
-    if paper_row.variant:
-        return _is_variant(row, paper_row.variant)
-    variants = {other.variant for other in table.rows if other.variant}
-    variants |= {*_POLICY_OF_VARIANT, "mecta"}
-    settings = set(row.qualifiers) - {"reference", "prepared", "tiny", "large", "paper"}
-    return not settings and not any(_is_variant(row, variant) for variant in variants)
+    if paper_row.settings:
+        return _has_settings(row, paper_row.settings)
+    if set(row.qualifiers) - {"reference", "prepared", "tiny", "large", "paper"}:
+        return False
+    defaults = default_settings(row.method)
+    changed = {key for other in table.rows for key in other.settings}.union(_ALWAYS_DEFAULT)
+    return _has_settings(row, {key: defaults[key] for key in changed & defaults.keys()})
 
 
 def _is_not_default(row: Row, key: str) -> bool:
     return bool(row.settings["feedback"].get(key, DEFAULT_FEEDBACK[key]) != DEFAULT_FEEDBACK[key])
 
 
-def _is_variant(row: Row, variant: str) -> bool:
-    method = row.settings["method"]
-    if variant in _POLICY_OF_VARIANT:
-        return bool(method.get("policy") == _POLICY_OF_VARIANT[variant])
-    if variant.startswith("epochs-"):
-        return bool(method["epochs"] == int(variant.removeprefix("epochs-")))
-    if variant == "mecta":
-        return bool(method.get("mecta", "off") != "off")
-    return bool(method.get("micro_batch", 0) != default_settings(row.method).get("micro_batch", 0))
+def _has_settings(row: Row, settings: Mapping[str, Any]) -> bool:
+    method = default_settings(row.method) | dict(row.settings["method"])
+    return all(method.get(key) == value for key, value in settings.items())
+
+
+def _describe(method: str, feedback: AnswerKind, settings: Mapping[str, Any]) -> str:
+    return " ".join((method, feedback, *(f"{key}={value}" for key, value in settings.items())))
