@@ -71,10 +71,10 @@ def write_atomically(path: str | Path, content: bytes, *, mode: int = 0o666) -> 
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink()
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Flush a folder, so that a rename in it is on disk. Windows cannot open folders."""
     if os.name == "nt":
         return

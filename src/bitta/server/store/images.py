@@ -17,6 +17,7 @@ from bitta.server.store.errors import StoreUnavailable, translate_disk_error
 from bitta.server.store.records import ImageRecord, NewImage, new_token
 from bitta.server.store.schema import images
 from bitta.server.store.writer import append_event
+from bitta.statefile import sync_folder
 
 _log = logging.getLogger(__name__)
 _HEX_DIGITS = frozenset("0123456789abcdef")
@@ -66,7 +67,7 @@ class KeptImages:
             for content in contents:
                 changed |= self._write_file(self.path(image_name(content)), content)
             for folder in changed:
-                _sync_folder(folder)
+                sync_folder(folder)
         except OSError as error:
             raise translate_disk_error(error, "an image") from error
 
@@ -87,7 +88,7 @@ class KeptImages:
         path = self.path(name)
         path.unlink(missing_ok=True)
         if path.parent.is_dir():
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def clean_up(self, deleted: Iterable[str]) -> None:
         """Remove half-written files, and files of deleted images, that a killed process left."""
@@ -170,11 +171,3 @@ def _write_durably(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(file)
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
