@@ -15,7 +15,6 @@ import torch._dynamo
 import bitta.cli.run
 import bitta.cli.sweep
 import bitta.server.process
-import bitta.server.bootstrap
 from bitta.cli.main import main
 from bitta.server.store import Store, connection
 

@@ -73,6 +73,27 @@ def test_start_with_missing_certificate_creates_no_files(folder, capsys):
     assert list(folder.iterdir()) == []
 
 
+def test_help_has_the_default_and_the_first_sentence_of_a_setting(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--port PORT port to listen at; 0 chooses a free one (default: 8000)" in text
+    assert "--data-dir DIR folder for the database, snapshots and images (default: bitta" in text
+    assert "--database URL URL of the database; by default SQLite in the data folder --data" in text
+    choices = "--keep-images {none,queried,all} images that are kept on disk (default: queried)"
+    assert f"{choices} --set" in text
+
+
+def test_missing_server_package_is_named(folder):
+    code = (
+        "import sys; sys.modules['pydantic'] = None; from bitta.cli.main import main;"
+        "sys.exit(main(['serve', '--model', 'm', '--port', '1']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("bitta serve: pydantic is not installed; run ")
+
+
 def test_unknown_demo_is_refused_with_the_allowed_names(folder, capsys):
     with pytest.raises(SystemExit) as end:
         main(["serve", "--demo", "wheather"])

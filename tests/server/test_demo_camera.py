@@ -9,7 +9,7 @@ from bitta.server.demo_camera import SCENES, Camera, ChangingWeather, ColouredDi
 from bitta.streams import embedded_pack
 
 SHAPES = {"digits": (3, 28, 28), "corruptions": (3, 32, 32)}
-CHANGES = {"digits": ColouredDigits.N_FAITHFUL, "corruptions": ChangingWeather.IMAGES_PER_CONDITION}
+CHANGES = {"digits": ColouredDigits.N_ORIGINAL, "corruptions": ChangingWeather.IMAGES_PER_CONDITION}
 
 
 @pytest.fixture(params=list(SCENES))
@@ -56,7 +56,7 @@ def share_predicted_by_colour(indices):
 
 def test_colours_predict_class_at_first_and_then_the_opposite():
     # Probability: 1 - .25 - .1 + 2 x .25 x .1 = .7, then 1 - .25 - .9 + 2 x .25 x .9 = .3.
-    change = ColouredDigits.N_FAITHFUL
+    change = ColouredDigits.N_ORIGINAL
     assert 0.6 < share_predicted_by_colour(range(300)) < 0.8
     assert 0.2 < share_predicted_by_colour(range(change, change + 300)) < 0.4
 

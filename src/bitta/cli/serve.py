@@ -9,14 +9,14 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from bitta.cli.arguments import missing_server_package_error, parse_input_shape
 from bitta.errors import BittaError, InputError, SettingError
 
 if TYPE_CHECKING:  # the packages of the server are optional dependencies
-    from bitta.server.bootstrap import RunningServer
     from bitta.server.demo_camera import Camera, ImageArray
+    from bitta.server.process import RunningServer
     from bitta.server.settings import ServeSettings
 
 _EPILOG = """\
@@ -74,6 +74,22 @@ _DEMO_DESCRIPTIONS = {
 }
 _TRUTH_FILE = "truth.jsonl"
 _DEFAULT_RATE = 20.0
+_SETTING_OPTIONS = {
+    "model": None,
+    "classes": "FILE",
+    "input_shape": "CxHxW",
+    "database": "URL",
+    "data_dir": "DIR",
+    "host": None,
+    "port": None,
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_client_ca": "FILE",
+    "method": None,
+    "preset": None,
+    "keep_images": None,
+}
+"""Settings that have an option, with its metavar, or None for the usual one."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -87,25 +103,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=float, metavar="N",
         help="pictures per second of the camera of a demo; 0 for no camera "
         f"(default: {_DEFAULT_RATE:g})")  # fmt: skip
-    add("--model", help="weights file, or module:function")
-    add("--classes", metavar="FILE", help="file with a class name per line")
-    add("--input-shape", metavar="CxHxW", help="shape of an image, such as 3x224x224")
     add("--config", metavar="FILE.toml", help="file with settings")
-    add("--database", metavar="URL", help="database (default: SQLite in the data folder)")
-    add("--data-dir", metavar="DIR", help="data folder (default: bitta-data)")
-    add("--host", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=int, help="port to listen on; 0 chooses a free one (default: 8000)")
-    add("--tls-cert", metavar="FILE", help="certificate chain, PEM")
-    add("--tls-key", metavar="FILE", help="private key of the certificate, PEM")
-    add("--tls-client-ca", metavar="FILE",
-        help="certificate authority; clients must show a certificate that it signed")  # fmt: skip
-    add("--method", help='adaptation method (default: bitta; "bitta methods" lists them)')
-    add("--preset", help="preset of the method")
+    for name, metavar in _SETTING_OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", metavar=metavar, **_describe_option(name))
     add("--set", dest="overrides", action="append", default=[], metavar="NAME=VALUE",
         help="change a setting of the method (repeatable)")  # fmt: skip
-    add("--keep-images", choices=("none", "queried", "all"),
-        help="images to keep: none, those in questions, or all (default: queried)")  # fmt: skip
     add("--check", action="store_true", help="check the settings, model, data and port, then exit")
+
+
+def _describe_option(name: str) -> dict[str, Any]:
+    """Return type, choices and help of the option of a setting, as the setting declares them."""
+    try:
+        from bitta.server.settings import ServeSettings  # noqa: PLC0415 (an optional dependency)
+    except ModuleNotFoundError:
+        return {}  # `main` raises an error that names the missing package
+    setting = ServeSettings.model_fields[name]
+    text = _first_sentence(setting.description or "")
+    if setting.default not in (None, ""):
+        text += f" (default: {setting.default})"
+    options: dict[str, Any] = {"help": text}
+    if setting.annotation is int:
+        options["type"] = int
+    if get_origin(setting.annotation) is Literal:
+        options["choices"] = get_args(setting.annotation)
+    return options
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence in the style of help: without capital and full stop."""
+    sentence = text.replace("\n", " ").partition(". ")[0].rstrip(".")
+    is_word = sentence[1:2].islower()  # not an abbreviation such as URL
+    return sentence[0].lower() + sentence[1:] if is_word else sentence
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -119,8 +147,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     try:
-        from bitta.server.bootstrap import start_server  # noqa: PLC0415
-        from bitta.server.process import check_tls, serve  # noqa: PLC0415 (an optional extra)
+        from bitta.server.process import (  # noqa: PLC0415 (an optional extra)
+            check_tls,
+            serve,
+            start_server,
+        )
     except ModuleNotFoundError as error:
         raise missing_server_package_error(error) from None
     settings, rate = _load_settings(arguments), _camera_rate(arguments)
@@ -142,9 +173,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _load_settings(arguments: argparse.Namespace) -> "ServeSettings":
     from bitta.server.settings import load_settings  # noqa: PLC0415
 
-    names = ("model", "classes", "input_shape", "database", "data_dir", "host", "port",
-             "tls_cert", "tls_key", "tls_client_ca", "method", "preset", "keep_images")  # fmt: skip
-    values: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    values: dict[str, Any] = {name: getattr(arguments, name) for name in _SETTING_OPTIONS}
     values["input_shape"] = parse_input_shape(values["input_shape"])
     values = {name: value for name, value in values.items() if value is not None}
     if arguments.overrides:
@@ -170,10 +199,9 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 def _check(settings: "ServeSettings") -> int:
     """Check everything that can fail at the start, except making tables on a database server."""
-    from bitta.server.bootstrap import load_model_from_settings  # noqa: PLC0415
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415
-    from bitta.server.process import bind  # noqa: PLC0415
+    from bitta.server.process import bind, load_model_from_settings  # noqa: PLC0415
     from bitta.server.store import Store  # noqa: PLC0415
 
     model = load_model_from_settings(settings)

@@ -86,11 +86,11 @@ class ServeSettings(BaseSettings):
     )
 
     model: str = ""
-    """Weights with a card, or "module:factory" for a function that returns an nn.Module."""
+    """Weights with a card, or "module:factory" that returns an nn.Module."""
     input_shape: tuple[int, int, int] | None = None
-    """Channels, height and width of an image, if the model's card does not contain them."""
+    """Channels, height and width of an image, if the model's card has none."""
     classes: Path | None = None
-    """File with one class name per line, if the model's card does not contain them."""
+    """File with one class name per line, if the model's card has none."""
     database: str | None = None
     """URL of the database; by default SQLite in the data folder."""
     data_dir: Path = Path("bitta-data")
@@ -107,8 +107,8 @@ class ServeSettings(BaseSettings):
     """Password of the private key. Give it in the file or the environment: other users of the
     machine can see arguments."""
     tls_client_ca: Path | None = None
-    """Certificates in PEM format. If given, every client needs a certificate signed by one of them,
-    health probes too."""
+    """Authorities that sign the certificates of clients, in PEM format. If given, every client
+    needs such a certificate, health probes too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. "warning" leaves out successful requests."""
     seed: int = Field(default=0, ge=0)

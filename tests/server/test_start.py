@@ -4,7 +4,7 @@ import pytest
 
 from bitta.cli.main import main
 from bitta.errors import SettingError
-from bitta.server.bootstrap import start_server
+from bitta.server.process import start_server
 from bitta.server.settings import load_settings
 
 FIRST = {"model": "embedded:digits-resnet8", "preset": "paper", "settings": {"lr": 0.002}}
