@@ -88,14 +88,14 @@ def test_fisher_information_is_the_mean_square_of_batch_gradients_at_the_source(
     """
     model = Affine(2)
     session = Session(model, "eata", fisher_samples=2, lr=0.5, **EVERYTHING)
-    adapter = session.adapter
+    penalty = session.adapter.penalty
     first = session.step(rows((0.8, 0.2)))[2]
     assert "fisher" not in first.terms
     assert model.bias.abs().max() > 0.01
-    assert adapter._partial_fisher is not None
+    assert penalty.partial is not None
     session.step(rows((0.6, 0.4)))
-    assert adapter.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
-    assert adapter._partial_fisher is None
+    assert penalty.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
+    assert penalty.partial is None
 
 
 def test_penalty_is_the_weighted_squared_distance_from_the_source():
@@ -103,7 +103,7 @@ def test_penalty_is_the_weighted_squared_distance_from_the_source():
     options = {"fisher_samples": 1, "fisher_weight": 3.0, "lr": 0.5, **EVERYTHING}
     session = Session(model, "eata", **options)
     session.step(rows((0.8, 0.2)))
-    fisher = session.adapter.fisher
+    fisher = session.adapter.penalty.fisher
     way = {"weight": model.weight.detach() - 1, "bias": model.bias.detach().clone()}
     expected = 3 * sum((fisher[name] * way[name] ** 2).sum().item() for name in way)
     penalty = session.step(rows((0.8, 0.2)))[2].terms["fisher"].item()
@@ -115,7 +115,7 @@ def test_fisher_information_stops_at_its_sample_limit():
     session = Session(Affine(2), "eata", fisher_samples=3, **STILL)
     session.step(rows((0.8, 0.2), (0.8, 0.2)))  # g = .2
     session.step(rows((0.6, 0.4), (0.9, 0.1)))  # the first row alone: g = .4
-    assert session.adapter.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
+    assert session.adapter.penalty.fisher["bias"].tolist() == pytest.approx([0.1, 0.1], abs=1e-6)
 
 
 def test_fisher_weight_zero_equals_eta():
@@ -147,7 +147,7 @@ def test_fisher_information_from_a_file_acts_from_the_second_step(tmp_path):
     session.save(tmp_path / "session.safetensors")
     session.reset()
     for again in (session, Session.load(tmp_path / "session.safetensors", Affine(2))):
-        assert torch.equal(again.adapter.fisher["bias"], fisher["bias"])
+        assert torch.equal(again.adapter.penalty.fisher["bias"], fisher["bias"])
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,10 @@ class GradientConfig(AdapterConfig):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         require(self.micro_batch >= 0, "micro_batch", self.micro_batch, "0 or more")
 
+    def make_normaliser(self, model: nn.Module) -> Normaliser | None:  # noqa: ARG002
+        """Return the normaliser that the settings ask for, or None."""
+        return None
+
 
 G = TypeVar("G", bound=GradientConfig)
 
@@ -269,8 +273,11 @@ class GradientAdapter(Adapter[G]):
         self.optimiser = self.make_optimiser()
 
     def make_normaliser(self) -> Normaliser | None:
-        """Return a replacement for batch statistics in BatchNorm layers, or None."""
-        return None
+        """Return a replacement for batch statistics in BatchNorm layers, or None.
+
+        By default the settings make it.
+        """
+        return self.config.make_normaliser(self.model)
 
     def make_trained_model(self) -> WrappedModel:
         """Return the model to train. By default it is the model that serves."""
@@ -329,7 +336,7 @@ class GradientAdapter(Adapter[G]):
         self.memory.add(feedback)
         mixed = self.memory.mix_with(unlabelled)
         self._match_optimiser_layout()
-        work = f"a step on {len(mixed.inputs)} samples with {self.config.passes} passes"
+        work = f"updates on {len(mixed.inputs)} samples with {self.config.passes} passes"
         with explain_out_of_memory(work, _OUT_OF_MEMORY_REMEDY):
             epochs = [self.update(mixed, 0)]
             for epoch in range(1, self.config.epochs):

@@ -21,10 +21,9 @@ from bitta.augment import augmented
 from bitta.config_base import require
 from bitta.losses import policy_loss
 from bitta.memory import BalancedMemory, MixedBatch
-from bitta.methods.base import GradientAdapter, GradientConfig, ObserveTime
-from bitta.methods.mecta import MectaConfig, make_mecta_norm
+from bitta.methods.base import GradientAdapter, ObserveTime
+from bitta.methods.mecta import MectaConfig
 from bitta.nn import (
-    Normaliser,
     SamplingSettings,
     Statistics,
     WrappedModel,
@@ -36,7 +35,7 @@ from bitta.types import Feedback, JudgedSamples, Losses, State, softmax
 
 
 @dataclass(frozen=True, kw_only=True)
-class BittaConfig(MectaConfig, GradientConfig):
+class BittaConfig(MectaConfig):
     """Settings of BiTTA. The number k of questions is a setting of the session."""
 
     lr: float = 1e-4
@@ -137,10 +136,6 @@ class Bitta(GradientAdapter[BittaConfig]):
         if config.policy in ("augmentation", "ensemble"):
             # Colour changes are drawn on the host. Noisy weights have new addresses in each pass.
             self.is_capturable = False
-
-    def make_normaliser(self) -> Normaliser | None:
-        """Return MECTA's normaliser if the settings ask for it."""
-        return make_mecta_norm(self.model, self.config)
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return all parameters."""

@@ -1,8 +1,7 @@
 """MECTA: a normaliser that saves memory in methods that learn on BatchNorm models.
 
 Hong et al., ICLR 2023, "MECTA: Memory-Economic Continual Test-Time Model Adaptation".
-A method that supports MECTA derives its settings from `MectaConfig` and calls `make_mecta_norm` in
-`make_normaliser`.
+A method that supports MECTA derives its settings from `MectaConfig`.
 """
 
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.config_base import Config, require
+from bitta.config_base import require
 from bitta.errors import ModelError
+from bitta.methods.base import GradientConfig
 from bitta.nn import BatchNormCall, Normaliser, batch_norms
 from bitta.seeding import RandomKey
 
@@ -24,7 +24,7 @@ _VARIANCE_EPS = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class MectaConfig(Config):
+class MectaConfig(GradientConfig):
     """Settings of MECTA, for methods that support it."""
 
     mecta: Literal["off", "gated", "fixed"] = "off"
@@ -45,17 +45,12 @@ class MectaConfig(Config):
         require(0 <= rate <= 1, "mecta_rate", rate, "0 to 1")
         require(0 <= gate < 1, "mecta_gate", gate, "at least 0 and below 1")
 
-
-def make_mecta_norm(model: nn.Module, config: MectaConfig) -> "MectaNorm | None":
-    """Return the normaliser for these settings, or None if MECTA is off."""
-    if config.mecta == "off":
-        return None
-    return MectaNorm(
-        model,
-        prune=config.mecta_prune,
-        rate=config.mecta_rate,
-        gate=config.mecta_gate if config.mecta == "gated" else None,
-    )
+    def make_normaliser(self, model: nn.Module) -> "MectaNorm | None":
+        """Return the normaliser of a model, or None if MECTA is off."""
+        if self.mecta == "off":
+            return None
+        gate = self.mecta_gate if self.mecta == "gated" else None
+        return MectaNorm(model, prune=self.mecta_prune, rate=self.mecta_rate, gate=gate)
 
 
 class Moments(NamedTuple):

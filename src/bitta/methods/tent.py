@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bitta.losses import entropy
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
-from bitta.methods.mecta import MectaConfig, make_mecta_norm
-from bitta.nn import Normaliser, Statistics, norm_parameters
+from bitta.methods.mecta import MectaConfig
+from bitta.nn import Statistics, norm_parameters
 from bitta.seeding import RandomKey
 
 
@@ -41,10 +41,6 @@ class Tent(UnsupervisedAdapter[TentConfig]):
     statistics: Statistics = "batch"
     policy_statistics: Statistics = "batch"
     trains: ClassVar[str] = "norm layers"
-
-    def make_normaliser(self) -> Normaliser | None:
-        """Return MECTA's normaliser if the settings ask for it."""
-        return make_mecta_norm(self.model, self.config)
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return scale and shift of the normalisation layers."""
