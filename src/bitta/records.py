@@ -6,7 +6,7 @@ annotator.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["correct", "incorrect", "skip"]
@@ -24,6 +24,10 @@ SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]
 """Reason for a snapshot: the source model, a regular interval, an operator, or a rollback."""
 Role: TypeAlias = Literal["client", "annotator", "operator"]
 """Role of an API key."""
+_SCHEMA_CONFIG = {"extra": "forbid", "use_attribute_docstrings": True}
+"""Configuration of pydantic for the records that are response schemas of the API."""
+MAX_COMMENT_LENGTH = 2000
+"""Largest number of characters of a comment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class ServedPrediction:
 class Lease:
     """Reservation of a question for one annotator."""
 
+    __pydantic_config__ = _SCHEMA_CONFIG
     token: str
     """Secret that the annotator sends with the answer."""
     until: int
@@ -52,6 +57,7 @@ class Lease:
 class AskedQuestion:
     """Question to one annotator: is `label` right for this image?"""
 
+    __pydantic_config__ = _SCHEMA_CONFIG
     prediction_id: str
     label: str
     """The class that was served. The answer judges this class."""
@@ -76,9 +82,32 @@ class AskedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class SubmittedAnswer:
+    """One answer as it is submitted. The fields are those of the body of POST /v1/feedback."""
+
+    prediction_id: str
+    verdict: Verdict
+    """Verdict on the label that was served."""
+    _: KW_ONLY
+    lease: str | None = None
+    """Token of the lease. Applications that answer about their own predictions have none."""
+    comment: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    """Any data of the caller, stored unchanged."""
+    shown_at: int | None = None
+    """Time at which the annotator saw the question."""
+    answered_at: int | None = None
+    """Time of the answer according to the annotator. None stands for the time of receipt."""
+    lead_time_ms: int | None = None
+    """Milliseconds that the annotator took."""
+    annotator_kind: AnnotatorKind = "HUMAN"
+
+
+@dataclass(frozen=True, slots=True)
 class FeedbackRecord:
     """One answer as it is stored, shown and exported."""
 
+    __pydantic_config__ = _SCHEMA_CONFIG
     id: str
     idempotency_key: str
     seq: int
@@ -126,6 +155,7 @@ class FeedbackReceipt(FeedbackRecord):
 class UndoReceipt:
     """Result of undoing an answer."""
 
+    __pydantic_config__ = _SCHEMA_CONFIG
     undone: str
     """Id of the answer."""
     applied: bool

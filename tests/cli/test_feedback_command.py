@@ -15,6 +15,7 @@ from server.store.factories import (
     ManualClock,
     new_answer,
     new_question,
+    pending_answers,
     prediction_id,
     served_batch,
 )
@@ -83,7 +84,7 @@ def preserved(record):
 def pending(folder, data):
     with opened(folder, data) as store:
         return sorted(
-            store.find_feedback(one.feedback_id).idempotency_key for one in store.pending_answers()
+            store.find_feedback(one.feedback_id).idempotency_key for one in pending_answers(store)
         )
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -11,6 +12,7 @@ import pytest
 
 from bitta.client import (
     AccessError,
+    AnswerDetails,
     AskedQuestion,
     Client,
     ClientError,
@@ -22,7 +24,7 @@ from bitta.client import (
     UnavailableError,
 )
 from bitta.errors import BittaError, SettingError
-from bitta.records import Lease
+from bitta.records import Lease, SubmittedAnswer
 from client.fake_server import KEY, PNG, FakeServer
 
 
@@ -47,6 +49,15 @@ def test_answer_to_a_question_carries_its_lease(client, server):
         "answered_at": 7, "lead_time_ms": 800, "annotator_kind": "HUMAN",
     }  # fmt: skip
     assert client.next_question() is None
+
+
+def test_answer_details_are_the_optional_fields_of_a_submitted_answer(client):
+    optional = {field.name for field in fields(SubmittedAnswer)} - {
+        "prediction_id", "verdict", "lease"
+    }  # fmt: skip
+    assert AnswerDetails.__optional_keys__ == optional | {"idempotency_key"}
+    with pytest.raises(TypeError, match="comments"):
+        client.answer("p0", correct=True, comments="misspelt")
 
 
 def test_answer_to_a_served_prediction_has_no_lease(client, server):

@@ -308,7 +308,7 @@ def check_stored(server, acknowledged):
     with server.open_store() as store:
         records = list(store.all_feedback())
         events = [event for page in _event_pages(store) for event in page]
-        check_memory(server.data_dir / store.newest_snapshot().path)
+        check_memory(server.data_dir / store.snapshots()[-1].path)
     stored = [record.id for record in records]
     assert len(stored) == len(set(stored))
     lost = set(acknowledged) - set(stored)

@@ -8,13 +8,13 @@ same plans; one of them blocks and the other awaits.
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import ceil
 from random import Random
 from time import monotonic
-from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -31,6 +31,7 @@ from bitta.records import (
     FeedbackReceipt,
     Lease,
     ServedPrediction,
+    SubmittedAnswer,
     UndoReceipt,
     Verdict,
 )
@@ -99,7 +100,10 @@ class ModelInput:
 
 
 class AnswerDetails(TypedDict, total=False):
-    """Optional parts of an answer. Times are in microseconds since 1970."""
+    """Optional fields of `SubmittedAnswer`, and the idempotency key.
+
+    Times are in microseconds since 1970.
+    """
 
     comment: str | None
     metadata: Mapping[str, Any] | None
@@ -333,19 +337,13 @@ def answer_body(
     prediction: str | AskedQuestion | ServedPrediction, verdict: Verdict, details: AnswerDetails
 ) -> dict[str, Any]:
     """Return the JSON body of an answer, without missing values."""
-    metadata = details.get("metadata")
-    body = {
-        "prediction_id": _prediction_id(prediction),
-        "verdict": verdict,
-        "lease": prediction.lease.token if isinstance(prediction, AskedQuestion) else None,
-        "comment": details.get("comment"),
-        "metadata": None if metadata is None else dict(metadata),
-        "shown_at": details.get("shown_at"),
-        "answered_at": details.get("answered_at"),
-        "lead_time_ms": details.get("lead_time_ms"),
-        "annotator_kind": details.get("annotator_kind", "HUMAN"),
-    }
-    return {name: value for name, value in body.items() if value is not None}
+    given: dict[str, Any] = {**details}
+    given.pop("idempotency_key", None)
+    if given.get("metadata") is not None:
+        given["metadata"] = dict(given["metadata"])
+    lease = prediction.lease.token if isinstance(prediction, AskedQuestion) else None
+    answer = SubmittedAnswer(_prediction_id(prediction), verdict, lease=lease, **given)
+    return {name: value for name, value in asdict(answer).items() if value is not None}
 
 
 def answer_request(body: Mapping[str, Any], idempotency_key: str) -> ApiRequest[FeedbackReceipt]:
@@ -390,7 +388,7 @@ def parse_verdict(correct: bool | None, verdict: Verdict | None) -> Verdict:
             f"correct is {correct!r} and verdict is {verdict!r}; give exactly one of the two."
         )
     if verdict is not None:
-        allowed = ("correct", "incorrect", "skip")
+        allowed = get_args(Verdict)
         require(verdict in allowed, "verdict", verdict, ", ".join(map(repr, allowed)))
         return verdict
     require(isinstance(correct, bool), "correct", correct, "True or False")

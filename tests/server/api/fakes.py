@@ -139,7 +139,7 @@ class FakeEngine:
         self.position += len(inputs)
         self.current_status = replace(self.current_status, n_served=self.position)
 
-    def ask(self, n=1, *, step=0, expires_in=60.0, keep=True, reason="uncertain"):
+    def ask(self, n=1, *, expires_in=60.0, keep=True, reason="uncertain"):
         """Serve n samples, ask about each, and return their prediction ids."""
         inputs = np.random.default_rng(self.position).random((n, *SHAPE), np.float32)
         served = self.predict(inputs, request_id="ask").result()
@@ -150,7 +150,7 @@ class FakeEngine:
             [
                 NewQuestion(
                     prediction_id=name,
-                    step=step,
+                    window=0,
                     row=row,
                     uncertainty=0.5,
                     reason=reason,

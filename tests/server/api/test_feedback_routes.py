@@ -4,12 +4,16 @@ import io
 import json
 import threading
 import time
+from dataclasses import MISSING, fields
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from bitta.records import MAX_COMMENT_LENGTH, SubmittedAnswer
+from bitta.server.api.schemas import FeedbackRequest
 from bitta.server.store import NewImage, now
+from bitta.server.store.exports import parse_exported_answer
 
 
 def test_question_has_lease_and_its_answer_is_stored(call, answer, engine, store):
@@ -94,12 +98,28 @@ def test_invalid_verdict_is_refused(answer, engine, verdict):
     assert "'correct', 'incorrect' or 'skip'" in refused.json()["error"]
 
 
+def test_request_has_the_fields_and_defaults_of_a_submitted_answer():
+    request = {
+        name: MISSING if field.is_required() else field.default
+        for name, field in FeedbackRequest.model_fields.items()
+    }
+    assert request == {field.name: field.default for field in fields(SubmittedAnswer)}
+
+
+def test_export_of_the_longest_comment_can_be_imported(answer, engine, call):
+    (asked,) = engine.ask()
+    comment = "\N{GRINNING FACE}" * MAX_COMMENT_LENGTH
+    assert answer("annotator", asked, key="a", comment=comment).status_code == 201
+    exported = call("operator", "GET", "/v1/feedback/export").text
+    assert parse_exported_answer(exported).answer.comment == comment
+
+
 @pytest.mark.parametrize(
-    "fields",
+    "changes",
     [
         {"verdct": "correct"},
         {"comment": 3},
-        {"comment": "a" * 2001},
+        {"comment": "a" * (MAX_COMMENT_LENGTH + 1)},
         {"comment": "nul \x00"},
         {"metadata": []},
         {"metadata": {"deep": [[[[[[[[[[1]]]]]]]]]]}},
@@ -112,9 +132,9 @@ def test_invalid_verdict_is_refused(answer, engine, verdict):
         {"annotator_kind": "human"},
     ],
 )
-def test_invalid_field_is_refused(answer, engine, fields):
+def test_invalid_field_is_refused(answer, engine, changes):
     (asked,) = engine.ask()
-    refused = answer("annotator", asked, key="a", **fields)
+    refused = answer("annotator", asked, key="a", **changes)
     assert refused.status_code == 422
     assert refused.json()["error"].endswith(".")
 

@@ -45,7 +45,7 @@ def run_both(engine, store, session, *, inverted=None):
             ids += served.prediction_ids
         asked.append([(ids[query.index], query.id) for query in prediction.queries])
         until(lambda n=n_windows: store.counts().asked == 3 * n)
-        in_server = {one.prediction_id for one in store.questions() if one.step == window}
+        in_server = {one.prediction_id for one in store.questions() if one.window == window}
         assert in_server == {name for name, _ in asked[window]}
         for place in given:
             name, query_id = asked[place[0]][place[1]]

@@ -6,6 +6,7 @@ from bitta.server.engine.learner import Learner
 from bitta.server.engine.offline_replay import Replay
 from bitta.server.store import Store
 from bitta.testing import toy_classifier
+from server.store.factories import pending_answers
 from small_engine import WINDOW, answer, running, serve, serve_settings, until
 
 NEVER = {"snapshot_steps": 1000, "snapshot_seconds": 1e6}
@@ -264,7 +265,7 @@ def test_pause_releases_claimed_answers(tmp_path, monkeypatch):
         serve(engine, 1, n=1)
         until(lambda: claims)
         engine.pause("ada", "").result(20)
-        until(lambda: len(store.pending_answers()) == 1)
+        until(lambda: len(pending_answers(store)) == 1)
         assert not store.undo_answer(record.id, "ann").result(20).applied
 
 

@@ -11,6 +11,7 @@ from bitta.server.engine.offline_replay import Replay
 from bitta.server.engine.worker import RELEASE_SECONDS, MemoryRelease
 from bitta.server.store import Store, StoreBusy, StoreUnavailable
 from bitta.testing import toy_classifier
+from server.store.factories import pending_answers
 from small_engine import WINDOW, answer, images, running, serve, serve_settings, until
 
 ERRORS = [
@@ -88,7 +89,7 @@ def test_failed_step_serves_with_weights_of_snapshot(failed):
 
 def test_answers_of_failed_step_are_learned_once_after_resume(failed):
     engine, store, learned, waiting = failed
-    assert [answer.feedback_id for answer in store.pending_answers()] == [learned.id, waiting.id]
+    assert [answer.feedback_id for answer in pending_answers(store)] == [learned.id, waiting.id]
     serve(engine, 2)
     assert engine.status().n_steps == 0  # paused
     engine.resume("ada").result(20)

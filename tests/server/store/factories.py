@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from bitta.server.store import NewAnswer, NewPrediction, NewQuestion, NewSnapshot, ServedBatch
+from bitta.server.store.answers import IS_PENDING
+from bitta.server.store.schema import select_learnable_answers, to_learnable_answer
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -48,17 +50,23 @@ def served_batch(numbers, version="1.0"):
     return ServedBatch("model", version, predictions)
 
 
-def new_question(number, *, step=0, uncertainty=0.5, reason="uncertain", seconds=3600, overlap=1):
+def new_question(number, *, window=0, uncertainty=0.5, reason="uncertain", seconds=3600, overlap=1):
     """Return a question about prediction `number`."""
     expires_at = START + round(seconds * SECOND)
     return NewQuestion(
-        prediction_id(number), step, number, uncertainty, reason, expires_at, overlap
+        prediction_id(number), window, number, uncertainty, reason, expires_at, overlap
     )
 
 
 def new_answer(number, verdict="correct", *, by="anna", key=None, **more):
     """Return an answer to prediction `number`, with a new key by default."""
     return NewAnswer(prediction_id(number), verdict, by, key or uuid.uuid4().hex, **more)
+
+
+def pending_answers(store):
+    """Return the answers that no step has learned or claimed, in order of seq."""
+    rows = store._rows(select_learnable_answers().where(IS_PENDING))
+    return [to_learnable_answer(row) for row in rows]
 
 
 def new_snapshot(number, version, reason="interval"):

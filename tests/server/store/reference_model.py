@@ -257,7 +257,7 @@ class ReferenceModel:
 
     def rank(self, question, annotator):
         new, is_held = question.new, annotator in self.holders(question)
-        return (not is_held, -new.step, new.reason != "audit", -new.uncertainty)
+        return (not is_held, -new.window, new.reason != "audit", -new.uncertainty)
 
     def is_too_late(self, answer, token):
         """Return True for a first answer after the expiry, or after another got the question."""

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from bitta.errors import InputError
+from bitta.records import MAX_COMMENT_LENGTH
 from bitta.server.store import (
     IdempotencyConflict,
     LearnedStep,
@@ -12,7 +13,14 @@ from bitta.server.store import (
     UnknownFeedback,
     UnknownPrediction,
 )
-from server.store.factories import START, new_answer, new_question, prediction_id, served_batch
+from server.store.factories import (
+    START,
+    new_answer,
+    new_question,
+    pending_answers,
+    prediction_id,
+    served_batch,
+)
 
 
 @pytest.fixture
@@ -124,8 +132,13 @@ def test_answer_finds_prediction_that_is_queued_before_it(store):
 def test_answer_without_question_is_stored(asked):
     record = asked.add_answer(new_answer(3)).result()
     assert (record.uncertainty, record.selection_reason, record.status) == (None, None, "pending")
-    (waiting,) = asked.pending_answers()
-    assert (waiting.step, waiting.row, waiting.class_index, waiting.position) == (None, None, 3, 3)
+    (waiting,) = pending_answers(asked)
+    assert (waiting.window, waiting.row, waiting.class_index, waiting.position) == (
+        None,
+        None,
+        3,
+        3,
+    )
 
 
 @pytest.mark.parametrize("verdict", ["yes", "Correct", "correct ", 1, True, None, ""])
@@ -139,7 +152,7 @@ def test_other_verdicts_raise(verdict):
     [
         {"comment": "nul \0"},
         {"comment": "half \ud800"},
-        {"comment": "x" * 10_001},
+        {"comment": "x" * (MAX_COMMENT_LENGTH + 1)},
         {"comment": 3},
         {"metadata": {"x": float("nan")}},
         {"metadata": {"x": object()}},
@@ -175,7 +188,7 @@ def test_new_answer_replaces_pending_answer(asked):
         "superseded",
         False,
     )
-    assert [one.feedback_id for one in asked.pending_answers()] == [second.id]
+    assert [one.feedback_id for one in pending_answers(asked)] == [second.id]
 
 
 def test_new_answer_leaves_learned_answer_applied(asked):
@@ -243,13 +256,13 @@ def test_answers_of_two_annotators_both_stand(asked):
     asked.add_answer(new_answer(0)).result()
     second = asked.add_answer(new_answer(0, "incorrect", by="bert")).result()
     assert second.supersedes_id is None
-    assert len(asked.pending_answers()) == 2
+    assert len(pending_answers(asked)) == 2
 
 
 def test_skip_is_stored_and_never_learned(asked):
     record = asked.add_answer(new_answer(0, "skip")).result()
     assert record.verdict == "skip"
-    assert asked.pending_answers() == []
+    assert pending_answers(asked) == []
     assert asked.claim_answers().result() == []
     assert asked.counts().skipped == 1
     assert asked.find_question(prediction_id(0)).status == "open"
@@ -262,7 +275,7 @@ def test_undo_before_learning_supersedes_the_answer(asked):
     assert not undone.applied
     stored = asked.find_feedback(record.id)
     assert (stored.status, stored.undone) == ("superseded", True)
-    assert asked.pending_answers() == []
+    assert pending_answers(asked) == []
     assert asked.find_question(prediction_id(0)).status == "open"
     event = asked.events()[-1]
     assert (event.kind, event.body) == (

@@ -8,7 +8,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from bitta.errors import SettingError
-from bitta.server.store import NewerSchema, Store, StoreError, StoreInUse, connection, versions
+from bitta.server.store import (
+    NewerSchema,
+    Store,
+    StoreError,
+    StoreInUse,
+    connection,
+    model_versions,
+)
 from bitta.server.store.connection import SCHEMA_VERSION, SCHEMA_VERSION_TABLE
 from bitta.server.store.schema import metadata
 from server.store.factories import ManualClock
@@ -158,7 +165,7 @@ def test_failed_opening_releases_the_folder(url, tmp_path, monkeypatch):
         raise KeyError("failure")
 
     with monkeypatch.context() as patch:
-        patch.setattr(versions, "release_all_answers", fail)
+        patch.setattr(model_versions, "release_all_answers", fail)
         with pytest.raises(KeyError, match="failure"):
             Store.open(url, tmp_path)
     Store.open(url, tmp_path).close()

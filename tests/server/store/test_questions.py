@@ -24,10 +24,10 @@ def served_ten(store):
 def test_newest_window_is_leased_first_then_audits_then_uncertain_ones(served_ten):
     served_ten.add_questions(
         [
-            new_question(0, step=1, uncertainty=0.9),
-            new_question(1, step=2, uncertainty=0.1),
-            new_question(2, step=2, uncertainty=0.8),
-            new_question(3, step=2, uncertainty=0.0, reason="audit"),
+            new_question(0, window=1, uncertainty=0.9),
+            new_question(1, window=2, uncertainty=0.1),
+            new_question(2, window=2, uncertainty=0.8),
+            new_question(3, window=2, uncertainty=0.0, reason="audit"),
         ]
     ).result()
     order = []
@@ -78,7 +78,7 @@ def test_question_with_overlap_two_closes_with_the_second_verdict(served_ten):
 def test_second_lease_of_the_annotator_extends_the_first(served_ten, clock):
     served_ten.add_questions([new_question(0), new_question(1)]).result()
     first = served_ten.lease_question("anna", seconds=60).result()
-    served_ten.add_questions([new_question(2, step=9)]).result()
+    served_ten.add_questions([new_question(2, window=9)]).result()
     clock.move(40)
     again = served_ten.lease_question("anna", seconds=60).result()
     assert (again.question.prediction_id, again.lease.token) == (
@@ -208,7 +208,7 @@ def test_answer_of_an_application_is_not_an_audit(served_ten):
 
 
 def test_log_holds_served_batches_and_questions(served_ten):
-    served_ten.add_questions([new_question(3, step=2, uncertainty=0.25)]).result()
+    served_ten.add_questions([new_question(3, window=2, uncertainty=0.25)]).result()
     first, second = served_ten.events()
     assert (first.kind, first.body["first_position"]) == ("served", 0)
     assert first.body["prediction_ids"] == [prediction_id(number) for number in range(10)]
@@ -216,7 +216,7 @@ def test_log_holds_served_batches_and_questions(served_ten):
     assert second.kind == "asked"
     assert second.body["questions"][0] | {"expires_at": 0} == {
         "prediction_id": prediction_id(3),
-        "step": 2,
+        "window": 2,
         "row": 3,
         "uncertainty": 0.25,
         "reason": "uncertain",

@@ -30,6 +30,7 @@ from bitta.server.api.schemas import (
     FeedbackPage,
     FeedbackRequest,
     NextQuestion,
+    shared_fields,
 )
 from bitta.server.store import ImageRecord, LeasedQuestion, NewAnswer, now
 from bitta.server.store.exports import MEDIA_TYPES, export_records
@@ -78,17 +79,9 @@ async def next_question(
     has_image = image is not None and not image.deleted_at
     body = NextQuestion(
         question=AskedQuestion(
-            prediction_id=question.prediction_id,
-            label=question.label,
-            class_index=question.class_index,
-            confidence=question.confidence,
-            uncertainty=question.uncertainty,
+            **shared_fields(question, AskedQuestion.__dataclass_fields__),
             image_url=image_url(question.prediction_id) if has_image else None,
-            input_sha256=question.input_sha256,
-            asked_at=question.asked_at,
-            expires_at=question.expires_at,
             lease=leased.lease,
-            model_version=question.model_version,
         ),
         left=leased.left,
     )
@@ -138,17 +131,10 @@ async def give_feedback(
     # A client's clock may be ahead. The time of receipt then counts as the time of the answer.
     is_past = body.answered_at is not None and body.answered_at <= now()
     answer = NewAnswer(
-        prediction_id=body.prediction_id,
-        verdict=body.verdict,
+        **body.model_dump(exclude={"answered_at"}),
+        answered_at=body.answered_at if is_past else None,
         annotator_id=caller.id,
         idempotency_key=idempotency_key,
-        annotator_kind=body.annotator_kind,
-        lease=body.lease,
-        comment=body.comment,
-        metadata=body.metadata,
-        shown_at=body.shown_at,
-        answered_at=body.answered_at if is_past else None,
-        lead_time_ms=body.lead_time_ms,
     )
     if body.lease is None:  # without a question the image may not be stored yet
         state.engine.keep_answered_image(body.prediction_id)

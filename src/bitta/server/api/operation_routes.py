@@ -33,6 +33,7 @@ from bitta.server.api.schemas import (
     SnapshotList,
     StatusBody,
     VersionBody,
+    shared_fields,
 )
 from bitta.server.api.status import status_body
 from bitta.server.store import StoredSnapshot
@@ -90,16 +91,7 @@ async def list_questions(
     return QuestionList(
         questions=[
             QuestionItem(
-                prediction_id=each.prediction_id,
-                label=each.label,
-                class_index=each.class_index,
-                confidence=each.confidence,
-                uncertainty=each.uncertainty,
-                reason=each.reason,
-                status=each.status,
-                asked_at=each.asked_at,
-                expires_at=each.expires_at,
-                model_version=each.model_version,
+                **shared_fields(each, QuestionItem.model_fields),
                 image_url=image_url(each.prediction_id),
             )
             for each in questions
@@ -213,6 +205,4 @@ async def sign_out(request: Request, state: State, _: AnyCaller) -> Response:
 
 
 def _snapshot_item(snapshot: StoredSnapshot) -> SnapshotItem:
-    return SnapshotItem.model_validate(
-        {name: getattr(snapshot, name) for name in SnapshotItem.model_fields}
-    )
+    return SnapshotItem(**shared_fields(snapshot, SnapshotItem.model_fields))

@@ -1,5 +1,6 @@
 """Schemas of request and response bodies under /v1. Request bodies are strict."""
 
+from collections.abc import Iterable
 from math import isfinite
 from typing import Annotated, Any, Literal
 
@@ -10,25 +11,23 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    with_config,
 )
 
 from bitta.records import (
+    MAX_COMMENT_LENGTH,
     AnnotatorKind,
     AskedQuestion,
     FeedbackRecord,
-    Lease,
     QuestionReason,
     QuestionStatus,
     Role,
     SnapshotReason,
-    UndoReceipt,
     Verdict,
 )
 
 _MAX_DEPTH = 8
 _MAX_VALUES = 200
-_MAX_TEXT = 2000
+_MAX_METADATA_TEXT = 2000
 _WITHOUT_NUL = r"^[^\x00]*$"
 _EXAMPLE_ID = "01JCPQ8M3V5N7R9T1W3Y5Z7B9D"
 
@@ -60,8 +59,8 @@ def _check_values(value: Any, max_depth: int, n_left: list[int]) -> None:
         )
     if isinstance(value, str):
         _require_no_surrogates(value)
-        if len(value) > _MAX_TEXT:
-            raise ValueError(f"text may have at most {_MAX_TEXT} characters")
+        if len(value) > _MAX_METADATA_TEXT:
+            raise ValueError(f"text may have at most {_MAX_METADATA_TEXT} characters")
     elif isinstance(value, float):
         if not isfinite(value):
             raise ValueError("numbers must be finite")
@@ -83,7 +82,7 @@ Count = Annotated[int, Field(ge=0, le=2**53), BeforeValidator(_to_integer)]
 Time = Annotated[Count, Field(description="Microseconds since 1970, UTC.")]
 Comment = Annotated[
     str,
-    StringConstraints(max_length=_MAX_TEXT, pattern=_WITHOUT_NUL),
+    StringConstraints(max_length=MAX_COMMENT_LENGTH, pattern=_WITHOUT_NUL),
     AfterValidator(_require_storable),
 ]
 Name = Annotated[
@@ -98,6 +97,14 @@ Metadata = Annotated[
 ]
 
 
+def shared_fields(record: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a record of the store that have one of the names of a schema's fields.
+
+    The other fields of the schema have to be given.
+    """
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+
+
 def _config(**example: Any) -> ConfigDict:
     """Return the configuration of a schema, with an example if fields are given."""
     return ConfigDict(
@@ -108,11 +115,6 @@ def _config(**example: Any) -> ConfigDict:
         protected_namespaces=(),
         json_schema_extra={"examples": [example]} if example else None,
     )
-
-
-# Records that the store, the API and the client share are response schemas as they are.
-for _record_class in (AskedQuestion, FeedbackRecord, Lease, UndoReceipt):
-    with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))(_record_class)
 
 
 # Errors, sessions
@@ -162,6 +164,8 @@ class NextQuestion(BaseModel):
 
 class FeedbackRequest(BaseModel):
     """One verdict on one prediction."""
+
+    # The fields are those of `SubmittedAnswer`, with the limits of the API.
 
     model_config = _config(
         prediction_id=_EXAMPLE_ID,

@@ -193,7 +193,7 @@ class ServedLog:
             [
                 NewQuestion(
                     prediction_id=sample.prediction_id,
-                    step=query.step,
+                    window=query.step,
                     row=query.index,
                     uncertainty=_finite_or_zero(query.uncertainty),
                     reason="audit" if query.audit else "uncertain",

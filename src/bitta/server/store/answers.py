@@ -30,18 +30,7 @@ from bitta.server.store.writer import append_event
 
 IS_PENDING: ColumnElement[bool] = (feedback.c.status == "pending") & feedback.c.claimed_at.is_(None)
 """Condition for answers that were not learned and that no running step has claimed."""
-_COMPARED_COLUMNS = (
-    "prediction_id",
-    "verdict",
-    "annotator_id",
-    "annotator_kind",
-    "comment",
-    "metadata",
-    "shown_at",
-    "answered_at",
-    "lead_time_ms",
-    "weight",
-)
+_COMPARED_COLUMNS = [field.name for field in fields(NewAnswer) if field.name != "lease"]
 """Columns that must be equal when an idempotency key is used again."""
 
 

@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
@@ -24,25 +24,9 @@ COLUMNS = tuple(field.name for field in fields(FeedbackRecord))
 _FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that a spreadsheet would run as a formula."""
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
-_REQUIRED_FIELDS = ("prediction_id", "verdict", "annotator_id", "idempotency_key")
-_ANSWER_FIELDS = (
-    *_REQUIRED_FIELDS,
-    "annotator_kind",
-    "comment",
-    "metadata",
-    "shown_at",
-    "answered_at",
-    "lead_time_ms",
-    "weight",
-)
-_STATE_FIELDS = (
-    "id",
-    "uncertainty",
-    "selection_reason",
-    "supersedes_id",
-    "standing",
-    "undone",
-)
+_ANSWER_FIELDS = [field.name for field in fields(NewAnswer) if field.name != "lease"]
+_REQUIRED_FIELDS = [field.name for field in fields(NewAnswer) if field.default is MISSING]
+_STATE_FIELDS = [field.name for field in fields(ExportedAnswer) if field.name != "answer"]
 
 
 def export_records(

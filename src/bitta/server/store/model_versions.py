@@ -253,7 +253,7 @@ def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[
         last_steps = {target.lineage: sys.maxsize}
     was_learned_after = or_(
         *(
-            is_applied_after(target, last_step=last_step)
+            _is_applied_after(target, last_step=last_step)
             if lineage == target.lineage
             else _is_applied_in(lineage, last_step)
             for lineage, last_step in last_steps.items()
@@ -267,7 +267,7 @@ def _make_pending_after(connection: Connection, target: StoredSnapshot) -> list[
     return ids
 
 
-def is_applied_after(
+def _is_applied_after(
     snapshot: StoredSnapshot, *, last_step: int = sys.maxsize
 ) -> ColumnElement[bool]:
     """Condition for answers that were learned in the snapshot's lineage after it."""

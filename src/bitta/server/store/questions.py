@@ -185,7 +185,7 @@ def _available_questions(annotator_id: str, at: int) -> Select[Any]:
         )
         .order_by(
             own_lease.c.token.is_(None),
-            questions.c.step.desc(),
+            questions.c.window.desc(),
             questions.c.reason != "audit",
             questions.c.uncertainty.desc(),
             questions.c.prediction_id,

@@ -18,15 +18,13 @@ from sqlalchemy import (
 )
 
 from bitta.records import FeedbackRecord, QuestionStatus
-from bitta.server.store.answers import IS_PENDING
 from bitta.server.store.connection import read_transaction
 from bitta.server.store.images import find_image
-from bitta.server.store.model_versions import is_applied_after, newest_lineage, trace_lineages
+from bitta.server.store.model_versions import newest_lineage, trace_lineages
 from bitta.server.store.records import (
     AnnotatorCounts,
     AuditAnswer,
     ImageRecord,
-    LearnableAnswer,
     LogEvent,
     StoreCounts,
     StoredPrediction,
@@ -42,10 +40,8 @@ from bitta.server.store.schema import (
     question_columns,
     questions,
     select_feedback,
-    select_learnable_answers,
     snapshots,
     to_feedback,
-    to_learnable_answer,
     to_question,
 )
 
@@ -63,27 +59,6 @@ class StoreReader:
         """Number of predictions that were counted so far."""
         self._last_counted = -1
         """Highest position of the predictions that were counted so far."""
-
-    def pending_answers(self) -> list[LearnableAnswer]:
-        """Return answers that no step has learned or claimed, in order of seq."""
-        rows = self._rows(select_learnable_answers().where(IS_PENDING))
-        return [to_learnable_answer(row) for row in rows]
-
-    def answers_after(self, seq: int) -> list[LearnableAnswer]:
-        """Return all answers after an event with any status, in order of seq."""
-        rows = self._rows(select_learnable_answers().where(feedback.c.seq > seq))
-        return [to_learnable_answer(row) for row in rows]
-
-    def answers_applied_after(self, snapshot: StoredSnapshot) -> list[LearnableAnswer]:
-        """Return answers that were learned after a snapshot in its lineage, in order of seq."""
-        rows = self._rows(select_learnable_answers().where(is_applied_after(snapshot)))
-        return [to_learnable_answer(row) for row in rows]
-
-    def newest_snapshot(self) -> StoredSnapshot | None:
-        """Return the newest snapshot that was not dropped."""
-        kept = select(snapshots).where(snapshots.c.dropped_at.is_(None))
-        rows = self._rows(kept.order_by(snapshots.c.seq.desc()).limit(1))
-        return StoredSnapshot(**rows[0]) if rows else None
 
     def snapshots(self, *, include_dropped: bool = False) -> list[StoredSnapshot]:
         """Return the snapshots, oldest first."""
@@ -320,7 +295,7 @@ def _select_questions() -> Select[Any]:
     return (
         select(*question_columns())
         .select_from(questions.join(predictions))
-        .order_by(questions.c.step.desc(), questions.c.row)
+        .order_by(questions.c.window.desc(), questions.c.row)
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, get_args
 
 from bitta.errors import InputError
 from bitta.records import (
+    MAX_COMMENT_LENGTH,
     AnnotatorKind,
     FeedbackReceipt,
     FeedbackStatus,
@@ -21,6 +22,7 @@ from bitta.records import (
     QuestionStatus,
     Role,
     SnapshotReason,
+    SubmittedAnswer,
     Verdict,
 )
 
@@ -200,7 +202,7 @@ class NewQuestion:
     """Question about a prediction."""
 
     prediction_id: str
-    step: int
+    window: int
     """Number of the window that the prediction is in. Newer windows are leased first."""
     row: int
     """Row of the prediction in the window."""
@@ -217,7 +219,7 @@ class StoredQuestion:
 
     prediction_id: str
     asked_seq: int
-    step: int
+    window: int
     row: int
     uncertainty: float
     reason: QuestionReason
@@ -243,22 +245,11 @@ class LeasedQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class NewAnswer:
-    """Verdict of an annotator on one prediction. Raises `InputError` for invalid values."""
+class NewAnswer(SubmittedAnswer):
+    """Submitted answer with its annotator. Raises `InputError` for invalid values."""
 
-    prediction_id: str
-    verdict: Verdict
     annotator_id: str
     idempotency_key: str
-    annotator_kind: AnnotatorKind = "HUMAN"
-    lease: str | None = None
-    """Token of the lease; None if the annotator answers without a lease."""
-    comment: str | None = None
-    metadata: Mapping[str, Any] | None = None
-    shown_at: int | None = None
-    answered_at: int | None = None
-    """Time according to the annotator. None stands for the time of receipt."""
-    lead_time_ms: int | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -267,7 +258,9 @@ class NewAnswer:
         for name in ("prediction_id", "annotator_id", "idempotency_key"):
             check_text(name, getattr(self, name))
         check_text("lease", self.lease, min_length=0, optional=True)
-        check_text("comment", self.comment, min_length=0, max_length=10_000, optional=True)
+        check_text(
+            "comment", self.comment, min_length=0, max_length=MAX_COMMENT_LENGTH, optional=True
+        )
         for name in ("shown_at", "answered_at", "lead_time_ms"):
             check_integer(name, getattr(self, name), optional=True)
         check_weight("weight", self.weight)
@@ -328,7 +321,7 @@ class LearnableAnswer:
     class_index: int
     position: int
     input_sha256: str
-    step: int | None
+    window: int | None
     """Number of the window of its question; None if no question was asked."""
     row: int | None
     """Row in that window; None if no question was asked."""

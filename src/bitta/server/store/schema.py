@@ -72,7 +72,7 @@ questions = Table(
     metadata,
     Column("prediction_id", _ID, ForeignKey("predictions.id"), primary_key=True),
     Column("asked_seq", _SEQ, ForeignKey("events.seq"), nullable=False),
-    Column("step", BigInteger, nullable=False),
+    Column("window", BigInteger, nullable=False),
     Column("row", Integer, nullable=False),
     Column("uncertainty", Float(53), nullable=False),
     Column("reason", String(20), nullable=False),
@@ -80,7 +80,7 @@ questions = Table(
     Column("overlap", Integer, nullable=False),
     Column("asked_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
-    Index("ix_questions_status_step", "status", "step"),
+    Index("ix_questions_status_window", "status", "window"),
 )
 
 leases = Table(
@@ -235,7 +235,7 @@ def select_learnable_answers() -> Select[Any]:
             predictions.c.class_index,
             predictions.c.position,
             predictions.c.input_sha256,
-            questions.c.step,
+            questions.c.window,
             questions.c.row,
         )
         .select_from(

@@ -167,7 +167,7 @@ def _questions() -> None:
         "questions",
         sa.Column("prediction_id", sa.String(26), nullable=False),
         sa.Column("asked_seq", _SEQ, nullable=False),
-        sa.Column("step", sa.BigInteger, nullable=False),
+        sa.Column("window", sa.BigInteger, nullable=False),
         sa.Column("row", sa.Integer, nullable=False),
         sa.Column("uncertainty", sa.Float(53), nullable=False),
         sa.Column("reason", sa.String(20), nullable=False),
@@ -181,7 +181,7 @@ def _questions() -> None:
         ),
         sa.PrimaryKeyConstraint("prediction_id", name="pk_questions"),
     )
-    op.create_index("ix_questions_status_step", "questions", ["status", "step"])
+    op.create_index("ix_questions_status_window", "questions", ["status", "window"])
 
 
 def _leases() -> None:
