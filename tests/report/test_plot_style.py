@@ -1,11 +1,14 @@
 """Tests of the style that all plots share."""
 
+import json
+from importlib.resources import files
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from bitta.methods import METHODS
+from bitta.report import plot_style
 from bitta.report.plot_style import (
     escape_dollars,
     join_names,
@@ -13,6 +16,7 @@ from bitta.report.plot_style import (
     method_style,
     select_rows,
 )
+from bitta.report.rows import METHOD_TITLES
 from made_results import made_run, made_section
 from reproduction.claims.tables import paper_table
 
@@ -69,6 +73,12 @@ def test_colours_contrast_with_white():
     for method in METHODS:
         luminance = TO_XYZ[1] @ linear(method_style(method).colour)
         assert 1.05 / (luminance + 0.05) > 2.1
+
+
+def test_every_method_has_a_title_a_style_and_counted_passes():
+    counted = json.loads((files("bitta") / "assets" / "passes.json").read_text())["passes"]
+    for table in (METHOD_TITLES, plot_style._METHOD_STYLES, counted):
+        assert set(table) == set(METHODS)
 
 
 def test_methods_differ_in_dash_or_marker():
