@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from bitta.bench.experiment import Experiment, ModelConfig
+from bitta.bench.make_source_statistics import SourceImagesConfig, make_statistics
 from bitta.bench.runner import RunOptions, run
-from bitta.bench.source_statistics import SourceImagesConfig, make_statistics
 from bitta.methods import METHODS
 from bitta.version import NUMERICS_VERSION
 

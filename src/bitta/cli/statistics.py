@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from bitta.bench.experiment import ModelConfig
-from bitta.bench.source_statistics import SETS, SourceImagesConfig, make_statistics
+from bitta.bench.make_source_statistics import SETS, SourceImagesConfig, make_statistics
 from bitta.cli.arguments import add_device_argument
 from bitta.cli.progress import show_progress
 from bitta.config_base import build_config
