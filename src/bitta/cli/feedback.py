@@ -125,7 +125,7 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
 def _replay(store: "Store", arguments: argparse.Namespace) -> int:
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.offline_replay import Replay  # noqa: PLC0415
-    from bitta.server.served_model import load_served_model  # noqa: PLC0415
+    from bitta.server.model_loading import load_served_model  # noqa: PLC0415
     from bitta.server.settings import ServeSettings  # noqa: PLC0415
 
     started = store.events(kinds=["started"], limit=1)

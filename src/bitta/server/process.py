@@ -25,7 +25,7 @@ from bitta.server.api import create_app
 from bitta.server.api.dependencies import AppState
 from bitta.server.engine import Engine, EngineOverloadedError
 from bitta.server.logs import LogForwarder
-from bitta.server.served_model import ServedModel, load_served_model
+from bitta.server.model_loading import ServedModel, load_served_model
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store, now
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from bitta.errors import InputError, SettingError
-from bitta.server.served_model import load_served_model
+from bitta.server.model_loading import load_served_model
 
 FACTORY = """
 from torch import nn
