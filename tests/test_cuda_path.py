@@ -12,7 +12,7 @@ from bitta import FallbackWarning, Session, Simulated
 from bitta.methods import METHODS, get_method
 from bitta.models import load_model, weights_path
 from bitta.nn.fast import fused
-from bitta.nn.passes import _apply_dropout, _apply_dropout_by_kernel, _RandomWords
+from bitta.nn.mc_dropout import _apply_dropout, _apply_dropout_by_kernel, _RandomWords
 from bitta.seeding import RandomKey, generator
 from bitta.streams import embedded_pack
 from bitta.testing import NORMS, needed_settings, toy_classifier

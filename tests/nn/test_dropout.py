@@ -6,7 +6,7 @@ from torch import nn
 
 from bitta.nn import SamplingSettings, WrappedModel
 from bitta.nn.batchnorm import RowLayout
-from bitta.nn.passes import _make_mask, _RandomWords, dropout_at
+from bitta.nn.mc_dropout import _make_mask, _RandomWords, dropout_at
 from bitta.seeding import RandomKey, generator
 from bitta.testing import NORMS, toy_classifier
 

@@ -9,7 +9,7 @@ from bitta.nn.batchnorm import (
     norm_parameters,
 )
 from bitta.nn.fast.execution import Execution, Precision, explain_out_of_memory
-from bitta.nn.prepared_model import LogitsPosition, ModelRestorer, restore_model
+from bitta.nn.prepare_and_restore import LogitsPosition, ModelRestorer, restore_model
 from bitta.nn.structure import Sites, norm_parameters_below_top
 from bitta.nn.weights import (
     SavedWeights,

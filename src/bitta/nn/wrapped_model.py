@@ -15,7 +15,7 @@ from bitta.errors import FallbackWarning, ModelError
 from bitta.nn.batchnorm import Normaliser, RowLayout, Statistics, batch_norms, use_statistics
 from bitta.nn.fast.execution import Precision
 from bitta.nn.fast.graphs import PassCounts, Tensors
-from bitta.nn.passes import (
+from bitta.nn.mc_dropout import (
     N_PROBE_ROWS,
     SharedPrefix,
     compute_probe_gradients,
@@ -23,7 +23,7 @@ from bitta.nn.passes import (
     explain_mismatch,
     same_outputs,
 )
-from bitta.nn.prepared_model import LogitsPosition, PreparedModel
+from bitta.nn.prepare_and_restore import LogitsPosition, PreparedModel
 from bitta.nn.structure import Sites, find_head, find_sites, record_inputs
 from bitta.seeding import RandomKey
 

@@ -14,7 +14,7 @@ from bitta.errors import InputError, ModelError
 from bitta.nn.batchnorm import CallDetector, RowLayout, use_statistics
 from bitta.nn.fast.execution import Execution, Precision
 from bitta.nn.fast.graphs import CudaGraphs, PassCounts, Tensors, Work
-from bitta.nn.passes import N_PROBE_ROWS
+from bitta.nn.mc_dropout import N_PROBE_ROWS
 from bitta.seeding import RandomKey
 
 _RESTORER_NAME = "_bitta_restorer"
