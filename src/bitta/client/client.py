@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from bitta.client.images import Image
-from bitta.client.requests import AnswerDetails, ApiRequest, Outcome, Plan, RequestPlans
+from bitta.client.requests import AnswerDetails, ApiRequest, Plan, RequestPlans
+from bitta.client.retries import Outcome
 from bitta.config_base import require
 from bitta.errors import SettingError
 from bitta.records import AskedQuestion, FeedbackReceipt, ServedPrediction, UndoReceipt, Verdict

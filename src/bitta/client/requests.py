@@ -1,4 +1,4 @@
-"""Requests to a server as values, plans that send them, and the rules for retries.
+"""Requests to a server as values, and plans that send them.
 
 Nothing in this module does input or output. A plan is a generator: it yields requests, receives
 the outcome of each one, and returns the result of the call. `Client` and `AsyncClient` run the
@@ -9,8 +9,6 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from math import ceil
 from random import Random
 from time import monotonic
@@ -23,6 +21,7 @@ import httpx
 from bitta.client.errors import ClientError, UnavailableError, connection_error, response_error
 from bitta.client.images import Image, pack_images
 from bitta.client.protocol import JSON_LENGTH_HEADER, read_response, write_request
+from bitta.client.retries import Outcome, RetryPolicy
 from bitta.config_base import require
 from bitta.errors import SettingError
 from bitta.records import (
@@ -46,12 +45,6 @@ _HELD_SECONDS = 0.5
 """If the response "no question" comes faster than this, the server does not hold requests."""
 _POLL_INTERVAL_SECONDS = 1.0
 """Time between two requests to a server that does not hold them."""
-_BUSY_STATUSES = frozenset({429, 503})
-"""Statuses after which the request had no effect."""
-_TRANSIENT_STATUSES = _BUSY_STATUSES | {408, 500, 502, 504}
-"""Statuses after which a repeatable request is sent again."""
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Errors that happen before the request leaves this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +65,6 @@ class ApiRequest(Generic[T_co]):
     """Time to wait before sending."""
 
 
-Outcome: TypeAlias = httpx.Response | httpx.RequestError
-"""Response to a request, or the error that prevented it."""
 Plan: TypeAlias = Generator[ApiRequest[Any], Outcome, T]
 """Generator that yields requests, receives their outcomes, and returns the result of a call."""
 
@@ -205,7 +196,9 @@ class RequestPlans:
             outcome = yield request
             if isinstance(outcome, httpx.Response) and outcome.is_success:
                 return request.read(outcome)
-            delay = self._retry.delay_seconds(attempt, request, outcome, rng=self._rng)
+            delay = self._retry.delay_seconds(
+                attempt, outcome, is_repeatable=request.is_repeatable, rng=self._rng
+            )
             if delay is None:
                 raise self._error(outcome)
             request = replace(request, delay_seconds=delay)
@@ -215,65 +208,6 @@ class RequestPlans:
         if isinstance(outcome, httpx.Response):
             return response_error(outcome)
         return connection_error(self._url, outcome)
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Retries with delays that double.
-
-    A random factor keeps many clients from retrying at the same moment.
-    """
-
-    n_retries: int = 5
-    first_delay_seconds: float = 0.2
-    max_delay_seconds: float = 20.0
-    """The client gives up when the server asks for a longer delay."""
-
-    def __post_init__(self) -> None:
-        require(self.n_retries >= 0, "retries", self.n_retries, "0 or more")
-
-    def delay_seconds(
-        self, attempt: int, request: ApiRequest[Any], outcome: Outcome, *, rng: Random
-    ) -> float | None:
-        """Return the delay before the next attempt, or None to give up."""
-        if attempt >= self.n_retries or not _may_repeat(request, outcome):
-            return None
-        delay: float = min(self.max_delay_seconds, self.first_delay_seconds * 2.0**attempt)
-        delay *= 0.5 + rng.random() / 2
-        requested = None
-        if isinstance(outcome, httpx.Response):
-            requested = _parse_retry_after(outcome.headers.get("Retry-After"))
-        if requested is None:
-            return delay
-        return None if requested > self.max_delay_seconds else max(delay, requested)
-
-
-def _may_repeat(request: ApiRequest[Any], outcome: Outcome) -> bool:
-    """Return True if the request may be sent again.
-
-    A request that is not repeatable is sent again only if it certainly had no effect.
-    """
-    if isinstance(outcome, httpx.Response):
-        statuses = _TRANSIENT_STATUSES if request.is_repeatable else _BUSY_STATUSES
-        return outcome.status_code in statuses
-    return request.is_repeatable or isinstance(outcome, _NOT_SENT)
-
-
-def _parse_retry_after(text: str | None) -> float | None:
-    """Return the delay in seconds. The header holds a number of seconds or a date."""
-    if text is None:
-        return None
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - datetime.now(UTC)).total_seconds())
 
 
 def only_model_request() -> ApiRequest[str]:
