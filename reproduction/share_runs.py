@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bitta.bench.checkpoint import result_path
 from bitta.bench.experiment import Experiment
+from bitta.bench.run_files import result_path
 from bitta.bench.sweep_grid import Job, read_jobs
 from bitta.results import RunResult, table_hash
 from bitta.version import NUMERICS_VERSION

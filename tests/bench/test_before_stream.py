@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from bitta.bench.before_stream import PreparationProgress
-from bitta.bench.checkpoint import file_lock
 from bitta.bench.experiment import Experiment, read_toml
+from bitta.bench.run_files import file_lock
 from bitta.bench.runner import RunStopped
 from bitta.cli.main import main
 from bitta.errors import BittaError

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from bitta.bench.checkpoint import ExistingRun, check_origin, file_lock
 from bitta.bench.experiment import Experiment
+from bitta.bench.run_files import ExistingRun, check_origin, file_lock
 from bitta.bench.runner import RunOptions, RunStopped
 from bitta.bench.sweep import RunStatus, SweepProgress, check_existing_runs
 from bitta.bench.sweep_grid import Job, read_jobs
@@ -264,7 +264,7 @@ def test_checkpoint_of_another_numerics_version_is_refused(tmp_path, monkeypatch
             run_experiment(experiment, out=tmp_path, should_stop=lambda: True)
     assert ExistingRun.find(experiment, tmp_path).is_outdated
     with monkeypatch.context() as older:
-        older.setattr("bitta.bench.checkpoint.NUMERICS_VERSION", NUMERICS_VERSION - 1)
+        older.setattr("bitta.bench.run_files.NUMERICS_VERSION", NUMERICS_VERSION - 1)
         assert not ExistingRun.find(experiment, tmp_path).is_outdated
     with pytest.raises(InputError, match="another numerics_version"):
         run_experiment(experiment, out=tmp_path, resume=True)

@@ -2,7 +2,7 @@
 
 import re
 
-from bitta.bench.checkpoint import file_lock
+from bitta.bench.run_files import file_lock
 from bitta.cli.main import main
 from bitta.metrics import Reliability
 from bitta.report.tables import agreement_line, collapse_line, summary_rows

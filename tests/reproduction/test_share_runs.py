@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bitta.bench.checkpoint import ExistingRun
 from bitta.bench.experiment import Experiment
+from bitta.bench.run_files import ExistingRun
 from bitta.results import RunResult
 from bitta.version import NUMERICS_VERSION
 from small_experiment import run_experiment, write_experiment

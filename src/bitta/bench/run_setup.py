@@ -16,7 +16,7 @@ from bitta.bench.before_stream import (
     PreparationContext,
     PreparationProgress,
 )
-from bitta.bench.checkpoint import RunClock, file_lock, read_preparation
+from bitta.bench.checkpoint import RunClock
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import (
     ClassSubset,
@@ -25,6 +25,7 @@ from bitta.bench.models import (
     load_source_model,
     match_classes,
 )
+from bitta.bench.run_files import file_lock, read_preparation
 from bitta.bench.streams import CleanImages, build_clean_images, build_stream
 from bitta.errors import InputError
 from bitta.feedback import FeedbackSource

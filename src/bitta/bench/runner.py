@@ -14,23 +14,18 @@ from torch import Tensor
 from bitta.bench.annotators import close_feedback_log
 from bitta.bench.before_stream import OnPreparationBatch
 from bitta.bench.checkpoint import (
-    OTHER_ORIGINS,
     ActiveRun,
     RunClock,
     RunProgress,
-    checkpoint_path,
-    load_progress,
-    read_checkpoint_of,
-    read_result,
-    result_path,
+    continue_from_checkpoint,
     save_checkpoint,
 )
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import device_named
 from bitta.bench.prefetch import Prefetch
+from bitta.bench.run_files import OTHER_ORIGINS, checkpoint_path, read_result, result_path
 from bitta.bench.run_setup import PreparedModels, RunSetup, make_label_predictor, set_up_run
 from bitta.errors import InputError
-from bitta.feedback import FeedbackSource
 from bitta.metrics import (
     Agreement,
     DeviceTimer,
@@ -262,7 +257,14 @@ def _start_or_resume(
     )
     checkpoint = checkpoint_path(experiment, options.out)
     if options.resume and checkpoint.exists():
-        return _resume(checkpoint, identity, setup, feedback_source, options)
+        return continue_from_checkpoint(
+            checkpoint,
+            identity,
+            setup.model,
+            feedback=feedback_source,
+            eager=options.eager,
+            precision=options.precision,
+        )
     start = partial(
         Session,
         setup.model,
@@ -312,22 +314,3 @@ def _run_before_stream(
         eager=options.eager,
         precision=options.precision,
     )
-
-
-def _resume(
-    checkpoint: Path,
-    identity: Mapping[str, Any],
-    setup: RunSetup,
-    feedback_source: FeedbackSource,
-    options: RunOptions,
-) -> tuple[Session, RunProgress]:
-    """Restore the session and the progress from a checkpoint of the same run."""
-    state = read_checkpoint_of(checkpoint, identity)
-    session = Session.from_state(
-        state["session"],
-        setup.model,
-        feedback=feedback_source,
-        eager=options.eager,
-        precision=options.precision,
-    )
-    return session, load_progress(state)

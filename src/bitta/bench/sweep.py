@@ -17,7 +17,7 @@ from statistics import fmean
 from time import monotonic
 from typing import Any, Literal
 
-from bitta.bench.checkpoint import ExistingRun, refuse_outdated
+from bitta.bench.run_files import ExistingRun, refuse_outdated
 from bitta.bench.sweep_grid import Job
 from bitta.bench.sweep_worker import SweepOptions, format_job, log_path
 from bitta.errors import UnreadableFileError

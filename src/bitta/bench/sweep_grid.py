@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bitta.bench.checkpoint import result_path
 from bitta.bench.experiment import Experiment, override, read_toml, section
+from bitta.bench.run_files import result_path
 from bitta.config_base import check_integer
 from bitta.errors import InputError, SettingError, unknown_name_error
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import torch
 
-from bitta.bench.checkpoint import (
+from bitta.bench.experiment import Experiment
+from bitta.bench.run_files import (
     ExistingRun,
     OriginCache,
     OutdatedPolicy,
@@ -29,7 +30,6 @@ from bitta.bench.checkpoint import (
     refuse_outdated,
     result_path,
 )
-from bitta.bench.experiment import Experiment
 from bitta.bench.runner import RunCallbacks, RunOptions, RunStopped, run
 from bitta.errors import BittaError, DeviceMemoryError, InputError
 from bitta.results import StepRecord

@@ -7,8 +7,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from bitta.bench.checkpoint import result_path
 from bitta.bench.experiment import Experiment, read_toml
+from bitta.bench.run_files import result_path
 from bitta.bench.runner import RunCallbacks, RunOptions, run
 from bitta.cli.progress import ProgressDisplay, show_progress
 from bitta.errors import InputError

@@ -6,8 +6,9 @@ from collections import deque
 from functools import cache, partial
 from pathlib import Path
 
-from bitta.bench.checkpoint import RunSeconds, checkpoint_path, file_lock, result_path
+from bitta.bench.checkpoint import RunSeconds
 from bitta.bench.experiment import Experiment, override, read_toml
+from bitta.bench.run_files import checkpoint_path, file_lock, result_path
 from bitta.bench.runner import RunCallbacks, RunOptions, RunStopped, run
 from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import show_progress, stop_on_signal
