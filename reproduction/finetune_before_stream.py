@@ -43,7 +43,7 @@ class FinetuneBeforeStream(BeforeStream):
     epochs: int = 150
     """Passes over these samples. The paper uses 25 on Tiny-ImageNet-C."""
     lr: float = 1e-3
-    """Step size of SGD."""
+    """Learning rate of SGD."""
     batch_size: int = 64
     """Samples per update."""
     momentum: float = 0.0
@@ -83,7 +83,7 @@ class FinetuneBeforeStream(BeforeStream):
         on_batch: OnPreparationBatch,
     ) -> dict[str, Any]:
         """Draw samples, ask about them, and learn from the answers."""
-        # The word in the seed is part of the published results.
+        # The published results were made with this word in the seed. Another word changes them.
         seed = derive_seed(context.experiment.seed, "enhanced")
         annotators = build_annotators(
             context.experiment.feedback.without_delay(),

@@ -27,7 +27,7 @@ MODELS = {"digits": "embedded:digits-resnet8", "corruptions": "embedded:cifar10-
 
 
 def main() -> None:
-    """Run the grid."""
+    """Run every combination of settings with every seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("demo", choices=list(GRIDS), help="demo to tune")
     parser.add_argument("folder", help="folder of the data set")

@@ -21,7 +21,7 @@ class UnreadableFileError(InputError):
 
 
 class ModelError(BittaError, TypeError):
-    """Raised when a method cannot work with the model."""
+    """Raised when a model, or its weights, cannot be used."""
 
 
 class FeedbackError(BittaError, LookupError):

@@ -78,7 +78,7 @@ def _zeros() -> list[float]:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Number of samples, sum of confidences and number correct in 15 equally wide bins."""
+    """Counts of samples and correct samples, and sums of confidences, in 15 bins of equal width."""
 
     count: list[float] = field(default_factory=_zeros)
     confidence: list[float] = field(default_factory=_zeros)
@@ -169,7 +169,7 @@ class LabelHistograms:
 
 
 def normalised_entropy(counts: Tensor) -> float:
-    """Return the entropy of a histogram divided by its maximum; 1 if all counts are equal."""
+    """Return the entropy of a histogram divided by the largest possible entropy, 0 to 1."""
     shares = counts.double() / counts.sum().clamp_min(1)
     return float(-torch.xlogy(shares, shares).sum()) / log(max(2, len(counts)))
 
@@ -294,7 +294,7 @@ class SpeedMeasurement:
     peak_memory: int = 0
     """Peak bytes, with warm-up and capture: tensors on a GPU, the whole process on a CPU."""
     timed_peak_memory: int = 0
-    """Peak bytes over the timed batches. Memory of CUDA graphs was allocated before, at capture."""
+    """Peak bytes over the timed batches. CUDA graphs allocate their memory earlier, at capture."""
     reserved_memory: int = 0
     """Bytes that the allocator reserved on a GPU, with CUDA graphs; 0 on a CPU."""
     forwards: int = 0
@@ -359,7 +359,7 @@ def find_scaling_curves(
 ) -> list[ScalingCurve]:
     """Return a curve for each group of cases that differ along one axis only.
 
-    A group has at least `min_cases` cases. At least two of them were measured.
+    Groups with fewer than `min_cases` cases, or fewer than two measured ones, are left out.
     """
     curves = []
     for axis in SCALING_AXES:

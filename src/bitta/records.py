@@ -97,7 +97,7 @@ class SubmittedAnswer:
     shown_at: int | None = None
     """Time at which the annotator saw the question."""
     answered_at: int | None = None
-    """Time of the answer according to the annotator. None stands for the time of receipt."""
+    """Time of the answer according to the annotator. None means the time of receipt."""
     lead_time_ms: int | None = None
     """Milliseconds that the annotator took."""
     annotator_kind: AnnotatorKind = "HUMAN"

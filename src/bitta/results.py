@@ -69,7 +69,7 @@ class RunResult:
     steps: Sequence[StepRecord]
     reliability: Reliability
     forwards: int
-    """Samples times forward passes. N stochastic passes count N, even if they run as one."""
+    """Samples times forward passes. N stochastic passes count as N, even if they run as one."""
     backwards: int
     peak_memory: int
     """Peak memory in bytes: of tensors on a GPU, of the whole process on a CPU."""
@@ -89,7 +89,7 @@ class RunResult:
 
     @property
     def code_version(self) -> str:
-        """Version of the code: the numerics version or, in older results, a hash of the source."""
+        """Numerics version of the code or, in older results, a hash of the source code."""
         if (version := self.environment.get("numerics_version")) is not None:
             return f"v{version}"
         return str(self.environment.get("code", ""))
@@ -118,7 +118,7 @@ class RunResult:
 
     @property
     def first_nan_batch(self) -> int | None:
-        """First batch, from 1, in which all predictions were NaN; None if there was none."""
+        """Number, from 1, of the first batch with only NaN predictions; None if there is none."""
         return next((n for n, step in enumerate(self.steps, 1) if step.confidence == 0), None)
 
     @property
@@ -132,7 +132,10 @@ class RunResult:
 
     @property
     def policy_ece(self) -> float | None:
-        """Expected calibration error of the policy in percent; also None if it was not computed."""
+        """Expected calibration error of the policy in percent.
+
+        It is None if predictions became NaN, or if the policy was not computed.
+        """
         is_measured = any(self.policy_reliability.count) and self.first_nan_batch is None
         return self.policy_reliability.ece if is_measured else None
 

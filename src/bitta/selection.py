@@ -31,7 +31,7 @@ class Candidates:
 
 
 ScoreFunction: TypeAlias = Callable[[Candidates], Tensor]
-"""Returns the uncertainty of each candidate, (batch,). Questions are asked about the highest."""
+"""Returns the uncertainty of each candidate, (batch,). The most uncertain are chosen."""
 
 
 _ROUNDING_TOLERANCE = 1e-9

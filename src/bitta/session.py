@@ -50,7 +50,7 @@ class Session:
         model: The classifier to adapt.
         method: Name of a method ("bitta methods" lists them), or a subclass of `Adapter`.
         preset: Name of a set of values for the method's settings.
-        n_queries: Questions per batch, or per window. None takes the method's default.
+        n_queries: Questions per batch, or per window. None means the method's default.
         every: Ask on every n-th batch only.
         total: Maximum number of questions of the session. None means no limit.
         price: Cost of one question. The budget of a batch is `n_queries`. If the price is not 1,

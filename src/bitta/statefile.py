@@ -34,7 +34,7 @@ def load_state(path: str | Path) -> State:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise InputError(
-            f"there is no file {str(path)!r}; give the path that was saved to."
+            f"there is no file {str(path)!r}; give the path of a saved file."
         ) from None
     except (SafetensorError, OSError) as error:
         raise _unreadable_error(path, error) from None

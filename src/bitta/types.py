@@ -106,7 +106,7 @@ class Prediction:
 class JudgedSamples:
     """Samples with one kind of label: judged correct, judged incorrect, or only served.
 
-    There may be none.
+    The number of samples may be 0.
     """
 
     inputs: Tensor  # (samples, ...)
@@ -116,7 +116,7 @@ class JudgedSamples:
 
     @classmethod
     def from_queries(cls, queries: Sequence[Query], labels: Sequence[int], *, like: Tensor) -> Self:
-        """Stack the inputs of queries. `like` gives the shape and the device."""
+        """Stack the inputs of queries. `like` gives shape, type and device."""
         rows = [query.input.to(like) for query in queries]
         stacked = move_to_device(torch.tensor(labels, dtype=torch.long), like.device)
         inputs = torch.stack(rows) if rows else like[:0]
@@ -135,7 +135,7 @@ class Feedback:
 
     @classmethod
     def from_answers(cls, answers: Iterable[Answer], *, like: Tensor) -> Self:
-        """Stack answers for a method. `like` gives the shape and the device.
+        """Stack answers for a method. `like` gives shape, type and device.
 
         The order is oldest batch first and descending row within a batch, as in the published
         code. It does not depend on the order in which the answers were given.

@@ -77,7 +77,7 @@ def test_help_has_the_default_and_the_first_sentence_of_a_setting(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--port PORT port to listen at; 0 chooses a free one (default: 8000)" in text
+    assert "--port PORT port to listen on; 0 chooses a free one (default: 8000)" in text
     assert "--data-dir DIR folder for the database, snapshots and images (default: bitta" in text
     assert "--database URL URL of the database; by default SQLite in the data folder --data" in text
     choices = "--keep-images {none,queried,all} images that are kept on disk (default: queried)"
@@ -231,7 +231,7 @@ def test_log_of_a_model_without_card_is_replayed(folder, capsys):
     replay = ["feedback", "replay", "--data-dir", "data", *given]
     code, output = run(capsys, *replay, "--input-shape", "3x8x8")
     assert code == 0
-    assert "8 images served and 1 steps learned again" in output.out
+    assert "8 images and 1 learning steps replayed" in output.out
     code, output = run(capsys, *replay)
     assert code == 2
     assert "give --input-shape" in output.err

@@ -116,7 +116,7 @@ def test_incomplete_log_is_refused_without_partial(log):
     with pytest.raises(InputError, match="has no end: it was cut after 2 answers; finish the run"):
         FeedbackReplay(log)
     replay = FeedbackReplay(log, partial=True)
-    with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on nobody answers"):
+    with pytest.warns(UserWarning, match="cut after 2 answers; from batch 3 on, questions get no"):
         arrived = ask_and_collect(replay, 6)
     assert arrived == [[], [], ask_and_collect(labels(), 3)[2], [], [], []]
 

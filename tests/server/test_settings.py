@@ -55,7 +55,7 @@ def test_environment_of_the_process_is_read(monkeypatch):
         ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert and tls_key."),
         ({"tls_key_password": 4711}, "tls_key_password is not shown; input should be a valid"),
         ({"audits": 9}, "audits is 9, more than the 3 questions of a window."),
-        ({"n_queries": 65}, "n_queries is 65, more than a window of 64."),
+        ({"n_queries": 65}, "n_queries is 65, more than the 64 images of a window."),
         ({"limits": {"burst": 0}}, "limits.burst is 0; input should be greater than or equal to 1"),
     ],
 )

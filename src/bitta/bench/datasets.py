@@ -60,7 +60,7 @@ class DatasetRequest:
         return {"geometry": self.geometry} if self.geometry != Geometry() else {}
 
     def folder(self, name: str) -> Path:
-        """Return the folder of a set. Raise an error that tells how to get it if it is missing."""
+        """Return the folder of a set. If it is missing, raise an error that says how to get it."""
         return data_set_folder(name, self.path)
 
     def sample(self, domain: Domain, *, name: str = "") -> Domain:

@@ -44,7 +44,7 @@ _CHUNK_VALUES = 2**26
 _N_MEASUREMENTS = 20
 """Number of times that accuracy is measured during training."""
 _N_EAGER_UPDATES = 3
-"""Number of eager updates before a CUDA graph is captured. Libraries choose their kernels then."""
+"""Number of eager updates before a CUDA graph is captured. In them, libraries choose kernels."""
 PART_BYTES = 12_000_000
 """Maximum size of a file of half-precision weights. Larger weights are split, to fit into git."""
 

@@ -335,8 +335,8 @@ def _time_batches(
 def _serving_ms(case: SpeedCase, conditions: SpeedConditions, inputs: Sequence[Tensor]) -> float:
     """Return the median time of a request without questions and learning.
 
-    Batches smaller than a window are served with one. A request that completes the window is not
-    timed. Larger batches are served without a window.
+    A batch that is smaller than a window is served with a window. A request that completes the
+    window is not timed. Larger batches are served without a window.
     """
     window = _WINDOW if case.batch < _WINDOW else 0
     # Fill a window first, so that every timed request is served with a full one.
@@ -356,7 +356,7 @@ def _serving_ms(case: SpeedCase, conditions: SpeedConditions, inputs: Sequence[T
 
 
 def _second_step(case: SpeedCase, conditions: SpeedConditions) -> Callable[[], object]:
-    """Return a function that runs the second batch. The first one also probes the model."""
+    """Run the first batch, which also probes the model. Return a function for the second one."""
     inputs = random_batches(case, conditions.device)
     session = conditions.start_session(case)
     session.step(inputs[0])

@@ -1,1 +1,1 @@
-"""The command line: one file per command, standard library only."""
+"""Command line: one file per command. Arguments are parsed with argparse."""

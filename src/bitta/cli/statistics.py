@@ -1,4 +1,4 @@
-"""bitta statistics: compute statistics of training images, which EATA and OWTTT need."""
+"""bitta statistics: compute source statistics, which OWTTT needs and EATA can use."""
 
 import argparse
 from pathlib import Path

@@ -44,7 +44,7 @@ class RateError(ClientError):
 
 
 class UnavailableError(ClientError):
-    """Raised if, after all retries, there is no readable response or the server fails (5xx)."""
+    """Raised if there is no readable response, or the server fails (5xx), after all retries."""
 
 
 def response_error(response: httpx.Response) -> ClientError:

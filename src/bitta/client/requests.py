@@ -40,11 +40,11 @@ T_co = TypeVar("T_co", covariant=True)
 Record = TypeVar("Record", AskedQuestion, FeedbackReceipt, Lease, UndoReceipt)
 
 MAX_POLL_SECONDS = 25
-"""Longest time for which a server holds a request for the next question."""
+"""Longest time that a server waits for a question before it responds (long polling)."""
 _HELD_SECONDS = 0.5
-"""If the response "no question" comes faster than this, the server does not hold requests."""
+"""If the response "no question" comes faster than this, the server does no long polling."""
 _POLL_INTERVAL_SECONDS = 1.0
-"""Time between two requests to a server that does not hold them."""
+"""Time between two requests to a server without long polling."""
 
 
 @dataclass(frozen=True, slots=True)

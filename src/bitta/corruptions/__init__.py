@@ -37,7 +37,7 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 
 
 _CHUNK_PIXELS = 2**18
-"""Number of pixels corrupted at a time. They fit into the cache and limit the memory."""
+"""Number of pixels corrupted at a time. A chunk fits into the cache and needs little memory."""
 
 
 def corrupt(images: Tensor, name: str, *, severity: int = 5, seed: int = 0) -> Tensor:

@@ -108,7 +108,10 @@ def _affine_positions(n: int, side: int, reach: float, rng: torch.Generator) -> 
 
 
 def _sample(x: Tensor, positions: Tensor, *, align_corners: bool) -> Tensor:
-    """Interpolate at (x, y) positions, with reflection at edge pixels or at their outer border."""
+    """Interpolate at (x, y) positions. Positions outside the image are reflected.
+
+    With `align_corners` the reflection is at the centre of the edge pixels, else at their border.
+    """
     side = x.shape[-1]
     scaled = positions * 2 / (side - 1) - 1 if align_corners else (positions * 2 + 1) / side - 1
     return F.grid_sample(

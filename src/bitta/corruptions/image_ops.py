@@ -76,7 +76,7 @@ def apply_to_both_axes(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def blur_along_lines(x: Tensor, *, radius: int, sigma: float, angles: Tensor) -> Tensor:
-    """Blur each image along its own angle in degrees, to one side, and round to 8 bits.
+    """Blur each image to one side, at its own angle in degrees, and round to 8 bits.
 
     Coordinates are clamped. Tap i reads the pixel displaced by
     (ceil(i sin a - 1/2), ceil(i cos a - 1/2)).

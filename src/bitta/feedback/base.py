@@ -14,7 +14,10 @@ class FeedbackSource(Protocol):
         """Take the questions of a batch; possibly none."""
 
     def collect(self) -> list[Answer]:
-        """Return the answers that arrived since the last call, each once. Called once per batch."""
+        """Return the answers that arrived since the last call, each once.
+
+        A session calls this once per batch, or once per window.
+        """
 
     def state_dict(self) -> State:
         """Return the open questions and the counters."""

@@ -12,8 +12,8 @@ from bitta.types import Answer, Query, State
 class Human:
     """Holds questions until a person answers them by id.
 
-    The same answer may be given twice. A different answer replaces the first one, unless that has
-    already been learned from. At most `capacity` questions are open; the oldest expire.
+    The same answer may be given twice. A different answer replaces the first one, unless the first
+    one has been learned from. At most `capacity` questions are open; the oldest expire.
     """
 
     def __init__(self, capacity: int = 1024) -> None:

@@ -326,7 +326,7 @@ class FeedbackReplay:
             self._has_warned = True
             warnings.warn(
                 f"the log {str(self.path)!r} was cut after {len(self._entries)} answers; from "
-                f"batch {number} on nobody answers.",
+                f"batch {number} on, questions get no answer.",
                 stacklevel=2,
             )
         due = self._entries_by_collect.get(number, [])

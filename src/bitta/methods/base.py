@@ -359,7 +359,7 @@ class GradientAdapter(Adapter[G]):
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Store the gradient of the objective in the parameters. Return the terms of the loss.
 
-        Without terms no update is made.
+        If there are no terms, the caller makes no update.
         """
         normaliser = self.wrapped.normaliser
         with nullcontext() if normaliser is None else normaliser.updating(random_key):

@@ -139,8 +139,8 @@ class EataConfig(EtaConfig):
 
     fisher_weight: float = 1.0
     """Weight α of the penalty. The default is the value of the code published with BiTTA on CIFAR,
-    and of a public benchmark on CIFAR-10. The authors use 2000 on ImageNet, the BiTTA paper
-    2000."""
+    and of a public benchmark on CIFAR-10. The BiTTA paper has 2000, like the authors on
+    ImageNet."""
     fisher_samples: int = 2000
     """Number of images for the Fisher information, if it is computed from the stream."""
     source_statistics: str = ""
@@ -159,7 +159,7 @@ class EataConfig(EtaConfig):
 
 
 class FisherPenalty:
-    """α Σ F (θ - θ⁰)², with F the diagonal Fisher information of the source model.
+    """Penalty α Σ F (θ - θ⁰)², with F the diagonal Fisher information of the source model.
 
     F is read from a file, or computed from the first images of the stream at the source weights.
     """
@@ -258,7 +258,7 @@ class FisherPenalty:
 
 
 class Eata(Eta):
-    """ETA plus a penalty for leaving the source model."""
+    """ETA plus a penalty on the distance from the source weights."""
 
     Config = EataConfig
     config: EataConfig

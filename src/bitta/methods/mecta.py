@@ -74,10 +74,10 @@ class MectaNorm(Normaliser):
     scale and shift get no gradient, and it stores nothing for backward. Without a gate the
     statistics move at the fixed `rate`.
 
-    The buffers change inside `observing`, and once at the end of `updating`, to the mean over all
-    passes made inside `recording`. Any other forward pass normalises by the moved statistics and
-    leaves the buffers unchanged. Channels are dropped, and layers are gated, inside `updating`
-    only.
+    The model's buffers change with each pass inside `observing`. They change once at the end of
+    `updating`, to the mean over all passes inside `recording`. Any other forward pass normalises by
+    the moved statistics and leaves the buffers unchanged. Channels are dropped and layers are gated
+    only inside `updating`.
     """
 
     follows_stream: ClassVar[bool] = True

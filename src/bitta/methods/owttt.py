@@ -134,8 +134,8 @@ class OwtttConfig(UnsupervisedConfig):
     bn_momentum: float = 0.1
     """Rate at which the running statistics follow an update. The default is the authors' value."""
     judged_among: Literal["all", "judged", "alike"] = "judged"
-    """Samples that go through the model together with an answered sample. It has no effect here,
-    because running statistics normalise them."""
+    """Samples that go through the model together with an answered sample. The setting has no effect
+    here, because running statistics normalise the samples."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "authors": {"lr": 0.01},

@@ -51,9 +51,10 @@ class _StoredSample:
 class TimelyMemory:
     """Class-balanced memory of the newest and most certain samples (CSTU).
 
-    Each sample has a removal score, λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C. A new sample
-    without room replaces the sample of highest score, if its own score is lower. That sample is of
-    the same class if this class has its share of the memory, else of a largest class.
+    Each sample has a removal score, λ_t / (1 + exp(-age / capacity)) + λ_u H / ln C. If there is no
+    room for a new sample, it replaces the candidate with the highest score, if its own score is
+    lower. The candidates are the samples of its class if this class has reached its share of the
+    memory. Otherwise they are the samples of the largest classes.
     """
 
     def __init__(
@@ -192,8 +193,8 @@ class RottaConfig(UnsupervisedConfig):
     "until_full": any class is stored until the memory is full, as in the code published with
     BiTTA."""
     judged_among: Literal["all", "judged", "alike"] = "judged"
-    """Samples that go through the student together with an answered sample. It has no effect here,
-    because running statistics normalise them."""
+    """Samples that go through the student together with an answered sample. The setting has no
+    effect here, because running statistics normalise the samples."""
     feedback_on: Literal["student", "teacher"] = "student"
     """Model that the loss on answered samples is computed from. The code published with BiTTA uses
     the teacher. Answers then have no effect, because only the student is trained."""
@@ -263,7 +264,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         return losses
 
     def unsupervised_terms(self, inputs: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        """Return the cross-entropy of the student, on an augmented view, with the teacher.
+        """Return the cross-entropy of student and teacher. The student gets an augmented view.
 
         Old samples have a lower weight. The running statistics of both models follow the inputs.
         """

@@ -86,7 +86,7 @@ class Sar(UnsupervisedAdapter[SarConfig]):
         return self.make_sgd(momentum=self.config.momentum)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Compute the gradient in two passes: g at θ, then the one to use, at θ + ρ g / ‖g‖."""
+        """Compute the gradient g at θ, then the gradient of the update at θ + ρ g / ‖g‖."""
         self._is_reliable = None
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):

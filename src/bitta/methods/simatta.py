@@ -42,8 +42,8 @@ class SimattaConfig(GradientConfig):
 
     lr: float = 1e-4
     """Learning rate of SGD, whose momentum restarts on each batch. The default is the value of the
-    BiTTA paper for CIFAR and of the authors for Tiny-ImageNet. Their 1e-3 on PACS breaks some
-    models."""
+    BiTTA paper for CIFAR and of the authors for Tiny-ImageNet. With 1e-3, their value on PACS, some
+    models collapse."""
     momentum: float = 0.9
     """Momentum of SGD. The default is the authors' value."""
     steps: int = 30
@@ -150,7 +150,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Return the terms of (1 - a) CE(source-like) + a (CE(correct) + complementary(incorrect)).
 
-        They are computed on a drawn mini-batch.
+        They are computed on a random mini-batch.
         """
         counts, mini_batch = self._draw_mini_batch(mixed, random_key)
         return _drop_empty_terms(self._weighted_terms(*mini_batch), counts)
@@ -202,7 +202,7 @@ class Simatta(GradientAdapter[SimattaConfig]):
         """Add answers to the anchors, and update the weights of all anchors.
 
         The number of new samples in a cluster is divided equally among the weights of its anchors.
-        If no answer is late, these are the clusters that the questions came from. A late answer is
+        If no answer is late, the clusters are those that the questions came from. A late answer is
         clustered with the batch in which it arrives.
         """
         answered = torch.cat([feedback.correct.inputs, feedback.incorrect.inputs])
@@ -422,7 +422,8 @@ def find_uncertain_rows(entropies: Tensor, min_entropy: float) -> Tensor:
 def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> float:
     """Return the weight of anchors in the loss, a = |A| / (|A| + |S|).
 
-    It is at most a fifth while S is small, and 1 if S is empty.
+    A are the anchors, S the source-like samples. The weight is at most a fifth while S is smaller
+    than `cold_start`, and 1 if S is empty.
     """
     if not n_source_like:
         return 1.0
@@ -433,7 +434,7 @@ def anchor_share(n_anchors: int, n_source_like: int, *, cold_start: int) -> floa
 def row_weights(n_correct: int, n_incorrect: int, n_source_like: int, *, share: float) -> Tensor:
     """Return the weight of each row in each of the three terms, (3, rows).
 
-    The weighted sums are a, a and 1 - a times the mean over the rows of the term.
+    The weighted sum of a term is its mean over rows, times `share`, `share` and 1 - `share`.
     """
     parts = ((n_correct, share), (n_incorrect, share), (n_source_like, 1 - share))
     blocks = [torch.full((1, n), part) / max(1, n) for n, part in parts]

@@ -94,7 +94,7 @@ class Sotta(UnsupervisedAdapter[SottaConfig]):
         return super().adapt(remembered, feedback)
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
-        """Compute the gradient in two passes: g at θ, then the one to use, at θ + ρ g / ‖g‖."""
+        """Compute the gradient g at θ, then the gradient of the update at θ + ρ g / ‖g‖."""
         super().compute_gradients(mixed, random_key)
         with sam_ascent(self.parameters, rho=self.config.rho):
             return super().compute_gradients(mixed, random_key)

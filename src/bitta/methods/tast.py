@@ -2,8 +2,8 @@
 
 Jang, Chung and Chung, ICLR 2023, https://openreview.net/forum?id=EzLtB4M1SbM
 Departures from the authors' code: each class has at least one sample in the support set; the
-authors' limit of 150 samples leaves none for more than 150 classes. The settings are fixed; the
-authors search a grid. Samples with a question do not join the support set.
+authors' limit of 150 samples leaves none per class if there are more than 150 classes. The settings
+are fixed; the authors search a grid. Samples with a question do not join the support set.
 """
 
 from collections.abc import Mapping

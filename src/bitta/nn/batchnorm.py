@@ -120,7 +120,7 @@ def use_statistics(
 
 
 class CallDetector(TorchFunctionMode):
-    """Context manager that records if a function is called in it."""
+    """Context manager that records if a function is called inside the block."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class CallDetector(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Compare the function and call it."""
+        """Call a function, and record if it is the one to detect."""
         self.was_called = self.was_called or func is self._function
         return func(*args, **(kwargs or {}))
 

@@ -269,7 +269,7 @@ def explain_mismatch(fast: Callable[[], Tensor], reference: Tensor) -> str:
 def same_outputs(
     fast: Callable[[], Sequence[Tensor]], reference: Callable[[], Sequence[Tensor]]
 ) -> bool:
-    """Return True if both return the same tensors. An error counts as a difference."""
+    """Return True if both return equal tensors, up to a tolerance. An error is a difference."""
     try:
         one, two = fast(), reference()
     except _FORWARD_ERRORS:

@@ -95,7 +95,7 @@ class Comparison:
         if min(n_pairs) < MIN_PAIRS:
             note += f" With fewer than {MIN_PAIRS} pairs p cannot be below .05."
         if len(self.section.domain_sizes) > 1:
-            note += " Domains of one stream are not independent, so p is optimistic."
+            note += " Domains of one stream are not independent, so p is too small."
         return [note]
 
     @property

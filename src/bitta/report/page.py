@@ -30,7 +30,7 @@ class Drawing:
     """Image inside the page: an SVG or a PNG."""
 
     width: str
-    """Width in inches, so that letters have the same size in all drawings."""
+    """Width in inches, so that text has the same size in all drawings."""
     view_box: str = ""
     svg: str = ""
     """Content of the SVG element as markup."""

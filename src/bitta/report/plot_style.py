@@ -26,7 +26,7 @@ GREY, DARK_GREY, LIGHT_GREY = "#999999", "#595959", "#D9D9D9"
 
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 FIGURE_WIDTH = 6.2
-"""Width of most plots in inches. Letters stay legible on a phone."""
+"""Width of most plots in inches. Text stays legible on a phone."""
 SMALL, NORMAL = 9.0, 10.0
 """Font sizes in points."""
 FONTS = ["DejaVu Sans", "Verdana", "sans-serif"]
@@ -144,7 +144,7 @@ def add_legend_below(figure: "Figure", *panels: "Axes", columns: int) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    # A letter is about 0.55 of the font size wide, and a handle is as wide as seven letters.
+    # A character is about 0.55 of the font size wide, and a handle as wide as seven characters.
     n_letters = 72 * figure.get_size_inches()[0] / (0.55 * SMALL)
     n_fitting = max(1, int(n_letters / (7 + max(map(len, handles)))))
     figure.legend(

@@ -124,7 +124,7 @@ def _sweep_plots(section: Section) -> Iterator[Plot]:
 
 
 def _draw_sweep(section: Section, sweep: SettingSweep) -> "Figure":
-    """Draw lines for numbers and bars for words, with the standard deviation over seeds."""
+    """Draw lines if the values are numbers, else bars, with the standard deviation over seeds."""
     figure = new_figure(FIGURE_WIDTH, 4.2)
     axes = figure.add_subplot()
     axes.margins(y=0.1)

@@ -33,7 +33,7 @@ SETTING_TITLES: Mapping[str, str] = {
 }
 """Titles of settings on an axis. Sweeps are in this order."""
 _MIN_VALUES = 3
-"""Minimum number of values for a plot. Two words are enough if two series have both."""
+"""Minimum number of values for a plot. Two are enough if they are text and two series have both."""
 _MAX_SERIES = 8
 _MAX_SINGLE_ROWS = 3
 """Maximum number of series with a single row, and of constant rows of a method."""

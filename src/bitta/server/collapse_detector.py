@@ -42,9 +42,9 @@ class GuardSettings(Config):
     """Settings of the collapse detector. A window holds the images of one learning step."""
 
     patience: int = 3
-    """Number of windows in a row in which a rule must be broken before it counts as collapse."""
+    """Number of windows in a row with the same rule broken before the model counts as collapsed."""
     reference_windows: int = 8
-    """Number of first windows. Their means are the reference of all later windows."""
+    """Number of windows at the start. Their means are the reference for all later windows."""
     entropy_share: float = 0.35
     """Share of the reference below which the entropy of the served classes is too low."""
     least_entropy: float = 0.5
@@ -66,7 +66,8 @@ class GuardSettings(Config):
     """Largest age in seconds of an audit that is used."""
     max_distance: float = 1.0
     """Largest allowed distance of the weights from the source, ‖w - w₀‖ / ‖w₀‖. Choose it for your
-    model. On the coloured digits, which need large changes, it is 0.10 after 90 windows."""
+    model. On the coloured digits, which need large changes, the distance is 0.10 after 90
+    windows."""
 
     def __post_init__(self) -> None:
         for name in ("patience", "reference_windows", "min_audits", "audit_window"):
@@ -225,7 +226,8 @@ class CollapseDetector:
         self._collapsed_by_accuracy = False
         """True if the rule on accuracy caused the last collapse."""
         self._rolled_back_for_accuracy = False
-        """True after a rollback for accuracy to learned weights, until audits show its effect."""
+        """True after a rollback to learned weights that the rule on accuracy caused. Stays True
+        until audits show the effect."""
 
     def observe(self, window: WindowSummary) -> CollapseVerdict:
         """Judge the next window."""
@@ -246,8 +248,8 @@ class CollapseDetector:
         """Restart the counts after a rollback. Later audits belong to the new lineage.
 
         After a rollback to the source weights a new reference is measured on the current inputs.
-        After a rollback to learned weights the reference stays: if that snapshot has collapsed too,
-        the detector finds out and an older snapshot is used.
+        After a rollback to learned weights the reference stays. If these weights have collapsed
+        too, the detector notices it, and the next rollback uses an older snapshot.
         """
         self._n_stale_audits = 0
         self._streaks = {}

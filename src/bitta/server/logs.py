@@ -14,7 +14,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 def make_logger(level: Level = "info", stream: TextIO | None = None) -> FilteringBoundLogger:
-    """Return a new logger. The configuration of the process does not change."""
+    """Return a new logger. The global configuration of structlog does not change."""
     logger: FilteringBoundLogger = structlog.wrap_logger(
         structlog.WriteLogger(cast("TextIO", _LossyStream(stream or sys.stderr))),
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -53,7 +53,8 @@ def load_served_model(
         )
     if not names:
         raise SettingError(
-            f"the classes of the model {given!r} are unknown; give --classes FILE, a name per line."
+            f"the classes of the model {given!r} are unknown; give --classes FILE with one name "
+            "per line."
         )
     _check_forward(module, names, shape)
     return ServedModel(

@@ -121,15 +121,15 @@ class SourceAgreement:
             self._is_same.popitem(last=False)
 
     def get(self, prediction_id: str) -> bool | None:
-        """Return the record of a prediction; None if it is unknown."""
+        """Return the entry of a prediction; None if it is unknown."""
         return self._is_same.get(prediction_id)
 
     def state_dict(self) -> dict[str, bool]:
-        """Return the records by prediction id, oldest first."""
+        """Return the entries by prediction id, oldest first."""
         return dict(self._is_same)
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
-        """Restore saved records, at most `size` of them."""
+        """Restore saved entries, at most `size` of them."""
         self._is_same.clear()
         for prediction_id, is_same in state.items():
             self.add(prediction_id, is_same=is_same)

@@ -1,4 +1,4 @@
-"""The server process: its parts, its socket and TLS, and uvicorn until SIGINT or SIGTERM."""
+"""Server process: starts the parts of a server and runs uvicorn until SIGINT or SIGTERM."""
 
 import asyncio
 import gc
@@ -193,7 +193,7 @@ def bind(settings: ServeSettings) -> socket.socket:
         return bound
     except OSError as error:
         raise InputError(
-            f"cannot listen at {settings.host}:{settings.port} ({error.strerror or error}); "
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
             "choose another --port, or 0 for a free one."
         ) from None
 

@@ -67,9 +67,9 @@ class RequestLimits(BaseModel):
     answer_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds that a request may wait for the model or the store. Then it gets status 503."""
     connections: int = Field(default=1000, ge=1)
-    """Connections open at the same time."""
+    """Largest number of open connections."""
     streams: int = Field(default=100, ge=1)
-    """Event streams open at the same time."""
+    """Largest number of open event streams."""
 
 
 class ServeSettings(BaseSettings):
@@ -86,7 +86,7 @@ class ServeSettings(BaseSettings):
     )
 
     model: str = ""
-    """Weights with a card, or "module:factory" that returns an nn.Module."""
+    """Weights file with a model card, or "module:factory" that returns an nn.Module."""
     input_shape: tuple[int, int, int] | None = None
     """Channels, height and width of an image, if the model's card has none."""
     classes: Path | None = None
@@ -96,9 +96,9 @@ class ServeSettings(BaseSettings):
     data_dir: Path = Path("bitta-data")
     """Folder for the database, snapshots and images."""
     host: str = "127.0.0.1"
-    """Address to listen at. The default accepts connections from this machine only."""
+    """Address to listen on. The default accepts connections from this machine only."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen at; 0 chooses a free one."""
+    """Port to listen on; 0 chooses a free one."""
     tls_cert: Path | None = None
     """Certificate chain in PEM format; needs tls_key."""
     tls_key: Path | None = None
@@ -107,8 +107,8 @@ class ServeSettings(BaseSettings):
     """Password of the private key. Give it in the file or the environment: other users of the
     machine can see arguments."""
     tls_client_ca: Path | None = None
-    """Authorities that sign the certificates of clients, in PEM format. If given, every client
-    needs such a certificate, health probes too."""
+    """Certificates of the authorities that sign clients' certificates, in PEM format. If given,
+    every client needs a signed certificate, health probes too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. "warning" leaves out successful requests."""
     seed: int = Field(default=0, ge=0)
@@ -153,11 +153,11 @@ class ServeSettings(BaseSettings):
     overlap: int = Field(default=1, ge=1)
     """Number of annotators who are asked the same question."""
     wait_seconds: float = Field(default=25.0, ge=0, le=25)
-    """Longest wait in seconds of a request for the next question."""
+    """Longest time in seconds that a request for the next question waits."""
 
     keep_images: Literal["none", "queried", "all"] = "queried"
-    """Images that are kept on disk. A replay of the log needs all. With none, answers that arrive
-    late or after a restart cannot be used."""
+    """Images that are kept on disk. A replay of the log needs "all". With "none", answers that
+    arrive late or after a restart cannot be used."""
     recent_bytes: int = Field(default=256 * 2**20, ge=0)
     """Bytes of memory for the inputs of the newest predictions, which answers refer to."""
     snapshot_steps: int = Field(default=20, ge=1)
@@ -202,7 +202,9 @@ class ServeSettings(BaseSettings):
                 f"audits is {self.audits}, more than the {self.n_queries} questions of a window"
             )
         if self.n_queries > self.window:
-            raise ValueError(f"n_queries is {self.n_queries}, more than a window of {self.window}")
+            raise ValueError(
+                f"n_queries is {self.n_queries}, more than the {self.window} images of a window"
+            )
         return self
 
     @classmethod

@@ -256,12 +256,12 @@ class Stream:
         return self._batch_slices[number][0]
 
     def prepare(self, visit: int) -> None:
-        """Generate the images of a visit now, if they are generated rather than stored."""
+        """Generate the images of a visit now, if they are not stored."""
         for index in self._domains_by_visit[visit]:
             self.domains[index].prepare()
 
     def release(self, *, before: int) -> None:
-        """Free the memory of images of visits before this one, if no later visit needs them."""
+        """Free images of the visits before number `before` that no later visit needs."""
         needed = {index for indices in self._domains_by_visit[before:] for index in indices}
         used = {index for indices in self._domains_by_visit[:before] for index in indices}
         for index in used - needed:

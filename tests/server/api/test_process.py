@@ -47,7 +47,7 @@ def test_bind_to_used_port_raises_input_error(settings):
         taken.listen()
         port = taken.getsockname()[1]
         again = settings.model_copy(update={"port": port})
-        with pytest.raises(InputError, match=f"cannot listen at 127.0.0.1:{port}"):
+        with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}"):
             bind(again)
 
 

@@ -114,6 +114,6 @@ def test_lost_images_are_logged_once_and_counted(store, monkeypatch, caplog):
     store.log_event("x", {}).result()  # is done after all of them
     assert [record.message for record in caplog.records] == [
         "images are not kept: no room",
-        "images are kept again; 3 were not",
+        "images are kept again; 3 were not kept",
     ]
     assert store.images.n_failed == 3

@@ -44,7 +44,7 @@ Precision: TypeAlias = Literal["auto", "float32", "tf32", "bfloat16"]
 """Precision of convolutions and matrix products. Weights and losses stay in single precision."""
 
 _AMPERE = 8
-"""Compute capability from which a GPU has TF32 and bfloat16."""
+"""Lowest compute capability of a GPU with TF32 and bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Execution:
     def choose(
         cls, device: torch.device, dtype: torch.dtype, *, eager: bool, precision: Precision
     ) -> Self:
-        """Choose the fastest path for a model of this type, or the slow one if `eager`."""
+        """Choose the fastest path for weights of this dtype, or the plain path if `eager`."""
         allowed = get_args(Precision)
         require(precision in allowed, "precision", precision, ", ".join(allowed))
         is_cuda = device.type == "cuda"

@@ -172,7 +172,7 @@ class _FusedDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Drop and scale the same elements. Add the gradients of passes that shared x."""
+        """Drop and scale gradients like the elements. Add those of passes that shared x."""
         from bitta.nn.fast import kernels  # noqa: PLC0415
 
         n_passes, rate, is_fanned = ctx.settings

@@ -51,7 +51,7 @@ class EngineStatusInterface(Protocol):
 
     @property
     def duty(self) -> float:
-        """Share of the worker's time spent on learning."""
+        """Share of the worker's time spent on asking and learning."""
 
     @property
     def n_steps(self) -> int: ...

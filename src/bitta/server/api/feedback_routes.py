@@ -136,7 +136,7 @@ async def give_feedback(
         annotator_id=caller.id,
         idempotency_key=idempotency_key,
     )
-    if body.lease is None:  # without a question the image may not be stored yet
+    if body.lease is None:  # no question was leased, so the image may not be stored yet
         state.engine.keep_answered_image(body.prediction_id)
     record = await state.wait(state.store.add_answer(answer))
     if not record.repeated:

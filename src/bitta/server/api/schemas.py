@@ -46,7 +46,7 @@ def _require_no_surrogates(text: str) -> None:
 
 
 def _require_small_tree(value: Any) -> Any:
-    """Refuse JSON that is deep, large, or holds numbers or text that cannot be stored."""
+    """Refuse JSON that is too deep or too large, or that holds values that cannot be stored."""
     _check_values(value, _MAX_DEPTH, [_MAX_VALUES])
     return value
 
@@ -98,9 +98,9 @@ Metadata = Annotated[
 
 
 def shared_fields(record: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record of the store that have one of the names of a schema's fields.
+    """Return the fields of a store record whose names are in `names`, the fields of a schema.
 
-    The other fields of the schema have to be given.
+    The caller gives the schema's other fields.
     """
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
@@ -179,7 +179,7 @@ class FeedbackRequest(BaseModel):
     verdict: Verdict
     """Verdict on the label that was served; "skip" if the annotator cannot tell."""
     lease: Name | None = None
-    """Token of the lease. Applications that answer about their own predictions have none."""
+    """Token of the lease. Clients that answer about their own predictions have none."""
     comment: Comment | None = None
     metadata: Metadata | None = None
     """Any data of the caller, stored unchanged."""
@@ -330,7 +330,7 @@ class LearningStatus(_StatusSection):
     reason: str | None
     """Reason for the pause."""
     duty: float
-    """Share of the worker's time spent on learning."""
+    """Share of the worker's time spent on asking and learning."""
     steps: int
     last_step_at: Time | None
     losses: dict[str, float | None]

@@ -38,7 +38,7 @@ class ServingStatus:
     reason: str | None
     """Reason for the pause."""
     duty: float
-    """Share of the last minute that was spent on learning."""
+    """Share of the last minute that was spent on asking and learning."""
     n_steps: int
     last_step_at: int | None
     losses: Mapping[str, float | None]

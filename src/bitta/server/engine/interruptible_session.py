@@ -147,7 +147,7 @@ class InterruptibleSession(Session):
             finally:
                 self._allows_interrupts = True
 
-        # A global hook: with a hook of its own, nn.TransformerEncoderLayer leaves its fast path.
+        # Use a global hook. With its own hook, nn.TransformerEncoderLayer leaves its fast path.
         forward = register_module_forward_pre_hook(call_interrupt)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return [forward, *(p.register_post_accumulate_grad_hook(call_interrupt) for p in trained)]

@@ -38,14 +38,14 @@ class AnsweredSample:
     sample_id: int
     """Id of the sample in the memories of the method."""
     replaces_answer: bool = False
-    """True if the memory may hold the opposite answer of the same person, which is then removed."""
+    """True if the memory may hold the annotator's opposite answer, which is then removed."""
 
 
 def derive_sample_id(prediction_id: str, annotator_id: str) -> int:
     """Return the id of the sample that an answer adds to the memories.
 
-    It is the same for all answers of one person to one prediction, because a later answer replaces
-    the earlier one.
+    It is the same for all answers of one annotator about one prediction, because a later answer
+    replaces the earlier one.
     """
     return derive_seed("sample", prediction_id, annotator_id)
 

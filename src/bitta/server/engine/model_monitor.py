@@ -186,7 +186,7 @@ class AnswerStatistics:
         return self._n_answers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is not in the store."""
+        """Return the state that is not in the store."""
         return {"source_agreement": self._source_agreement.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -225,7 +225,10 @@ class MonitorStateFile:
             _log.warning("the guard starts without a state; cannot use %s: %s", _FILE_NAME, error)
 
     def write(self, *, now: bool = False) -> None:
-        """Write the state if `now` or if the last write is 5 seconds ago. Only log disk errors."""
+        """Write the state if `now`, or if the last write was at least 5 seconds ago.
+
+        Disk errors are only logged.
+        """
         if not now and monotonic() - self._written_at < _WRITE_SECONDS:
             return
         self._written_at = monotonic()

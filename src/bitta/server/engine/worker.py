@@ -117,7 +117,8 @@ class Worker(Thread):
         """Distance from the source weights at the last window."""
         self.start_message = ""
         self._position_offset = 0
-        """Served samples that the session does not count: its state is older after a rollback."""
+        """Number of served samples that the session does not count, because a rollback or restart
+        restored an older state of it."""
         self._during: tuple[int, int] | None = None
         """Running learning step and number of its finished updates. None between steps, and until
         the first update of a step is finished."""
@@ -170,7 +171,7 @@ class Worker(Thread):
             self._serve(requests)
             self.memory_release.record_work()
         self.served_log.expire_questions()
-        # Snapshots come before learning: a new step would have to be committed first.
+        # Take a snapshot before learning. After a new step, it would have to wait for the commit.
         if (
             self.snapshots.is_due
             and self.learning.is_committed
@@ -188,7 +189,7 @@ class Worker(Thread):
     def _handle_failure(self, error: Exception) -> None:
         """Pause learning and plan a rollback.
 
-        The rollback runs after this error is gone, because its traceback keeps tensors in memory.
+        The rollback runs later, when this error is freed: its traceback keeps tensors in memory.
         """
         self.failure = f"learning failed: {first_line(error)}"
         _log.error("%s", self.failure, exc_info=error)

@@ -46,7 +46,8 @@ _TRANSPOSES = {  # by the value of the EXIF tag Orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# Matches start, end, and every marker with a length; not fill bytes, escapes, restarts and TEM.
+# Matches the start marker, the end marker, and all markers that a length follows. Does not match
+# fill bytes, escaped bytes, restart markers and TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _JPEG_START, _JPEG_END, _JPEG_SCAN = 0xD8, 0xD9, 0xDA
 
@@ -61,7 +62,8 @@ def read_images(
     """Return float32 images of shape (n, *expected_shape).
 
     Floats are used unchanged and must be finite. UINT8 tensors and encoded images, BYTES of shape
-    [n] or [n, 1], are divided by 255. Both need (channels, height, width) with 1 or 3 channels.
+    [n] or [n, 1], are divided by 255. Both need an expected shape (channels, height, width) with 1
+    or 3 channels.
     """
     n_rows = given.shape[0] if given.shape else 0
     if n_rows > limits.images:
@@ -101,8 +103,8 @@ def fit_image(
 ) -> np.ndarray:
     """Return the image resized and cropped to (height, width), by the model's geometry if given.
 
-    Without a geometry the image is scaled (bilinear) until it just covers the size, and its centre
-    is cut out. For a square this is `Geometry(resize=side, crop=side)`.
+    Without a geometry the image is scaled (bilinear) until it just covers the size, and then
+    cropped around its centre. For a square this is `Geometry(resize=side, crop=side)`.
     """
     height, width = size
     image = Image.fromarray(pixels)
@@ -133,7 +135,7 @@ def count_jpeg_scans(content: bytes, *, stop_after: int) -> int:
             break
         n_scans += marker == _JPEG_SCAN
         offset = found.end()
-        if marker != _JPEG_START:  # Others begin with their length, which counts its own 2 bytes.
+        if marker != _JPEG_START:  # A length of 2 bytes follows. It includes these 2 bytes.
             offset += max(2, int.from_bytes(content[offset : offset + 2], "big"))
     return n_scans
 
@@ -163,7 +165,7 @@ def _open_image(content: bytes, limits: RequestLimits) -> ImageFile:
             status=TOO_LARGE,
         )
     reader = _image_reader(content)
-    if reader is WebPImageFile:  # It allocates two frames when it is opened.
+    if reader is WebPImageFile:  # Opening it allocates two frames.
         _check_n_pixels(_webp_size(content), limits)
     if (
         reader is JpegImageFile
@@ -195,7 +197,7 @@ def _image_reader(content: bytes) -> Callable[[io.BytesIO], ImageFile]:
 
 
 def _webp_size(content: bytes) -> tuple[int, int]:
-    """Return width and height by the first chunk: extended (VP8X), lossless (VP8L) or lossy."""
+    """Read width and height from the first chunk: extended (VP8X), lossless (VP8L) or lossy."""
     chunk, head = content[12:16], content[20:30].ljust(10, b"\0")
     if chunk == b"VP8X":
         return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")

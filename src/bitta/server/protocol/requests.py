@@ -71,7 +71,7 @@ class InferRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def requested_outputs(self, names: Iterable[str]) -> tuple[RequestedOutput, ...]:
-        """Return the outputs to send, given the names that the model has.
+        """Return the outputs to send, given the names of the model's outputs.
 
         A request that names none gets all of them, in binary unless `binary_data_output` is false.
         """
@@ -242,7 +242,7 @@ def _get_name(fields: Fields, *, where: str) -> str:
 
 
 def _get_id(fields: Fields) -> str:
-    """Return the caller's id of the request, which is copied to logs and headers, or ""."""
+    """Return the caller's id of the request, or "". The response repeats it."""
     given = cast(str, get_field(fields, "id", str, where="the request", default=""))
     if len(given) > _MAX_NAME or not given.isprintable():
         raise ProtocolError(

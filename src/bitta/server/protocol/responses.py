@@ -53,7 +53,7 @@ class ModelSpec:
     max_rows: int
 
     def check_request(self, request: InferRequest) -> None:
-        """Refuse unknown inputs and outputs before anything is computed."""
+        """Refuse unknown or missing inputs and outputs before anything is computed."""
         inputs = [tensor.name for tensor in self.inputs]
         for name in request.inputs:
             if name not in inputs:

@@ -80,7 +80,7 @@ class KeptImages:
             self.n_failed += n
             self._n_failed_in_a_row += n
         elif self._n_failed_in_a_row:
-            _log.warning("images are kept again; %d were not", self._n_failed_in_a_row)
+            _log.warning("images are kept again; %d were not kept", self._n_failed_in_a_row)
             self._n_failed_in_a_row = 0
 
     def remove(self, name: str) -> None:

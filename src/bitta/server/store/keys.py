@@ -55,13 +55,13 @@ class ApiKeys:
         return NewKey(token, record)
 
     def list(self) -> list[KeyRecord]:
-        """Return all keys, oldest first, with the revoked ones."""
+        """Return all keys, including revoked ones, oldest first."""
         with read_transaction(self._reader) as connection:
             found = select(*_COLUMNS).order_by(keys.c.created_at, keys.c.id)
             return [KeyRecord(**row) for row in connection.execute(found).mappings()]
 
     def names(self) -> dict[str, str]:
-        """Return the names of all keys by id, with the revoked ones."""
+        """Return the names of all keys by id, including revoked ones."""
         return {key.id: key.name for key in self.list()}
 
     def revoke(self, key_id: str) -> bool:

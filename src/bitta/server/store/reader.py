@@ -209,8 +209,8 @@ class StoreReader:
     def audit_answers(self, *, since: int = 0, newest: int | None = None) -> list[AuditAnswer]:
         """Return the first standing verdict on each audit after a seq, in order of seq.
 
-        `newest` limits the number. Answers with the key of an application are left out, because an
-        application chooses the predictions that it answers.
+        `newest` limits the number. Answers of clients are left out, because a client chooses the
+        predictions that it answers.
         """
         found = (
             select(feedback, predictions.c.model_version)
@@ -276,7 +276,7 @@ def _to_event(row: Mapping[str, Any]) -> LogEvent:
 
 
 def _is_audit_verdict(answers: FromClause) -> list[ColumnElement[bool]]:
-    """Conditions for standing verdicts on audits, without those of applications."""
+    """Conditions for standing verdicts on audits, without those of clients."""
     is_by_application = exists().where(keys.c.id == answers.c.annotator_id, keys.c.role == "client")
     is_verdict = and_(answers.c.standing, answers.c.verdict != "skip")
     return [answers.c.selection_reason == "audit", is_verdict, ~is_by_application]

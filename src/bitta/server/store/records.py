@@ -169,7 +169,7 @@ class NewPrediction:
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """Predictions of one forward pass. They make one event."""
+    """Predictions of one forward pass. The log records them as one event."""
 
     model_name: str
     model_version: str
@@ -273,7 +273,7 @@ class ExportedAnswer:
 
     answer: NewAnswer
     id: str | None = None
-    """Kept if it is given, because other answers can refer to it."""
+    """Id in the exporting store, kept because other answers can refer to it; None for a new id."""
     uncertainty: float | None = None
     """Used, like `selection_reason`, only if the store has no question about the prediction."""
     selection_reason: QuestionReason | None = None

@@ -141,7 +141,7 @@ class Store(StoreReader):
         return self._writer.add_listener(listener)
 
     def log_served_batch(self, batch: ServedBatch) -> Future[None]:
-        """Log a batch that was served. It is not lost while the process lives."""
+        """Log a batch that was served. It is lost only if the process ends before it is written."""
         change = partial(questions.log_served_batch, batch=batch, at=self._clock())
         return self.submit(change, must=True)
 
@@ -188,8 +188,9 @@ class Store(StoreReader):
     def import_answer(self, exported: ExportedAnswer) -> Future[ImportResult]:
         """Store an exported answer, even if its question has expired.
 
-        An answer that was undone or replaced in the store it comes from does not stand here. Raises
-        `IdempotencyConflict` for the same key with another body, and `UnknownPrediction`.
+        An answer that was undone or replaced in the exporting store does not become a standing
+        answer here. Raises `IdempotencyConflict` for the same key with another body, and
+        `UnknownPrediction`.
         """
         at = self._clock()
         feedback_id = exported.id or new_id(at)

@@ -40,7 +40,7 @@ class OperatorPage {
     setVisible("connection", true);
     byId("connection").dataset.state = state === "live" ? "saved" : "waiting";
     setText("connection", state === "live" ? "Live" : "Reconnecting");
-    // The session may have ended. An event stream does not tell the reason of an error, but a call does.
+    // The session may have ended. An event stream does not give the reason for an error, but a call does.
     if (state === "live") this.#refresh();
     else this.#get("v1/status", (status) => this.#drawStatus(status));
   }

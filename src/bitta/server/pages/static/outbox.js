@@ -1,4 +1,4 @@
-// Answers and undos on their way to the server. Each is kept in storage until the server has it.
+// Answers and undos that the server has not confirmed yet. Each is kept in storage until then.
 //
 // An entry gets its Idempotency-Key once and is saved before it is sent. It is removed when the server has
 // confirmed it. So a reload loses nothing, and sending an entry twice has no further effect.
