@@ -33,7 +33,7 @@ KINDS = {
         "wgrad",
         "dgrad",
     ),
-    "normalisation": ("moments", "normalise", "add_up", "batch_norm", "batchnorm", "bn_"),
+    "normalisation": ("moments", "normalise", "add_slices", "batch_norm", "batchnorm", "bn_"),
     "dropout": ("drop", "distribution", "random"),
     "optimiser": ("multi_tensor", "foreach", "_fused"),
     "copies and fills": ("copy", "Memcpy", "Memset", "Fill", "fill", "Cat", "cat"),

@@ -34,6 +34,9 @@ MAX_MIB_PER_10_MINUTES = 4.0
 """Allowed growth of the minimum, in MiB per ten minutes. At 100 requests per second this is 70
 bytes per request. A server that kept an object of each request, or the image of every 200th, would
 exceed it."""
+_USUAL_SCATTER_MIB = 0.5
+"""Standard deviation of the minima without growth, from a measurement of half an hour. A short
+measurement has too few periods to estimate it."""
 MAX_PEAK_GROWTH = 0.05
 """Allowed relative growth of the maximum from the first half to the second. The maximum depends on
 the layout of the heap and differs by some percent between periods."""
@@ -98,7 +101,8 @@ def growth_problems(found):
     problems, least, most = [], found["least_mib"], found["most_mib"]
     # Two standard errors of the growth over the whole time. In half an hour this is small, in four
     # minutes it is most of the limit.
-    uncertainty = 2 * least["scatter"] * (12 / found["counted"]) ** 0.5
+    scatter = max(least["scatter"], _USUAL_SCATTER_MIB)
+    uncertainty = 2 * scatter * (12 / found["counted"]) ** 0.5
     minutes = found["counted"] * _PERIOD_SECONDS / 60
     slope, allowed = least["slope_per_10_minutes"] / 10, MAX_MIB_PER_10_MINUTES / 10
     if slope * minutes > allowed * minutes + uncertainty:

@@ -64,3 +64,10 @@ def test_soak_finds_growing_memory_and_peaks(script, kept_per_period, most_by, w
     memory = script("soak_memory.py")
     periods = [[480 + kept_per_period * n, 1500 * (most_by if n >= 10 else 1)] for n in range(15)]
     assert memory["growth_problems"](memory["summarise_periods"](periods)) == wrong
+
+
+@pytest.mark.parametrize(("grown", "holds"), [(1.2, True), (6.0, False)])
+def test_soak_of_few_minutes_allows_the_usual_scatter(script, grown, holds):
+    memory = script("soak_memory.py")
+    summary = memory["summarise_periods"]([[481.0, 1700.0], [481.0 + grown, 1700.0]])
+    assert (memory["growth_problems"](summary) == []) == holds
