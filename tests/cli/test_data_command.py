@@ -298,7 +298,7 @@ def test_official_files_that_are_not_archives_are_copied(root, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cifar01"], "unknown set 'cifar01'; did you mean 'cifar10'? Run"),
+        (["cifar01"], "unknown data set 'cifar01'; did you mean 'cifar10'? Run"),
         (["cifar100"], 'run "bitta data get cifar100 --from cifar-100-python.tar.gz"'),
         (["imagenet-c"], "download noise.tar, blur.tar, weather.tar, digital.tar from its authors"),
         (["pacs", "--from", "none.zip"], "there is no file or folder 'none.zip'"),

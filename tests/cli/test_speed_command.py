@@ -46,7 +46,7 @@ def test_other_cases_are_measured_after_one_that_does_not_fit(tmp_path, capsys, 
     assert main(["speed", "--grid", "memory", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("does not fit  ") == 3
-    assert "bitta grows like memory^0.99 from 64 to 128" in shown
+    assert "time of bitta grows like memory^0.99 from 64 to 128" in shown
 
 
 def test_measurements_before_ctrl_c_are_kept(tmp_path, capsys, monkeypatch):

@@ -55,7 +55,7 @@ def test_long_reason_of_a_failure_is_below_the_table():
 def test_growth_line_has_the_exponents():
     grown = [measurement(batch=b, ms=float(b)) for b in (16, 64, 256)]
     assert growth_lines(grown) == [
-        "bitta grows like batch^1.00 from 16 to 256, like batch^1.00 from 64 on"
+        "time of bitta grows like batch^1.00 from 16 to 256, like batch^1.00 from 64 on"
     ]
     assert growth_lines(grown[:2]) == []
 
@@ -66,7 +66,7 @@ def test_speed_page_has_machine_table_and_growth():
     page = speed_page(grown, environment=machine, matmul={"float32": 2e12})
     assert "abacus, CPU threads 2, torch 2, bitta 0, 2 TFLOP/s float32 matmul" in page
     assert "| bitta | 16 | 16.00 |" in page
-    assert "* bitta grows like batch^1.00" in page
+    assert "* time of bitta grows like batch^1.00" in page
 
 
 def test_speed_plot_is_written_for_curves_bars_and_failures(tmp_path):

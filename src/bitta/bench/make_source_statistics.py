@@ -50,7 +50,7 @@ class SourceImagesConfig(Config):
 
     def __post_init__(self) -> None:
         if self.data and self.data not in SETS:
-            raise unknown_name_error("set", self.data, SETS)
+            raise unknown_name_error("data set", self.data, SETS)
         require(self.n >= 1, "n", self.n, "1 or more")
         require(self.fisher_samples >= 0, "fisher_samples", self.fisher_samples, "0 or more")
         require(self.side == 0 or self.side >= 8, "side", self.side, "8 or more, or 0")

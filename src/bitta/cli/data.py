@@ -341,7 +341,7 @@ def _configure_make_corrupted(parser: argparse.ArgumentParser) -> None:
 
 def _make_corrupted(arguments: argparse.Namespace) -> int:
     if arguments.name not in _READERS:
-        raise unknown_name_error("set", arguments.name, _READERS)
+        raise unknown_name_error("data set", arguments.name, _READERS)
     if not arguments.out and not arguments.sheet:
         raise SettingError("neither --out nor --sheet was given; give at least one of them.")
     severities = _parse_severities(arguments.severity)

@@ -136,16 +136,17 @@ def import_object(text: str, *, of: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name or module.startswith("."):
         raise SettingError(f'{of} is {text!r}; allowed: "module:name".')
+    folder = os.getcwd()
     try:
         # The console script does not import from the working directory, unlike `python -m`.
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, folder)
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, SyntaxError) as error:
         raise SettingError(
             f"{of} {text!r} cannot be loaded ({error}); check the name and the working directory."
         ) from None
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(folder)  # the module may have changed the working directory
 
 
 def call_model_factory(text: str, *, of: str) -> nn.Module:

@@ -8,7 +8,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from bitta.errors import InputError, unknown_name_error
-from bitta.models.tensor_files import find_weights_files, list_parts, whole_path
+from bitta.models.tensor_files import find_weights_files, list_parts, unsplit_path
 from bitta.models.weights import ModelCard, read_card
 
 EMBEDDED = "embedded:"
@@ -56,7 +56,7 @@ def list_weights(folder: str | Path) -> list[WeightsEntry]:
     for name in embedded_names():
         with weights_path(EMBEDDED + name) as path:
             entries.append(describe_weights(path, name=EMBEDDED + name))
-    wholes = {whole_path(path) for path in Path(folder).rglob(f"[!.]*{_SUFFIX}")}
+    wholes = {unsplit_path(path) for path in Path(folder).rglob(f"[!.]*{_SUFFIX}")}
     logs = {path.with_suffix(_SUFFIX): path for path in Path(folder).rglob("[!.]*.json")}
     for whole in sorted(wholes | logs.keys()):
         if whole in wholes:
@@ -77,7 +77,7 @@ def _read_card_from_log(path: Path) -> ModelCard | None:
 
 def describe_weights(path: Path, *, name: str) -> WeightsEntry:
     """Describe a weights file or a set of parts. A problem is returned, not raised."""
-    whole = whole_path(path)
+    whole = unsplit_path(path)
     present = [whole] if whole.exists() else list_parts(whole)
     n_bytes = sum(part.stat().st_size for part in present)
     try:

@@ -34,9 +34,9 @@ def write_tensors(
 ) -> list[Path]:
     """Write one file, or as many parts as needed. Older files of that name are deleted."""
     path = Path(path)
-    if whole_path(path) != path:
+    if unsplit_path(path) != path:
         raise InputError(
-            f"{str(path)!r} is the name of a part; use {whole_path(path).name!r} instead."
+            f"{str(path)!r} is the name of a part; use {unsplit_path(path).name!r} instead."
         )
     groups = (
         [list(tensors)] if part_bytes is None else _group_into_parts(tensors, metadata, part_bytes)
@@ -113,19 +113,19 @@ def list_parts(path: Path) -> list[Path]:
     if not path.parent.is_dir():
         return []
     found = (other for other in path.parent.iterdir() if other.suffix == path.suffix)
-    return sorted(part for part in found if whole_path(part) == path and part != path)
+    return sorted(part for part in found if unsplit_path(part) == path and part != path)
 
 
 def check_weights_path(path: Path) -> None:
     """Refuse a file name that weights cannot be written to."""
-    if path.suffix != ".safetensors" or whole_path(path) != path or path.is_dir():
+    if path.suffix != ".safetensors" or unsplit_path(path) != path or path.is_dir():
         raise InputError(
             f"weights cannot be written to {str(path)!r}; allowed: a file name that ends in "
             ".safetensors, without the number of a part."
         )
 
 
-def whole_path(path: Path) -> Path:
+def unsplit_path(path: Path) -> Path:
     """Return the path of the whole for a part, and any other path unchanged."""
     name = _PART.match(path.stem)
     return path if name is None else path.with_name(name[1] + path.suffix)

@@ -57,8 +57,9 @@ def growth_lines(measurements: Sequence[SpeedMeasurement]) -> list[str]:
     for curve in find_scaling_curves(measurements):
         title, points = _CASE_COLUMNS[curve.axis], curve.points
         lines.append(
-            f"{curve.method} grows like {title}^{curve.exponent:.2f} from {points[0][0]} to "
-            f"{points[-1][0]}, like {title}^{curve.last_exponent:.2f} from {points[-2][0]} on"
+            f"time of {curve.method} grows like {title}^{curve.exponent:.2f} from "
+            f"{points[0][0]} to {points[-1][0]}, like {title}^{curve.last_exponent:.2f} from "
+            f"{points[-2][0]} on"
         )
     return lines
 

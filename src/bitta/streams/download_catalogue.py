@@ -108,7 +108,7 @@ def find_data_set(name: str) -> DataSet:
     """Return the description of a data set."""
     if name not in CATALOGUE:
         raise unknown_name_error(
-            "set", name, CATALOGUE, hint='Run "bitta data get --help" for the list.'
+            "data set", name, CATALOGUE, hint='Run "bitta data get --help" for the list.'
         )
     return CATALOGUE[name]
 
