@@ -165,7 +165,7 @@ def test_prediction_is_repeated_if_it_was_surely_not_served(client, server, paus
     assert len(pauses) == 1
 
 
-@pytest.mark.parametrize("failure", [500, ("after", httpx.ReadTimeout("slow"))], ids=str)
+@pytest.mark.parametrize("failure", [500, 504, ("after", httpx.ReadTimeout("slow"))], ids=str)
 def test_prediction_is_not_repeated_if_it_may_have_been_served(client, server, pauses, failure):
     client.predict(b"one")
     server.failures = [failure]

@@ -184,11 +184,11 @@ def test_error_of_the_engine_keeps_its_message(call, engine, error, status):
     assert (response.status_code, response.json()) == (status, {"error": str(error)})
 
 
-@pytest.mark.parametrize("extra_settings", [{"limits": {"answer_seconds": 0.2}}])
-def test_slow_engine_gives_503_after_timeout(call, engine):
+@pytest.mark.parametrize("extra_settings", [{"limits": {"response_seconds": 0.2}}])
+def test_slow_engine_gives_504_after_timeout(call, engine):
     engine.is_stuck = True
     response = call("client", "POST", URL, json={"inputs": [tensor()]})
-    assert response.status_code == 503
+    assert response.status_code == 504  # not 503, after which a client sends a prediction again
     assert "too busy" in response.json()["error"]
 
 

@@ -44,15 +44,16 @@ class AppState:
     async def wait(self, future: "Future[T]") -> T:
         """Return the result of another thread's work, or refuse the request after a timeout.
 
-        The work continues after the timeout.
+        The work continues after the timeout. Status 504 tells this apart from 503, which says that
+        the request had no effect.
         """
         try:
-            return await wait_for_future(future, self.settings.limits.answer_seconds)
+            return await wait_for_future(future, self.settings.limits.response_seconds)
         except TimeoutError:
             if future.done():
                 raise
             raise ApiError(
-                503,
+                504,
                 "the server is too busy to answer in time; it may still do what was requested.",
                 headers={"Retry-After": "5"},
             ) from None

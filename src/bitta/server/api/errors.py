@@ -30,6 +30,7 @@ _CODES = {
     429: "too_many",
     500: "internal",
     503: "unavailable",
+    504: "timeout",
 }
 _LIBRARY_ERRORS: ErrorTable = {
     InputError: (422, "invalid"),

@@ -47,6 +47,7 @@ _BODY_ERRORS = {
 _SERVER_ERRORS = {
     "500": "The server failed; its log has the reason.",
     "503": "The server cannot do this now; try again after Retry-After.",
+    "504": "The server did not respond in time; it may still do what was requested.",
 }
 _PROTOCOL_ERROR = {
     "type": "object",
