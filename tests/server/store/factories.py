@@ -6,9 +6,16 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 
-from bitta.server.store import NewAnswer, NewPrediction, NewQuestion, NewSnapshot, ServedBatch
+from bitta.server.store import (
+    LearnableAnswer,
+    NewAnswer,
+    NewPrediction,
+    NewQuestion,
+    NewSnapshot,
+    ServedBatch,
+)
 from bitta.server.store.answers import IS_PENDING
-from bitta.server.store.schema import select_learnable_answers, to_learnable_answer
+from bitta.server.store.learnable_answers import select_learnable_answers
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -66,7 +73,7 @@ def new_answer(number, verdict="correct", *, by="anna", key=None, **more):
 def pending_answers(store):
     """Return the answers that no step has learned or claimed, in order of seq."""
     rows = store._rows(select_learnable_answers().where(IS_PENDING))
-    return [to_learnable_answer(row) for row in rows]
+    return [LearnableAnswer(**row) for row in rows]
 
 
 def new_snapshot(number, version, reason="interval"):

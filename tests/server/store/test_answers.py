@@ -133,12 +133,7 @@ def test_answer_without_question_is_stored(asked):
     record = asked.add_answer(new_answer(3)).result()
     assert (record.uncertainty, record.selection_reason, record.status) == (None, None, "pending")
     (waiting,) = pending_answers(asked)
-    assert (waiting.window, waiting.row, waiting.class_index, waiting.position) == (
-        None,
-        None,
-        3,
-        3,
-    )
+    assert (waiting.class_index, waiting.position) == (3, 3)
 
 
 @pytest.mark.parametrize("verdict", ["yes", "Correct", "correct ", 1, True, None, ""])

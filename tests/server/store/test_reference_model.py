@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
         fields = state | {"supersedes_id": replaced}
         result = self.import_line(exported_line(answer, **fields)).result()
         assert not result.record.repeated
-        assert result.has_ended_answer == self.model.import_answer(answer, **fields)
+        assert result.replaced_standing_answer == self.model.import_answer(answer, **fields)
 
     @rule(index=INDEX, state=STATES)
     def import_known_answer(self, index, state):
@@ -193,7 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
         result = self.import_line(exported_line(answer, **state)).result()
         assert (result.record.id, result.record.repeated) == (answer.id, True)
         ends = state["undone"] or not state["standing"]
-        assert result.has_ended_answer == (answer.standing and ends)
+        assert result.replaced_standing_answer == (answer.standing and ends)
         if ends:
             self.model.end(answer, undone=state["undone"] or answer.undone)
         other = {"idempotency_key": "another"}
@@ -210,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Import an earlier export of the same store, which changes nothing."""
         for line in self.exported:
             result = self.import_line(line).result()
-            assert (result.record.repeated, result.has_ended_answer) == (True, False)
+            assert (result.record.repeated, result.replaced_standing_answer) == (True, False)
         self.exported = list(export_records("jsonl", self.store.all_feedback()))
 
     @rule(limit=st.sampled_from([None, None, 2]), learn=st.booleans())
@@ -234,12 +234,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.log_learned_step(step).result()
         self.model.learn(claimed)
 
-    @rule(everything=st.booleans())
-    def release(self, everything):
-        claimed = [answer.id for answer in self.model.claimed()]
-        (
-            self.store.release_all_answers() if everything else self.store.release_answers(claimed)
-        ).result()
+    @rule()
+    def release(self):
+        self.store.release_answers().result()
         self.model.release()
 
     @rule(reason=st.sampled_from(["interval", "interval", "asked"]), n=st.integers(1, 2))

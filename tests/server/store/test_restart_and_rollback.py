@@ -22,7 +22,7 @@ def ids(answers):
 
 def learn(store, version, answers):
     store.log_learned_step(
-        LearnedStep(version, [one.feedback_id for one in answers], {"loss": 0.5}, 0.1, "w")
+        LearnedStep(version, [one.feedback_id for one in answers], {"loss": 0.5}, 0.1)
     ).result()
 
 
@@ -41,7 +41,6 @@ def test_learned_step_and_its_answers_are_one_change(answered):
         "replacing": [],
         "losses": {"loss": 0.5},
         "seconds": 0.1,
-        "weights": "w",
     }
 
 
@@ -77,15 +76,15 @@ def test_released_answers_are_pending_unless_undone_or_replaced(answered):
     taken = answered.claim_answers().result()
     answered.undo_answer(taken[0].feedback_id, by="anna").result()
     answered.add_answer(new_answer(1, "incorrect")).result()
-    answered.release_answers([one.feedback_id for one in taken]).result()
+    answered.release_answers().result()
     assert ids(pending_answers(answered)) == [2, 3, 4, 5, 1]
     assert answered.find_feedback(taken[0].feedback_id).status == "superseded"
     assert answered.find_feedback(taken[1].feedback_id).status == "superseded"
 
 
-def test_release_all_makes_claimed_answers_pending(answered):
+def test_released_answers_are_pending_in_their_former_order(answered):
     answered.claim_answers(4).result()
-    answered.release_all_answers().result()
+    answered.release_answers().result()
     assert ids(pending_answers(answered)) == [0, 1, 2, 3, 4, 5]
 
 

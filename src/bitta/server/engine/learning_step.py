@@ -109,7 +109,7 @@ class LearningSteps:
         try:
             answers = [(answer, self._served_log.find_input(answer)) for answer in claim.result()]
         except StoreError:  # the step is tried again later, with these answers
-            self._store.release_all_answers()
+            self._store.release_answers()
             return False
         lost = [answer.feedback_id for answer, inputs in answers if inputs is None]
         if lost:
@@ -134,7 +134,7 @@ class LearningSteps:
         """Release the claimed answers. Call it in a pause, before a rollback and at the end."""
         if self._claim is not None:
             self._claim = None
-            self._store.release_all_answers()
+            self._store.release_answers()
 
     def _commit(
         self, answers: AnswersWithInputs, losses: Mapping[str, float], seconds: float

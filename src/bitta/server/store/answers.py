@@ -75,18 +75,18 @@ def import_answer(
     answer = exported.answer
     stored = _find_answer(connection, feedback.c.idempotency_key == answer.idempotency_key)
     if stored is None:
-        has_ended_answer = _insert_exported(connection, exported, feedback_id, at)
+        replaced_standing_answer = _insert_exported(connection, exported, feedback_id, at)
     else:
         _check_repetition(stored, answer)
         feedback_id = stored["id"]
-        has_ended_answer = bool(stored["standing"]) and not exported.is_standing
-        if has_ended_answer:
+        replaced_standing_answer = bool(stored["standing"]) and not exported.is_standing
+        if replaced_standing_answer:
             _end_standing(connection, feedback_id)
     if exported.undone:
         undo_answer(connection, feedback_id=feedback_id, by="import", at=at)
     update_question_status(connection, [answer.prediction_id])
     receipt = _receipt(connection, feedback_id, repeated=stored is not None)
-    return ImportResult(receipt, has_ended_answer)
+    return ImportResult(receipt, replaced_standing_answer)
 
 
 def _insert_exported(

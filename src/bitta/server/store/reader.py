@@ -20,7 +20,6 @@ from sqlalchemy import (
 from bitta.records import FeedbackRecord, QuestionStatus
 from bitta.server.store.connection import read_transaction
 from bitta.server.store.images import find_image
-from bitta.server.store.model_versions import newest_lineage, trace_lineages
 from bitta.server.store.records import (
     AnnotatorCounts,
     AuditAnswer,
@@ -31,6 +30,7 @@ from bitta.server.store.records import (
     StoredQuestion,
     StoredSnapshot,
 )
+from bitta.server.store.restart_and_rollback import newest_lineage, trace_lineages
 from bitta.server.store.schema import (
     events,
     feedback,
@@ -277,9 +277,9 @@ def _to_event(row: Mapping[str, Any]) -> LogEvent:
 
 def _is_audit_verdict(answers: FromClause) -> list[ColumnElement[bool]]:
     """Conditions for standing verdicts on audits, without those of clients."""
-    is_by_application = exists().where(keys.c.id == answers.c.annotator_id, keys.c.role == "client")
+    is_by_client = exists().where(keys.c.id == answers.c.annotator_id, keys.c.role == "client")
     is_verdict = and_(answers.c.standing, answers.c.verdict != "skip")
-    return [answers.c.selection_reason == "audit", is_verdict, ~is_by_application]
+    return [answers.c.selection_reason == "audit", is_verdict, ~is_by_client]
 
 
 def _has_earlier_verdict() -> ColumnElement[bool]:

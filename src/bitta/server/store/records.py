@@ -16,7 +16,6 @@ from bitta.records import (
     MAX_COMMENT_LENGTH,
     AnnotatorKind,
     FeedbackReceipt,
-    FeedbackStatus,
     Lease,
     QuestionReason,
     QuestionStatus,
@@ -301,7 +300,7 @@ class ImportResult:
     """Result of the import of one answer."""
 
     record: FeedbackReceipt
-    has_ended_answer: bool
+    replaced_standing_answer: bool
     """True if a standing answer of this store no longer stands, because of this import."""
 
 
@@ -310,21 +309,12 @@ class LearnableAnswer:
     """Answer, never a skip, with the fields of its prediction that the learner needs."""
 
     feedback_id: str
-    seq: int
     prediction_id: str
     verdict: Verdict
     annotator_id: str
-    weight: float
-    status: FeedbackStatus
-    applied_in_version: str | None
-    standing: bool
     class_index: int
     position: int
     input_sha256: str
-    window: int | None
-    """Number of the window of its question; None if no question was asked."""
-    row: int | None
-    """Row in that window; None if no question was asked."""
     replaces_answer: bool = False
     """True if it contradicts a learned answer of the same annotator. `claim_answers` sets it."""
 
@@ -338,7 +328,6 @@ class LearnedStep:
     answers: Sequence[str]
     losses: Mapping[str, float | None]
     seconds: float
-    weights: str | None = None
     replacing: Sequence[str] = ()
     """Answers of the step that replace the opposite learned answer of the same annotator."""
 

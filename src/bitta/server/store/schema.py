@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from bitta.records import FeedbackRecord
-from bitta.server.store.records import LearnableAnswer, StoredQuestion
+from bitta.server.store.records import StoredQuestion
 
 metadata = MetaData(
     naming_convention={
@@ -221,36 +221,6 @@ def to_feedback(row: Mapping[Any, Any]) -> FeedbackRecord:
         "undone": bool(row["undone"]),
     }
     return FeedbackRecord(**fields)
-
-
-def select_learnable_answers() -> Select[Any]:
-    """Select answers without skips, in order of seq. `to_learnable_answer` reads the rows."""
-    own = ("seq", "prediction_id", "verdict", "annotator_id", "weight", "status")
-    return (
-        select(
-            feedback.c.id.label("feedback_id"),
-            *(feedback.c[name] for name in own),
-            feedback.c.applied_in_version,
-            feedback.c.standing,
-            predictions.c.class_index,
-            predictions.c.position,
-            predictions.c.input_sha256,
-            questions.c.window,
-            questions.c.row,
-        )
-        .select_from(
-            feedback.join(predictions, predictions.c.id == feedback.c.prediction_id).outerjoin(
-                questions, questions.c.prediction_id == feedback.c.prediction_id
-            )
-        )
-        .where(feedback.c.verdict != "skip")
-        .order_by(feedback.c.seq)
-    )
-
-
-def to_learnable_answer(row: Mapping[Any, Any]) -> LearnableAnswer:
-    """Convert a row of `select_learnable_answers`."""
-    return LearnableAnswer(**dict(row) | {"standing": bool(row["standing"])})
 
 
 def question_columns() -> list[ColumnElement[Any]]:
