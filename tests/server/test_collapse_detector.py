@@ -329,7 +329,7 @@ def test_saved_detector_continues_unchanged():
     "settings",
     [
         {"patience": 0}, {"reference_windows": 0}, {"entropy_share": 1.1}, {"margin": -0.1},
-        {"least_agreement": 2}, {"max_distance": 0}, {"audit_seconds": 0}, {"least_entropy": -1},
+        {"min_agreement": 2}, {"max_distance": 0}, {"audit_seconds": 0}, {"min_entropy": -1},
         {"min_audits": 101},
     ],
     ids=str,

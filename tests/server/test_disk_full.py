@@ -13,7 +13,7 @@ from server.processes import QUICK_SETTINGS, ForkedServer, Load, check_stored, u
 
 pytestmark = pytest.mark.full
 
-SETTINGS = f"max_waiting = 128\n{QUICK_SETTINGS}"
+SETTINGS = f"max_queued_images = 128\n{QUICK_SETTINGS}"
 """Few predictions may wait, so that they are refused soon."""
 
 

@@ -65,7 +65,8 @@ def test_other_settings_may_change(started_folder):
     same = {"settings": {"lr": 2e-3, "epochs": 3}}
     free = {
         "duty": 0.1, "max_batch": 8, "max_distance": 0.5, "rollback": False, "keep_images": "all",
-        "keep_snapshots": 2, "max_open": 3, "limits": {"images": 7}, "question_seconds": 5.0,
+        "keep_snapshots": 2, "max_open_questions": 3, "limits": {"images": 7},
+        "question_seconds": 5.0,
     }  # fmt: skip
     with start_server(settings(started_folder, **same, **free)) as server:
         assert "from snapshot" in server.start_message

@@ -100,7 +100,7 @@ def _import(store: "Store", path: Path) -> int:
         n_known += is_known
         n_new += not is_known
         n_withdrawn += not (is_known or imported.record.standing)
-        n_superseded += imported.has_ended_answer
+        n_superseded += imported.replaced_standing_answer
     print(f"{n_new} answers imported, {n_known} were already stored")
     if n_withdrawn:
         print(f"{n_withdrawn} of the imported answers were undone or replaced and are not learned")

@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
 def _print_summary(experiment: Experiment, result: RunResult) -> None:
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
-    lines = [agreement_line(result), _preparation_line(result), _clean_line(result)]
+    lines = [agreement_line(result), _preparation_line(result), _clean_accuracy_line(result)]
     if "seconds" in result.extra:
         lines.append(f"seconds: {RunSeconds(**result.extra['seconds'])}")
     for line in filter(None, [*lines, collapse_line(result)]):
@@ -125,7 +125,7 @@ def _preparation_line(result: RunResult) -> str:
     )
 
 
-def _clean_line(result: RunResult) -> str:
+def _clean_accuracy_line(result: RunResult) -> str:
     if (clean := result.extra.get("clean")) is None:
         return ""
     return (

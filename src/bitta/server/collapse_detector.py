@@ -15,7 +15,7 @@ entropy     The entropy of the served classes is below `entropy_share` of the re
             unknown. If enough audits show that accuracy is not below its limit, the inputs belong
             to few classes, and the model is only suspect.
 agreement   The policy (the probabilities averaged over stochastic passes) agrees with the served
-            class in less than `least_agreement` of the samples, and the reference was above that.
+            class in less than `min_agreement` of the samples, and the reference was above that.
 confidence  The mean confidence is below `confidence_share` of the reference. The model is only
             suspect.
 distance    The weights are farther than `max_distance` from the source weights. One window is
@@ -47,12 +47,12 @@ class GuardSettings(Config):
     """Number of windows at the start. Their means are the reference for all later windows."""
     entropy_share: float = 0.35
     """Share of the reference below which the entropy of the served classes is too low."""
-    least_entropy: float = 0.5
+    min_entropy: float = 0.5
     """Reference entropy in nats below which the entropy rule is off (two classes at 80:20 have
     0.50). If one class dominates the inputs, windows with only that class are normal."""
     variety_share: float = 0.5
     """Inputs count as varied if their variety is at least this share of the reference."""
-    least_agreement: float = 0.3
+    min_agreement: float = 0.3
     """Smallest allowed agreement of the policy with the served class."""
     confidence_share: float = 0.5
     """Share of the reference below which the mean confidence makes the model suspect."""
@@ -73,9 +73,9 @@ class GuardSettings(Config):
         for name in ("patience", "reference_windows", "min_audits", "audit_window"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("entropy_share", "variety_share", "confidence_share", "margin",
-                     "least_agreement"):  # fmt: skip
+                     "min_agreement"):  # fmt: skip
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
-        require(self.least_entropy >= 0, "least_entropy", self.least_entropy, "0 nats or more")
+        require(self.min_entropy >= 0, "min_entropy", self.min_entropy, "0 nats or more")
         for name in ("audit_seconds", "max_distance"):
             require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
         require(
@@ -368,7 +368,7 @@ class CollapseDetector:
 
     def _check_entropy(self, window: WindowSummary) -> _BrokenRule | None:
         usual = self.reference.entropy.value
-        if not self.reference.is_complete or usual is None or usual < self.settings.least_entropy:
+        if not self.reference.is_complete or usual is None or usual < self.settings.min_entropy:
             return None
         now, share = entropy(window.counts), self.settings.entropy_share
         if now >= share * usual or not self._has_varied_inputs(window):
@@ -390,7 +390,7 @@ class CollapseDetector:
         return window.variety >= self.settings.variety_share * usual
 
     def _check_agreement(self, window: WindowSummary) -> _BrokenRule | None:
-        usual, least = self.reference.agreement.value, self.settings.least_agreement
+        usual, least = self.reference.agreement.value, self.settings.min_agreement
         if not self.reference.is_complete or usual is None or window.agreement is None:
             return None
         if window.agreement >= least or usual < least:

@@ -16,7 +16,7 @@ Level = Literal["debug", "info", "warning", "error"]
 def make_logger(level: Level = "info", stream: TextIO | None = None) -> FilteringBoundLogger:
     """Return a new logger. The global configuration of structlog does not change."""
     logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(cast("TextIO", _LossyStream(stream or sys.stderr))),
+        structlog.WriteLogger(cast("TextIO", _ErrorIgnoringStream(stream or sys.stderr))),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         processors=[
             structlog.processors.add_log_level,
@@ -29,7 +29,7 @@ def make_logger(level: Level = "info", stream: TextIO | None = None) -> Filterin
     return logger
 
 
-class _LossyStream:
+class _ErrorIgnoringStream:
     """Stream that drops lines if the disk is full, so that requests still succeed."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -52,7 +52,7 @@ def start_server(settings: ServeSettings) -> Iterator[RunningServer]:
     """Start a server. At the end of the block, save its state and release the data folder."""
     model = load_model_from_settings(settings)
     with (
-        _one_core_free(),
+        _reserve_one_core(),
         _exif_warnings_ignored(),
         Store.open(settings.database, settings.data_dir) as store,
     ):
@@ -88,7 +88,7 @@ def load_model_from_settings(settings: ServeSettings) -> ServedModel:
 
 
 @contextmanager
-def _one_core_free() -> Iterator[None]:
+def _reserve_one_core() -> Iterator[None]:
     """Let the model use all cores but one, unless OMP_NUM_THREADS is set.
 
     The free core handles requests. Without it, requests would slow down one of the model's threads,
@@ -140,7 +140,7 @@ def _ignored_signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
+def make_server(app: FastAPI, settings: ServeSettings) -> "GracefulServer":
     """Return a server that has not started."""
     check_tls(settings)
     state: AppState = app.state.bitta
@@ -151,7 +151,7 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
         logger.setLevel(logging.INFO if settings.log_level == "debug" else logging.WARNING)
     config = uvicorn.Config(
         app,
-        http=_limited_protocol(limits.read_seconds, limits.connections),
+        http=_limited_protocol(limits.read_seconds, limits.max_connections),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -163,10 +163,10 @@ def make_server(app: FastAPI, settings: ServeSettings) -> "StreamEndingServer":
         **_tls_options(settings),
     )
     config.load()
-    return StreamEndingServer(config, state)
+    return GracefulServer(config, state)
 
 
-class StreamEndingServer(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """Server that ends event streams and long polls first when it shuts down."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:

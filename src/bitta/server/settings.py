@@ -44,13 +44,13 @@ class RequestLimits(BaseModel):
 
     body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Bytes of an inference request's body, before and after decompression."""
-    other_bytes: int = Field(default=256 * 1024, ge=1024)
+    other_body_bytes: int = Field(default=256 * 1024, ge=1024)
     """Bytes of any other request's body."""
     json_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Bytes of an inference request's JSON. Parsed JSON takes about 25 times as much memory."""
     images: int = Field(default=128, ge=1)
     """Images in one request."""
-    picture_bytes: int = Field(default=16 * 2**20, ge=1)
+    image_bytes: int = Field(default=16 * 2**20, ge=1)
     """Bytes of one encoded image."""
     pixels: int = Field(default=25_000_000, ge=1)
     """Pixels of one encoded image, also while it is resized."""
@@ -60,15 +60,15 @@ class RequestLimits(BaseModel):
     """Average requests per second of one key."""
     burst: int = Field(default=4000, ge=1)
     """Requests that one key may send at once."""
-    failures_per_minute: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    invalid_keys_per_minute: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Invalid keys per minute from one address."""
     read_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds that a client may take to send its request, or to read a part of the response."""
-    answer_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that a request may wait for the model or the store. Then it gets status 503."""
-    connections: int = Field(default=1000, ge=1)
+    response_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Seconds that a request may wait for the model or the store. Then it gets status 504."""
+    max_connections: int = Field(default=1000, ge=1)
     """Largest number of open connections."""
-    streams: int = Field(default=100, ge=1)
+    max_event_streams: int = Field(default=100, ge=1)
     """Largest number of open event streams."""
 
 
@@ -126,7 +126,7 @@ class ServeSettings(BaseSettings):
     max_wait_ms: float = Field(default=2.0, ge=0, le=10_000)
     """Milliseconds that a request waits for others to join its forward pass. It waits only if the
     last forward pass combined several requests."""
-    max_waiting: int = Field(default=4096, ge=1)
+    max_queued_images: int = Field(default=4096, ge=1)
     """Largest number of images that wait to be served, and of predictions that wait to be stored.
     Further requests are refused."""
     window: int = Field(default=64, ge=2)
@@ -146,13 +146,13 @@ class ServeSettings(BaseSettings):
     in any case."""
     question_seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """Seconds for which a question stays open."""
-    max_open: int = Field(default=30, ge=1)
+    max_open_questions: int = Field(default=30, ge=1)
     """Limit of open questions from the last minute. At the limit, the server asks no more."""
     lease_seconds: float = Field(default=120.0, gt=0, le=86_400)
     """Seconds for which a question is reserved for the annotator who received it."""
     overlap: int = Field(default=1, ge=1)
     """Number of annotators who are asked the same question."""
-    wait_seconds: float = Field(default=25.0, ge=0, le=25)
+    max_poll_seconds: float = Field(default=25.0, ge=0, le=25)
     """Longest time in seconds that a request for the next question waits."""
 
     keep_images: Literal["none", "queried", "all"] = "queried"

@@ -217,7 +217,7 @@ def test_full_disk_leaves_no_secret_file(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("extra_settings", [{"limits": {"failures_per_minute": 3}}])
+@pytest.mark.parametrize("extra_settings", [{"limits": {"invalid_keys_per_minute": 3}}])
 def test_wrong_keys_of_one_address_are_rate_limited(http, tokens):
     statuses = [
         http.get("/v1/status", headers={"Authorization": f"Bearer {n}"}).status_code

@@ -12,7 +12,7 @@ from server.api.fakes import running
 
 @pytest.fixture
 def extra_settings():
-    return {"status_seconds": 0.5, "limits": {"streams": 2}}
+    return {"status_seconds": 0.5, "limits": {"max_event_streams": 2}}
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_stream_ends_when_its_key_is_revoked(listen, store):
 
 
 @pytest.mark.parametrize(
-    "extra_settings", [{"status_seconds": 60, "limits": {"failures_per_minute": 1}}]
+    "extra_settings", [{"status_seconds": 60, "limits": {"invalid_keys_per_minute": 1}}]
 )
 def test_stream_ends_when_its_session_is_signed_out(port, tokens, monkeypatch):
     monkeypatch.setattr("bitta.server.api.events._KEY_CHECK_SECONDS", 0.3)

@@ -40,7 +40,7 @@ def test_key_above_its_rate_gets_429_with_retry_after(call):
     assert set(call("operator", "GET", "/v2").json()) == {"error"}
 
 
-SMALL = {"limits": {"body_bytes": 2000, "other_bytes": 2000, "read_seconds": 0.6}}
+SMALL = {"limits": {"body_bytes": 2000, "other_body_bytes": 2000, "read_seconds": 0.6}}
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_connection_is_reused(port, tokens):
     connection.close()
 
 
-@pytest.mark.parametrize("extra_settings", [{"limits": {"connections": 3}}])
+@pytest.mark.parametrize("extra_settings", [{"limits": {"max_connections": 3}}])
 def test_connections_above_the_limit_are_closed(port):
     held = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
     assert exchange(port, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n") == b""

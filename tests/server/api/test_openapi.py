@@ -45,7 +45,7 @@ EXCLUDED_CHECKS = CHECKS.get_by_names(["ignored_auth"])  # tested in test_authen
 @pytest.fixture(scope="module")
 def app_and_token(tmp_path_factory):
     folder = tmp_path_factory.mktemp("app_and_token")
-    chosen = {"data_dir": folder, "wait_seconds": 0, "limits": {"burst": 100_000}}
+    chosen = {"data_dir": folder, "max_poll_seconds": 0, "limits": {"burst": 100_000}}
     with Store.open(None, folder) as store:
         engine = FakeEngine(store)
         engine.ask(3)

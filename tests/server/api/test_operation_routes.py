@@ -120,7 +120,7 @@ def test_metrics_are_in_prometheus_format(call, engine, answer):
     assert values[("bitta_model_distance",)] == 0.125
     assert values[("bitta_questions_total",)] == 1
     assert values[("bitta_served_total",)] == 2
-    assert values[("bitta_images_missed_total",)] == 0
+    assert values[("bitta_images_failed_total",)] == 0
     assert values[("bitta_predictions_total",)] == 1
     assert values[("bitta_requests_total", "POST", "/v2/models/{model}/infer", "200")] == 1
     assert values[("bitta_audit_accuracy_low",)] == 0.3

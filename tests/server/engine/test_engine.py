@@ -159,7 +159,7 @@ def test_requests_above_queue_limit_are_refused(tmp_path):
             engine.predict(images(number, 4), request_id="r")
 
     with (
-        running(tmp_path, max_waiting=4) as (engine, _),
+        running(tmp_path, max_queued_images=4) as (engine, _),
         pytest.raises(EngineOverloadedError, match="too many images wait"),
     ):
         flood(engine)
@@ -351,7 +351,7 @@ def test_collapsed_model_is_not_rolled_back_while_paused(tmp_path):
 
 def test_window_raises_no_questions_at_max_open(tmp_path):
     folder = tmp_path / "data"
-    with running(folder, max_open=3) as (engine, store):
+    with running(folder, max_open_questions=3) as (engine, store):
         for number, (asked, open_) in enumerate([(3, 3), (3, 3), (6, 5)]):
             serve(engine, number)
             until(steps(engine, number + 1))

@@ -198,7 +198,7 @@ def test_oversized_webp_is_refused_before_pillow_opens_it(monkeypatch):
 def test_image_above_byte_or_scan_limit_is_refused(monkeypatch):
     content = encoded(gradient(), "JPEG", progressive=True)
     with pytest.raises(ProtocolError, match=f"an image has {len(content)} bytes; up to 100 are"):
-        decode_image(content, RequestLimits(picture_bytes=100))
+        decode_image(content, RequestLimits(image_bytes=100))
     monkeypatch.setattr(images, "MAX_JPEG_SCANS", 9)
     with pytest.raises(ProtocolError, match="a JPEG has more than the allowed 9 scans"):
         decode_image(content)

@@ -80,7 +80,7 @@ def create_app(
     app.add_middleware(
         BodyLimitMiddleware,
         body_bytes=limits.body_bytes,
-        other_bytes=limits.other_bytes,
+        other_body_bytes=limits.other_body_bytes,
         seconds=limits.read_seconds,
     )
     app.add_middleware(RequestLogMiddleware, log=state.log, metrics=state.metrics)

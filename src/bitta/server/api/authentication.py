@@ -50,8 +50,8 @@ class Authenticator:
         limits = settings.limits
         self._keys = keys
         self._requests = RateLimiter(limits.requests_per_second, limits.burst)
-        failures_per_second = limits.failures_per_minute / 60
-        self._failures = RateLimiter(failures_per_second, max(1.0, limits.failures_per_minute))
+        failures_per_second = limits.invalid_keys_per_minute / 60
+        self._failures = RateLimiter(failures_per_second, max(1.0, limits.invalid_keys_per_minute))
         self._by_token_hash, self._by_id = _CallerCache(), _CallerCache()
         self.sessions = SessionCookies(secret, seconds=int(settings.session_hours * 3600))
 

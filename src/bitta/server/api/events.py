@@ -158,7 +158,7 @@ def event_stream(
 
     It ends when the client disconnects, the key or session ends, or the server stops.
     """
-    if state.log_watcher.n_streams >= state.settings.limits.streams:
+    if state.log_watcher.n_streams >= state.settings.limits.max_event_streams:
         raise too_many_requests("too many event streams are open", 10.0)
     return EventSourceResponse(
         _messages(state, request, caller, _parse_seq(last_event_id)),

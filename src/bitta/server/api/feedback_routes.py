@@ -71,7 +71,7 @@ async def next_question(
     ] = [],  # noqa: B006 (never changed)
 ) -> Response:
     """Questions that this annotator already holds come first, except those in `exclude`."""
-    leased = await _lease(state, caller, min(wait, state.settings.wait_seconds), exclude)
+    leased = await _lease(state, caller, min(wait, state.settings.max_poll_seconds), exclude)
     if leased is None:
         return Response(status_code=204)
     question = leased.question

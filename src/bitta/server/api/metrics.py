@@ -75,8 +75,8 @@ class _EngineAndStoreCollector(Collector):
         yield _gauge("questions_open", "Open questions.", counts.open)
         yield _gauge("answers_pending", "Answers not yet learned from.", counts.pending)
         yield _gauge("learning_steps", "Learning steps of the model served.", status.n_steps)
-        n_missed = self._store.images.n_failed
-        yield _counter("images_missed", "Images that could not be written to disk.", n_missed)
+        n_failed = self._store.images.n_failed
+        yield _counter("images_failed", "Images that could not be written to disk.", n_failed)
         is_paused = status.learning == "paused"
         yield _gauge("learning_paused", "1 while learning is paused.", is_paused)
         distance = status.distance.get("now") or 0.0

@@ -116,10 +116,12 @@ class BodyLimitMiddleware:
     event loop.
     """
 
-    def __init__(self, app: ASGIApp, *, body_bytes: int, other_bytes: int, seconds: float) -> None:
+    def __init__(
+        self, app: ASGIApp, *, body_bytes: int, other_body_bytes: int, seconds: float
+    ) -> None:
         self._app = app
         self._body_bytes = body_bytes
-        self._other_bytes = other_bytes
+        self._other_bytes = other_body_bytes
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

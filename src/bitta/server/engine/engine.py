@@ -133,7 +133,7 @@ class Engine:
             raise StoreUnavailable(
                 "the worker that owns the model has ended; the server must restart."
             )
-        store_lags = worker.served_log.n_unwritten >= self.settings.max_waiting
+        store_lags = worker.served_log.n_unwritten >= self.settings.max_queued_images
         if store_lags and (why := worker.store.last_write_error) is not None:
             raise StoreUnavailable(f"predictions cannot be stored: {why}.")
         if store_lags or not worker.queue.put(request):

@@ -206,7 +206,7 @@ class ServedLog:
         return {sample.prediction_id: query for query, sample in matching}
 
     def has_enough_open_questions(self) -> bool:
-        """Return True if the number of open questions of the last minute has reached `max_open`.
+        """Return True if there are `max_open_questions` open questions from the last minute.
 
         It is also True if the store cannot store questions.
         """
@@ -216,7 +216,9 @@ class ServedLog:
             return True
         with suppress(StoreError):
             since = self._clock() - _MINUTE
-            return self._store.count_open_questions(since=since) >= self._settings.max_open
+            return (
+                self._store.count_open_questions(since=since) >= self._settings.max_open_questions
+            )
         return True
 
     def expire_questions(self) -> None:

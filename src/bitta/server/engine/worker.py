@@ -88,7 +88,7 @@ class Worker(Thread):
         self.queue = RequestQueue(
             max_batch=settings.max_batch,
             max_wait_seconds=settings.max_wait_ms / 1000,
-            capacity=settings.max_waiting,
+            capacity=settings.max_queued_images,
         )
         self.served_log = ServedLog(
             store, settings, model_name=model_name, classes=self.classes, clock=clock
@@ -268,7 +268,7 @@ class Worker(Thread):
     def _skips_questions(self, n_samples: int) -> bool:
         """Return True if these samples complete a window about which no questions are asked.
 
-        Questions are skipped after a failure, while learning lags behind, and at `max_open`.
+        Questions are skipped after a failure, while learning lags behind, and if many are open.
         """
         if not self.learner.is_window_completed_by(n_samples):
             return False

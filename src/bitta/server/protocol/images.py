@@ -159,9 +159,9 @@ def _check_scaling(size: tuple[int, int], geometry: Geometry, limits: RequestLim
 
 def _open_image(content: bytes, limits: RequestLimits) -> ImageFile:
     """Read the header of an image. Nothing is decoded yet."""
-    if len(content) > limits.picture_bytes:
+    if len(content) > limits.image_bytes:
         raise ProtocolError(
-            f"an image has {len(content)} bytes; up to {limits.picture_bytes} are allowed.",
+            f"an image has {len(content)} bytes; up to {limits.image_bytes} are allowed.",
             status=TOO_LARGE,
         )
     reader = _image_reader(content)
