@@ -294,7 +294,7 @@ def _update(
         terms.append(complementary_loss(logits[~is_known], labels[~is_known]))
     loss = torch.stack(terms).sum()
     optimiser.zero_grad(set_to_none=True)
-    with wrapped.execution.arithmetic():
+    with wrapped.execution.tf32_mode():
         loss.backward()
     optimiser.step()
     return float(loss.detach())

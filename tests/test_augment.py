@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bitta import augment
-from bitta.augment import augmented
+from bitta.augment import augment_images
 from bitta.errors import InputError
 from bitta.seeding import RandomKey, generator
 
@@ -35,21 +35,21 @@ def inner(x):
 
 
 def test_equal_keys_give_equal_views_and_other_keys_other_views():
-    one, two, other = (augmented(images(), RandomKey((0, key))) for key in (1, 1, 2))
+    one, two, other = (augment_images(images(), RandomKey((0, key))) for key in (1, 1, 2))
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
 def test_each_image_has_its_own_parameters():
     same = images(n=1).repeat(4, 1, 1, 1)
-    views = augmented(same, RandomKey((0,)))
+    views = augment_images(same, RandomKey((0,)))
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_shape_type_and_range_are_kept(channels):
     given = 3 * images(channels=channels, height=7, width=10).double() - 1
-    view = augmented(given, RandomKey((0,)))
+    view = augment_images(given, RandomKey((0,)))
     assert (view.shape, view.dtype) == (given.shape, given.dtype)
     assert 0 <= view.min() < view.max() <= 1
     assert given.min() < 0, "augmented changed its inputs"
@@ -57,10 +57,10 @@ def test_shape_type_and_range_are_kept(channels):
 
 def test_each_view_has_its_own_order_and_parameters():
     same = images(n=1).repeat(3, 1, 1, 1)
-    views = augmented(same, RandomKey((0,)), "there", views=4)
+    views = augment_images(same, RandomKey((0,)), "there", views=4)
     assert views.shape == (12, 3, 8, 8)
     assert all(not torch.allclose(views[0], view, atol=0.02) for view in views[1:])
-    again = augmented(same, RandomKey((0, "there")), views=4)
+    again = augment_images(same, RandomKey((0, "there")), views=4)
     assert torch.equal(views, again)
 
 
@@ -76,7 +76,7 @@ def test_each_view_changes_colours_in_its_own_order(monkeypatch):
 
 def test_half_of_the_images_are_mirrored():
     falling = torch.linspace(1, 0, 8).expand(400, 1, 8, 8)
-    views = augmented(falling, RandomKey((0,)))
+    views = augment_images(falling, RandomKey((0,)))
     mirrored = (views[..., -2:].mean((1, 2, 3)) > views[..., :2].mean((1, 2, 3))).float().mean()
     assert 0.4 < mirrored < 0.6
 
@@ -84,7 +84,7 @@ def test_half_of_the_images_are_mirrored():
 def test_view_is_similar_to_its_image():
     """A shift by a pixel changes smooth images little. The brightness factor 1 ± .4 dominates."""
     smooth = F.interpolate(images(n=64, height=2, width=2), size=16, mode="bilinear")
-    views = augmented(smooth, RandomKey((0,)))
+    views = augment_images(smooth, RandomKey((0,)))
     assert 0.02 < (views - smooth).abs().mean() < 0.2
 
 
@@ -93,7 +93,7 @@ def test_view_is_similar_to_its_image():
 )
 def test_inputs_that_are_not_images_are_refused(given):
     with pytest.raises(InputError, match=r"cannot be augmented; float images \(n, channels"):
-        augmented(given, RandomKey((0,)))
+        augment_images(given, RandomKey((0,)))
 
 
 def test_images_stay_without_rotation_shift_and_scaling(draws):

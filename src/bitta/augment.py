@@ -23,7 +23,9 @@ _BLUR_RADIUS = 2
 """Pixels on either side of the centre of the blur."""
 
 
-def augmented(images: Tensor, random_key: RandomKey, *place: str | int, views: int = 1) -> Tensor:
+def augment_images(
+    images: Tensor, random_key: RandomKey, *place: str | int, views: int = 1
+) -> Tensor:
     """Return random views of images, (views x n, channels, height, width), view after view.
 
     The key of the random numbers is `random_key` followed by `place`. Values are clipped to 0 to 1.

@@ -178,7 +178,7 @@ class FisherInformation:
         with torch.enable_grad(), _requiring_gradients(parameters):
             logits = self.wrapped(batch, statistics="batch")
             loss = F.cross_entropy(logits, logits.detach().argmax(-1))
-            with self.wrapped.execution.arithmetic():
+            with self.wrapped.execution.tf32_mode():
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         for total, gradient in zip(self._sums.values(), gradients, strict=True):
             total.add_(gradient.square())

@@ -201,7 +201,7 @@ def test_stream_memory_holds_unasked_samples_balanced_by_label():
         seen += list(batch)
         asked += [batch[query.index] for query in session.predict(batch).queries]
         session.learn()
-    kept = session.adapter.stream
+    kept = session.adapter.stream_memory
     assert len(kept) == 6
     assert all(any(torch.equal(one, other) for other in seen) for one in kept.inputs)
     assert not any(torch.equal(one, other) for one in kept.inputs for other in asked)
@@ -214,7 +214,7 @@ def test_statistics_follow_the_stream_memory_when_it_is_learned_from():
     session.predict(images() * 3)
     assert torch.equal(model.norm.running_mean, source.norm.running_mean)
     session.learn()
-    before = source.stem(session.adapter.stream.inputs)
+    before = source.stem(session.adapter.stream_memory.inputs)
     assert torch.allclose(model.norm.running_mean, before.mean((0, 2, 3)), atol=1e-5)
 
 

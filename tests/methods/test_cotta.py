@@ -57,7 +57,7 @@ def test_teacher_averages_views_if_the_source_confidence_is_low(augment_below, s
     def brighten(x, *place, views):
         return torch.cat([torch.full_like(x, next(brightness)) for _ in range(views)])
 
-    monkeypatch.setattr(cotta, "augmented", brighten)
+    monkeypatch.setattr(cotta, "augment_images", brighten)
     session = Session(Brightness(), "cotta", augment_below=augment_below, n_augmentations=9)
     logits = session.adapter.logits(torch.zeros(2, 3, 4, 4))
     assert logits.tolist() == [[served, 0.0]] * 2
@@ -65,14 +65,14 @@ def test_teacher_averages_views_if_the_source_confidence_is_low(augment_below, s
 
 def test_views_depend_on_the_version():
     session = Session(Brightness(), "cotta", augment_below=1.0, n_augmentations=2, seed=5)
-    views = cotta.augmented(images(), RandomKey((5, "cotta", 0)), "augment", 0, views=2)
+    views = cotta.augment_images(images(), RandomKey((5, "cotta", 0)), "augment", 0, views=2)
     expected = sum(view.flatten(1).mean(1) for view in views.chunk(2)) / 2
     assert torch.allclose(session.adapter.logits(images())[:, 0], expected, atol=1e-6)
 
 
 def test_source_model_decides_about_augmentation(monkeypatch):
     """White images: the source has a confidence of .731, a teacher with weight 100 one of 1."""
-    monkeypatch.setattr(cotta, "augmented", black)
+    monkeypatch.setattr(cotta, "augment_images", black)
     session = Session(Brightness(), "cotta", augment_below=0.74)
     with torch.no_grad():
         session.model.weight.fill_(100)

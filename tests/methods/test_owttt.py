@@ -69,8 +69,8 @@ def test_symmetric_divergence_equals_both_divergences_of_torch():
 def test_first_features_of_the_stream_give_exact_moments():
     """Two batches give the mean and the covariance (over n) of all five features."""
     features = torch.randn(5, 3, generator=generator(4)).double()
-    found = gaussian([0.0] * 3, [[0.0] * 3] * 3).moved(features[:2], horizon=100)
-    found = found.moved(features[2:], horizon=100)
+    found = gaussian([0.0] * 3, [[0.0] * 3] * 3).update_with(features[:2], horizon=100)
+    found = found.update_with(features[2:], horizon=100)
     assert torch.allclose(found.mean, features.mean(0))
     assert torch.allclose(found.covariance, features.T.cov(correction=0))
     assert found.n == 5
@@ -82,12 +82,12 @@ def test_later_features_have_the_weight_of_the_horizon():
     The mean is 0 + (2 + 2)/4 = 1, the variance 1 + (4 + 4 - 2)/4 - 1² = 1.5.
     """
     found = Gaussian(torch.zeros(1).double(), torch.ones(1, 1).double(), 8)
-    found = found.moved(torch.full((2, 1), 2.0).double(), horizon=4)
+    found = found.update_with(torch.full((2, 1), 2.0).double(), horizon=4)
     assert (found.mean.item(), found.covariance.item()) == pytest.approx((1.0, 1.5))
 
 
 def test_batch_above_the_horizon_keeps_a_valid_covariance():
-    found = gaussian([0.0], [[1.0]]).moved(
+    found = gaussian([0.0], [[1.0]]).update_with(
         torch.randn(9, 1, generator=generator(1)).double(), horizon=2
     )
     assert found.covariance.item() > 0

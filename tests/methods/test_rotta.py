@@ -190,14 +190,14 @@ def test_old_samples_have_lower_weights():
     """Ages 8, 4 and 0 of 4: e^-2 / (1 + e^-2) = .1192, e^-1 / (1 + e^-1) = .26894, 1 / 2."""
     adapter = Session(toy_classifier(), "rotta", capacity=4).adapter
     state = {"inputs": torch.rand(3, 1), "labels": [0, 1, 2], "uncertainties": [0.0] * 3}
-    adapter.timely.load_state_dict(state | {"ages": [8, 4, 0]}, device=torch.device("cpu"))
+    adapter.stream_memory.load_state_dict(state | {"ages": [8, 4, 0]}, device=torch.device("cpu"))
     found = adapter.age_weights(like=torch.zeros(1)).tolist()
     assert found == pytest.approx([0.119203, 0.268941, 0.5], abs=1e-6)
 
 
 def test_first_loss_is_the_entropy_weighted_by_age(monkeypatch):
     """Without augmentation teacher and student agree. The six samples have the ages 6 to 1."""
-    monkeypatch.setattr(rotta, "augmented", lambda x, random_key, place: x)
+    monkeypatch.setattr(rotta, "augment_images", lambda x, random_key, place: x)
     session = Session(toy_classifier("group"), "rotta")
     each = entropy(session.adapter.logits(images()))
     ages = torch.arange(6, 0, -1) / 64
@@ -210,7 +210,7 @@ def test_memory_is_learned_from_instead_of_the_batch():
     session = Session(toy_classifier(), "rotta")
     session.step(images(0))
     session.step(images(1))
-    assert torch.equal(session.adapter.timely.inputs, torch.cat([images(0), images(1)]))
+    assert torch.equal(session.adapter.stream_memory.inputs, torch.cat([images(0), images(1)]))
     assert session.adapter.wrapped.counts.backwards == 6 + 12
 
 

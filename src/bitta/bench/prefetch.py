@@ -81,7 +81,7 @@ class Prefetch:
         """Yield batch after batch. `prepare` makes the images of a visit."""
         current_visit = -1
         for number in range(self._start, len(self._stream)):
-            visit = self._stream.visit_of(number)
+            visit = self._stream.find_visit(number)
             if visit != current_visit:
                 self._stream.release(before=visit)
                 prepare(visit)

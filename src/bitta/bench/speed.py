@@ -404,7 +404,7 @@ def matmul_rate(device: torch.device, execution: Execution) -> float:
     )
     timer = DeviceTimer(device)
     seconds = []
-    with execution.arithmetic(), torch.no_grad():
+    with execution.tf32_mode(), torch.no_grad():
         for _ in range(_N_MATMUL_WARM_UP + _N_MATMUL):
             timer.start()
             torch.mm(left, right)

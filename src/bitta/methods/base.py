@@ -374,7 +374,7 @@ class GradientAdapter(Adapter[G]):
             terms = objective()
         n_forwards = counts.forwards_with_gradient - n_before
         if terms:
-            with self.trained_model.execution.arithmetic():
+            with self.trained_model.execution.tf32_mode():
                 torch.stack(list(terms.values())).sum().backward()
             counts.backwards += n_forwards
         return terms

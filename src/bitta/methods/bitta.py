@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bitta.augment import augmented
+from bitta.augment import augment_images
 from bitta.config_base import require
 from bitta.losses import policy_loss
 from bitta.memory import BalancedMemory, MixedBatch
@@ -129,7 +129,7 @@ class Bitta(GradientAdapter[BittaConfig]):
         # A stream memory is used for long runs of one class. With the batch statistics of such a
         # run, the policy would disagree with correct labels.
         self.policy_statistics = "running" if config.stream_memory else config.adapt_statistics
-        self.stream = BalancedMemory(config.stream_memory) if config.stream_memory else None
+        self.stream_memory = BalancedMemory(config.stream_memory) if config.stream_memory else None
         """Unlabelled samples to learn from instead of the batch, with their served labels."""
         self.observes = config.observes
         self.learns_from_feedback = config.alpha > 0
@@ -152,7 +152,7 @@ class Bitta(GradientAdapter[BittaConfig]):
         """Update the running statistics with the batch."""
         if self.wrapped.normaliser is not None:
             super().observe(inputs)
-        elif self.stream is None:  # With a stream memory, `adapt` updates them with its samples.
+        elif self.stream_memory is None:  # otherwise `adapt` updates them with its samples
             self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
 
     def sampling_settings(self, statistics: Statistics) -> SamplingSettings:
@@ -175,8 +175,8 @@ class Bitta(GradientAdapter[BittaConfig]):
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Algorithm 1, lines 14-29: remember the answers, make E updates, restore some weights."""
-        if self.stream is not None:
-            unlabelled = self._replace_by_stream_memory(self.stream, unlabelled)
+        if self.stream_memory is not None:
+            unlabelled = self._replace_by_stream_memory(self.stream_memory, unlabelled)
         losses = super().adapt(unlabelled, feedback)
         if self.config.restore:
             restore_stochastically(
@@ -244,29 +244,31 @@ class Bitta(GradientAdapter[BittaConfig]):
             deterministic = softmax(self.wrapped(inputs, statistics=sampling.statistics))
         return self.sampled_probs(inputs, sampling, random_key), deterministic
 
-    def _replace_by_stream_memory(self, stream: BalancedMemory, unlabelled: Tensor) -> Tensor:
+    def _replace_by_stream_memory(self, memory: BalancedMemory, unlabelled: Tensor) -> Tensor:
         """Add new samples to the stream memory. Observe and return all its samples."""
-        stream.add(JudgedSamples(unlabelled, self.predict(unlabelled).labels))
-        if len(stream):
-            self.wrapped.observe(stream.inputs, momentum=self.config.bn_momentum)
-        return stream.inputs
+        memory.add(JudgedSamples(unlabelled, self.predict(unlabelled).labels))
+        if len(memory):
+            self.wrapped.observe(memory.inputs, momentum=self.config.bn_momentum)
+        return memory.inputs
 
     def reset(self) -> None:
         """Also empty the stream memory."""
         super().reset()
-        if self.stream is not None:
-            self.stream.clear()
+        if self.stream_memory is not None:
+            self.stream_memory.clear()
 
     def state_dict(self) -> State:
         """Return the state, with the stream memory."""
-        stream = {} if self.stream is None else {"stream": self.stream.state_dict()}
-        return super().state_dict() | stream
+        state = super().state_dict()
+        if self.stream_memory is not None:
+            state["stream_memory"] = self.stream_memory.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        if self.stream is not None:
-            self.stream.load_state_dict(state["stream"], device=self.wrapped.device)
+        if self.stream_memory is not None:
+            self.stream_memory.load_state_dict(state["stream_memory"], device=self.wrapped.device)
 
 
 def augmented_passes(
@@ -275,7 +277,7 @@ def augmented_passes(
     """Return the logits of N random views of each image, (passes, batch, classes)."""
 
     def run_pass(number: int) -> Tensor:
-        views = augmented(inputs, random_key, "augmentation", number)
+        views = augment_images(inputs, random_key, "augmentation", number)
         return wrapped(views, statistics=sampling.statistics)
 
     return _stack_passes(wrapped, run_pass, sampling.passes)

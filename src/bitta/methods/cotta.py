@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.augment import augmented
+from bitta.augment import augment_images
 from bitta.config_base import require
 from bitta.memory import MixedBatch
 from bitta.methods.base import PUBLISHED_BASELINE, UnsupervisedAdapter, UnsupervisedConfig
@@ -123,7 +123,7 @@ class Cotta(UnsupervisedAdapter[CottaConfig]):
         n = self.config.n_augmentations
         for start in range(0, n, _VIEWS_AT_ONCE):
             n_views = min(_VIEWS_AT_ONCE, n - start)
-            views = augmented(inputs, random_key, "augment", start, views=n_views)
+            views = augment_images(inputs, random_key, "augment", start, views=n_views)
             for view in views.chunk(n_views):
                 total = total + self.wrapped(view, statistics="batch")
         return total / n

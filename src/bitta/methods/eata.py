@@ -199,7 +199,7 @@ class FisherPenalty:
         source.restore(model.model)
         self.partial = FisherInformation(model, self._config.fisher_samples)
 
-    def collect(self, inputs: Tensor) -> None:
+    def add_images(self, inputs: Tensor) -> None:
         """Add images to F until it is complete."""
         if self._unchecked is not None:
             # Checked here, because a loaded session gets its weights after the constructor.
@@ -269,7 +269,7 @@ class Eata(Eta):
 
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Add the images to the Fisher information until it is complete, then adapt as ETA does."""
-        self.penalty.collect(unlabelled)
+        self.penalty.add_images(unlabelled)
         return super().adapt(unlabelled, feedback)
 
     def objective(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class Gaussian:
         mean, covariance = self.mean.to(device).double(), self.covariance.to(device).double()
         return Gaussian(mean, covariance, self.n)
 
-    def emptied(self) -> "Gaussian":
+    def empty_like(self) -> "Gaussian":
         """Return a Gaussian of no samples, with the same dimensions."""
         return Gaussian(torch.zeros_like(self.mean), torch.zeros_like(self.covariance))
 
@@ -49,7 +49,7 @@ class Gaussian:
         """Return a copy without gradient."""
         return Gaussian(self.mean.detach(), self.covariance.detach(), self.n)
 
-    def moved(self, features: Tensor, *, horizon: int) -> "Gaussian":
+    def update_with(self, features: Tensor, *, horizon: int) -> "Gaussian":
         """Return the Gaussian with the features of a batch added, (batch, features).
 
         After `horizon` samples, mean and covariance are moving averages.
@@ -225,7 +225,7 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
             features, _ = self.trained_model.features(
                 inputs, statistics="batch", momentum=self.config.bn_momentum
             )
-            moving = self._stream.moved(features.double(), horizon=self.config.horizon)
+            moving = self._stream.update_with(features.double(), horizon=self.config.horizon)
             self._next_stream = moving.detach()
             loss = symmetric_divergence(self._reference, moving)
             terms["alignment"] = _KL_SCALE * self.config.da_scale * loss.float()
@@ -271,4 +271,4 @@ class Owttt(UnsupervisedAdapter[OwtttConfig]):
 
     def _clear_stream(self) -> None:
         self._queue = self._prototypes.new_zeros(0)
-        self._stream = self._next_stream = self._reference.emptied()
+        self._stream = self._next_stream = self._reference.empty_like()

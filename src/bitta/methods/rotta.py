@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.augment import augmented
+from bitta.augment import augment_images
 from bitta.config_base import require
 from bitta.losses import entropy
 from bitta.memory import MixedBatch
@@ -229,7 +229,7 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
             "0 for a model with BatchNorm, whose statistics follow whole batches in RoTTA",
         )
         super().__init__(wrapped, config, seed=seed)
-        self.timely = TimelyMemory(
+        self.stream_memory = TimelyMemory(
             config.capacity,
             lambda_t=config.lambda_t,
             lambda_u=config.lambda_u,
@@ -256,8 +256,8 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Offer the samples to the memory, then learn from the memory instead of the batch."""
         if len(unlabelled):
-            self.timely.offer(unlabelled, self.logits(unlabelled))
-            unlabelled = self.timely.inputs
+            self.stream_memory.offer(unlabelled, self.logits(unlabelled))
+            unlabelled = self.stream_memory.inputs
         losses = super().adapt(unlabelled, feedback)
         if losses.terms:
             update_teacher(self.model, self.trained_model.model, rate=self.config.teacher_rate)
@@ -270,14 +270,14 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
         """
         with torch.no_grad():
             teacher = self.wrapped(inputs, statistics="batch")
-        view = augmented(inputs, random_key, "augment")
+        view = augment_images(inputs, random_key, "augment")
         student = self.trained_model(view, statistics="batch")
         losses = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
         return {"consistency": (self.age_weights(like=losses) * losses).mean()}
 
     def age_weights(self, *, like: Tensor) -> Tensor:
         """Return exp(-age / N) / (1 + exp(-age / N)) of each sample in the memory."""
-        return torch.sigmoid(-like.new_tensor(self.timely.ages) / self.config.capacity)
+        return torch.sigmoid(-like.new_tensor(self.stream_memory.ages) / self.config.capacity)
 
     def feedback_terms(self, mixed: MixedBatch) -> dict[str, Tensor]:
         """Return the student's loss on answers. The teacher has no gradient."""
@@ -286,13 +286,13 @@ class Rotta(UnsupervisedAdapter[RottaConfig]):
     def reset(self) -> None:
         """Also empty the memory of the stream."""
         super().reset()
-        self.timely.clear()
+        self.stream_memory.clear()
 
     def state_dict(self) -> State:
         """Return the state, with the memory of the stream."""
-        return super().state_dict() | {"timely": self.timely.state_dict()}
+        return super().state_dict() | {"stream_memory": self.stream_memory.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.timely.load_state_dict(state["timely"], device=self.wrapped.device)
+        self.stream_memory.load_state_dict(state["stream_memory"], device=self.wrapped.device)

@@ -33,7 +33,7 @@ class SupportSet:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def joined(self, other: Self) -> Self:
+    def concatenate(self, other: Self) -> Self:
         """Return a set with the samples of both sets, this one first."""
         return type(self)(
             torch.cat([self.inputs, other.inputs]),
@@ -162,7 +162,7 @@ class Tast(UnsupervisedAdapter[TastConfig]):
         logits = self.wrapped(inputs, statistics="batch")
         new = SupportSet(inputs, logits.argmax(-1), entropy(logits))
         per_class = min(self.config.filter_k, max(1, self.config.max_support // logits.shape[1]))
-        joined = new if self.support is None else self.support.joined(new)
+        joined = new if self.support is None else self.support.concatenate(new)
         return joined.most_certain(per_class)
 
     def _compute_directions(

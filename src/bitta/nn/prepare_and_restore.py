@@ -218,7 +218,7 @@ class PreparedModel:
     def _forward(self, inputs: Tensor, *, n_passes: int = 1) -> Tensor:
         if self.model.training:  # The caller has called train() on the model.
             self.model.eval()
-        with self.execution.arithmetic(), self.execution.autocast(inputs.device):
+        with self.execution.tf32_mode(), self.execution.autocast(inputs.device):
             output = self.model(self._in_layout(inputs))
         logits = extract_logits(output, self._logits, n_rows=n_passes * len(inputs))
         is_half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16

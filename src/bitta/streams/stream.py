@@ -251,7 +251,7 @@ class Stream:
         reset = visit.reset and batch_slice.start == 0
         return Batch(self._images(indices, rows), self._labels(indices, rows), visit.name, reset)
 
-    def visit_of(self, number: int) -> int:
+    def find_visit(self, number: int) -> int:
         """Return the index in `visits` of the visit of batch `number`."""
         return self._batch_slices[number][0]
 

@@ -96,7 +96,7 @@ class Execution:
         return ", ".join(filter(None, parts))
 
     @contextmanager
-    def arithmetic(self) -> Iterator[None]:
+    def tf32_mode(self) -> Iterator[None]:
         """Allow or forbid TF32 on a GPU for the forward and backward passes inside the block."""
         if not torch.cuda.is_available():
             yield

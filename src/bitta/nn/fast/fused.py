@@ -143,7 +143,7 @@ class _KernelGrid:
 
         totals = torch.empty_like(sums[0])
         width = self.blocks["CHANNELS"]
-        kernels.add_up[self.by_slice[:2]](
+        kernels.add_slices[self.by_slice[:2]](
             sums, totals, self.n_channels, self.n_slices, SLICES=_SLICES_AT_ONCE, CHANNELS=width
         )
         return totals

@@ -35,7 +35,7 @@ def moments(x, sums, n_rows, n_channels, per_slice, ROWS: tl.constexpr, CHANNELS
 
 
 @triton.jit(do_not_specialize=["n_slices"])
-def add_up(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: tl.constexpr):
+def add_slices(sums, totals, n_channels, n_slices, SLICES: tl.constexpr, CHANNELS: tl.constexpr):
     """Add the sums of all slices in a fixed order: (passes, 2, channels)."""
     number = tl.program_id(0)
     n_passes = tl.num_programs(0)
