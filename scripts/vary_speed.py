@@ -17,9 +17,10 @@ import torch
 
 from bitta.bench.models import device_named
 from bitta.bench.speed import random_batches, session_with_full_memories, speed_cases
-from bitta.metrics import DeviceTimer, SpeedCase, peak_memory, reset_peak_memory
+from bitta.metrics import DeviceTimer, peak_memory, reset_peak_memory
 from bitta.results import describe_environment
 from bitta.session import Session
+from bitta.speed_records import SpeedCase
 
 N_WARM_UP, N_TIMED = 6, 20
 

@@ -13,9 +13,9 @@ from bitta.bench.speed import SPEED_GRIDS, speed_cases
 from bitta.cli.main import _COMMANDS
 from bitta.config_base import describe_settings
 from bitta.methods import METHODS
-from bitta.metrics import SpeedMeasurement
 from bitta.report import speed_rows
 from bitta.seeding import generator
+from bitta.speed_records import SpeedMeasurement
 from bitta.testing import contract, toy_classifier
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ LAYERS = [
     {"source_statistics"},
     {"methods"},
     {"selection", "feedback", "metrics", "streams", "corruptions", "models"},
-    {"session", "results", "records"},
+    {"session", "results", "records", "speed_records"},
     {"bench", "client", "report", "server", "testing"},
     {"cli"},
 ]

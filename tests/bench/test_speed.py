@@ -20,8 +20,8 @@ from bitta.bench.speed import (
     speed_cases,
 )
 from bitta.errors import InputError, ModelError, SettingError
-from bitta.metrics import SpeedMeasurement
 from bitta.nn import Execution
+from bitta.speed_records import SpeedMeasurement
 
 CPU = torch.device("cpu")
 SMALL = {"model": "resnet8", "size": 16, "batch": 8, "memory": 4, "epochs": 2}

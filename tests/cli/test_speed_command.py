@@ -10,7 +10,7 @@ import torch
 from bitta.bench.speed import SpeedResult
 from bitta.cli import speed
 from bitta.cli.main import main
-from bitta.metrics import SpeedMeasurement
+from bitta.speed_records import SpeedMeasurement
 
 SMALL = ["--model", "resnet8", "--size", "16", "--batch", "4", "--capacity", "4",
          "--batches", "2", "--warm-up", "1"]  # fmt: skip

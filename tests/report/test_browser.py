@@ -4,7 +4,7 @@ import pytest
 
 from bitta.corruptions import CORRUPTIONS
 from bitta.report.comparison import compare
-from bitta.report.page import report_page
+from bitta.report.html_report import report_page
 from made_results import made_run, made_sections
 
 pytestmark = pytest.mark.full

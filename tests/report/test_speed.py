@@ -2,9 +2,9 @@
 
 from PIL import Image
 
-from bitta.metrics import SpeedCase, SpeedMeasurement
 from bitta.report import failure_lines, growth_lines, heading_lines, speed_rows, write_speed_plot
 from bitta.report.speed import speed_page
+from bitta.speed_records import SpeedCase, SpeedMeasurement
 
 COMMON = {
     "model": "resnet18", "n_classes": 10, "size": 32, "n_queries": 3, "memory": 64, "passes": 4,

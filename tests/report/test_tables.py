@@ -10,7 +10,6 @@ import pytest
 from bitta.metrics import Reliability
 from bitta.report import summary_rows, text_table
 from bitta.report.comparison import compare
-from bitta.report.document import csv_report
 from bitta.report.reference_numbers import read_paper_tables
 from bitta.report.tables import (
     Cell,
@@ -19,6 +18,7 @@ from bitta.report.tables import (
     fit_accuracy_table,
     measures_table,
 )
+from bitta.report.text_report import csv_report
 from bitta.results import RunResult, StepRecord
 from made_results import made_run, made_section
 

@@ -16,20 +16,14 @@ from bitta.config_base import check_integer, require
 from bitta.errors import BittaError, DeviceMemoryError, SettingError, unknown_name_error
 from bitta.methods import get_method
 from bitta.methods.base import GradientAdapter, GradientConfig
-from bitta.metrics import (
-    DOES_NOT_FIT,
-    DeviceTimer,
-    SpeedCase,
-    SpeedMeasurement,
-    peak_memory,
-    reset_peak_memory,
-)
+from bitta.metrics import DeviceTimer, peak_memory, reset_peak_memory
 from bitta.models import ARCHITECTURES, build_model, initialise
 from bitta.nn import Execution, Precision
 from bitta.nn.fast.execution import is_out_of_memory
 from bitta.results import read_table, write_table
 from bitta.seeding import generator
 from bitta.session import Session
+from bitta.speed_records import DOES_NOT_FIT, SpeedCase, SpeedMeasurement
 from bitta.types import Answer, Feedback, Query, State
 
 _FORMAT = 1

@@ -22,7 +22,6 @@ from bitta.cli.arguments import add_device_argument, add_precision_arguments
 from bitta.cli.progress import show_progress
 from bitta.config_base import require
 from bitta.errors import InputError
-from bitta.metrics import SpeedCase, SpeedMeasurement
 from bitta.nn import Execution
 from bitta.report import (
     failure_lines,
@@ -35,6 +34,7 @@ from bitta.report import (
     write_speed_plot,
 )
 from bitta.results import describe_environment
+from bitta.speed_records import SpeedCase, SpeedMeasurement
 from bitta.statefile import check_writable, write_atomically
 
 _CASE_OPTIONS = {

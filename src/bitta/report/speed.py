@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitta.metrics import (
+from bitta.report.plot_style import method_style, new_figure
+from bitta.speed_records import (
     DOES_NOT_FIT,
     SCALING_AXES,
     ScalingCurve,
     SpeedMeasurement,
     find_scaling_curves,
 )
-from bitta.report.plot_style import method_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.report.comparison import compare
-from bitta.report.page import report_page
+from bitta.report.html_report import report_page
 from made_results import made_run, made_section, made_sections
 
 VOID = {"meta", "img", "br", "hr", "link"}

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from bitta.errors import InputError
 from bitta.report.comparison import Comparison
-from bitta.report.document import SECTIONS_NOTE
 from bitta.report.plot_style import FONTS, Plot
 from bitta.report.plots import section_plots
 from bitta.report.rows import Row, format_value
 from bitta.report.sections import Section, differing_keys
 from bitta.report.tables import Table, accuracy_table, measures_table
+from bitta.report.text_report import SECTIONS_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

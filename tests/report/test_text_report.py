@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 
 from bitta.report.comparison import compare
-from bitta.report.document import ALL_MEASURES, Terminal, csv_report, markdown_report, text_report
 from bitta.report.sections import read_sections
 from bitta.report.tables import (
     MEASURES,
     fit_accuracy_table,
+)
+from bitta.report.text_report import (
+    ALL_MEASURES,
+    Terminal,
+    csv_report,
+    markdown_report,
+    text_report,
 )
 
 ROOT = Path(__file__).parents[2]
