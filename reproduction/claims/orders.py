@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
-from bitta.report.reference_numbers import PaperTable
+from bitta.report.paper_numbers import PaperTable
 from reproduction.claims.claim import Claim, Finding, seeds_text
 from reproduction.claims.results import ResultFolders
 from reproduction.claims.tables import TableComparison, compare_table, paper_table, paper_tables

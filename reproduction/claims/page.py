@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bitta.report.reference_numbers import PaperRow
+from bitta.report.paper_numbers import PaperRow
 from bitta.report.rows import Row, format_range, format_seeds
 from bitta.report.tables import DASH, Cell, Table, format_number, format_spread
 from reproduction.claims.averages import Leads, StreamLeads, leads_by_stream, mean_leads

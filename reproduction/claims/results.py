@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bitta.errors import InputError
-from bitta.report.reference_numbers import PaperTable, has_other_length
+from bitta.report.paper_numbers import PaperTable, has_other_length
 from bitta.report.rows import Row, restrict_to_shared_seeds
 from bitta.report.sections import Section, read_sections
 from bitta.results import table_hash

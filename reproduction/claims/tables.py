@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from bitta.errors import unknown_name_error
-from bitta.report.reference_numbers import (
+from bitta.report.paper_numbers import (
     PaperRow,
     PaperTable,
     has_other_length,

@@ -10,7 +10,7 @@ import pytest
 from bitta.metrics import Reliability
 from bitta.report import summary_rows, text_table
 from bitta.report.comparison import compare
-from bitta.report.reference_numbers import read_paper_tables
+from bitta.report.paper_numbers import read_paper_tables
 from bitta.report.tables import (
     Cell,
     Table,

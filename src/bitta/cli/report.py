@@ -10,8 +10,8 @@ from pathlib import Path
 from bitta.errors import InputError, unknown_name_error
 from bitta.report.comparison import Comparison, check_rows, compare
 from bitta.report.html_report import report_page
+from bitta.report.paper_numbers import NO_PAPER, read_paper_tables
 from bitta.report.plots import section_plots
-from bitta.report.reference_numbers import NO_PAPER, read_paper_tables
 from bitta.report.sections import Section, read_sections
 from bitta.report.text_report import (
     ALL_MEASURES,

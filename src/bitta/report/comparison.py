@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from bitta.errors import unknown_name_error
-from bitta.report.reference_numbers import (
+from bitta.report.paper_numbers import (
     NO_PAPER,
     PaperMatch,
     PaperTable,

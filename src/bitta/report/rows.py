@@ -237,7 +237,7 @@ def default_settings(method: str) -> dict[str, Any]:
     return {} if adapter_class is None else vars(adapter_class.configure({}, None, name=method))
 
 
-def describe_settings(settings: Mapping[str, Any], method: str, row_name: str) -> list[str]:
+def list_changed_settings(settings: Mapping[str, Any], method: str, row_name: str) -> list[str]:
     """Return settings that are not at their default, such as "lr 0.001".
 
     If there are too many for a title, return the name of the row.

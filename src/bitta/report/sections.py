@@ -12,7 +12,13 @@ from typing import Any, get_args
 from bitta.errors import InputError
 from bitta.methods import METHODS
 from bitta.metrics import find_low_accuracy_domains
-from bitta.report.rows import MIXED_STREAM_POINTS, AnswerKind, Row, describe_settings, find_preset
+from bitta.report.rows import (
+    MIXED_STREAM_POINTS,
+    AnswerKind,
+    Row,
+    find_preset,
+    list_changed_settings,
+)
 from bitta.results import RunResult, table_hash
 
 _MAX_SWEPT_SETTINGS = 2
@@ -287,7 +293,7 @@ def _add_qualifiers(rows: Sequence[Row], all_rows: Sequence[Row]) -> list[Row]:
             for key in distinguishing_keys(similar)
             if key in row.effective_settings
         }
-        settings = describe_settings(own, row.method, row.name)
+        settings = list_changed_settings(own, row.method, row.name)
         qualified.append(replace(row, qualifiers=(*_preset_qualifiers(row), *settings)))
     n_rows = Counter(row.title for row in qualified)
     return [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bitta.report.comparison import Comparison
-from bitta.report.reference_numbers import match_costs
+from bitta.report.paper_numbers import match_costs
 from bitta.report.rows import Row, format_value
 from bitta.report.seed_statistics import Spread
 from bitta.results import RunResult

@@ -114,7 +114,7 @@ def check_finite(name: str, value: object, *, optional: bool = False) -> None:
         raise InputError(f"{name} is {value!r}; give a finite number")
 
 
-def check_integer(name: str, value: object, *, optional: bool = False) -> None:
+def check_column_integer(name: str, value: object, *, optional: bool = False) -> None:
     """Accept a whole number of 0 or more that fits into a column."""
     if value is None and optional:
         return
@@ -261,7 +261,7 @@ class NewAnswer(SubmittedAnswer):
             "comment", self.comment, min_length=0, max_length=MAX_COMMENT_LENGTH, optional=True
         )
         for name in ("shown_at", "answered_at", "lead_time_ms"):
-            check_integer(name, getattr(self, name), optional=True)
+            check_column_integer(name, getattr(self, name), optional=True)
         check_weight("weight", self.weight)
         check_json_object("metadata", self.metadata, max_length=20_000)
 

@@ -7,7 +7,7 @@ import pytest
 
 from bitta.errors import InputError
 from bitta.report.comparison import compare
-from bitta.report.reference_numbers import has_other_length, read_paper_tables, tables_for
+from bitta.report.paper_numbers import has_other_length, read_paper_tables, tables_for
 from bitta.report.sections import read_sections
 from made_results import made_run
 
