@@ -151,6 +151,7 @@ class Session:
     def predict(self, inputs: Tensor) -> Prediction:
         """Serve predictions, then ask the feedback source about the most useful ones.
 
+        The method decides the labels that are served: see `Adapter.predict`.
         With a window, the request that completes the window returns the questions.
         """
         inputs = self._check_inputs(inputs)

@@ -280,7 +280,7 @@ def test_thumbs_key_depends_on_owner_and_metadata(server):
 def test_long_wait_is_split_into_allowed_polls(client, server, pauses):
     times = iter([0, 0, 25, 25, 50, 50, 60])  # start, then sent and received for each poll
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.requests.monotonic", lambda: next(times))
+        patch.setattr("bitta.client.request_plans.monotonic", lambda: next(times))
         assert client.next_question(wait=60) is None
     waits = [call[1].partition("wait=")[2] for call in server.calls]
     assert waits == ["25", "25", "10"]
@@ -290,7 +290,7 @@ def test_long_wait_is_split_into_allowed_polls(client, server, pauses):
 def test_client_pauses_between_polls_of_a_server_that_answers_at_once(client, server, pauses):
     times = iter([0, 0, 0.1, 0.1, 1.2, 1.2, 2.1])  # start, then before and after each poll
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bitta.client.requests.monotonic", lambda: next(times))
+        patch.setattr("bitta.client.request_plans.monotonic", lambda: next(times))
         assert client.next_question(wait=2) is None
     assert pauses == [1.0, pytest.approx(0.8)]
 

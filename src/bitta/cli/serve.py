@@ -200,7 +200,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 def _check(settings: "ServeSettings") -> int:
     """Check everything that can fail at the start, except making tables on a database server."""
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
-    from bitta.server.engine.snapshots import require_same_settings  # noqa: PLC0415
+    from bitta.server.engine.snapshots_and_rollback import require_same_settings  # noqa: PLC0415
     from bitta.server.process import bind, load_model_from_settings  # noqa: PLC0415
     from bitta.server.store import Store  # noqa: PLC0415
 

@@ -24,7 +24,7 @@ from bitta.client.errors import (
     RefusedError,
     UnavailableError,
 )
-from bitta.client.requests import AnswerDetails
+from bitta.client.request_plans import AnswerDetails
 from bitta.records import AskedQuestion, FeedbackReceipt, ServedPrediction, UndoReceipt
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from bitta.client.images import Image
-from bitta.client.requests import AnswerDetails, ApiRequest, Plan, RequestPlans
+from bitta.client.request_plans import AnswerDetails, ApiRequest, Plan, RequestPlans
 from bitta.client.retries import Outcome
 from bitta.config_base import require
 from bitta.errors import SettingError

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bitta.client.protocol import InputTensor, pack_bytes
+from bitta.client.inference_protocol import InputTensor, pack_bytes
 from bitta.errors import InputError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from bitta.server.store import (
     ServedBatch,
 )
 from bitta.server.store.answers import IS_PENDING
-from bitta.server.store.learnable_answers import select_learnable_answers
+from bitta.server.store.pending_answers import select_pending_answers
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -72,7 +72,7 @@ def new_answer(number, verdict="correct", *, by="anna", key=None, **more):
 
 def pending_answers(store):
     """Return the answers that no step has learned or claimed, in order of seq."""
-    rows = store._rows(select_learnable_answers().where(IS_PENDING))
+    rows = store._rows(select_pending_answers().where(IS_PENDING))
     return [LearnableAnswer(**row) for row in rows]
 
 

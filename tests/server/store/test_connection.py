@@ -14,7 +14,7 @@ from bitta.server.store import (
     StoreError,
     StoreInUse,
     connection,
-    learnable_answers,
+    pending_answers,
 )
 from bitta.server.store.connection import SCHEMA_VERSION, SCHEMA_VERSION_TABLE
 from bitta.server.store.schema import metadata
@@ -165,7 +165,7 @@ def test_failed_opening_releases_the_folder(url, tmp_path, monkeypatch):
         raise KeyError("failure")
 
     with monkeypatch.context() as patch:
-        patch.setattr(learnable_answers, "release_answers", fail)
+        patch.setattr(pending_answers, "release_answers", fail)
         with pytest.raises(KeyError, match="failure"):
             Store.open(url, tmp_path)
     Store.open(url, tmp_path).close()

@@ -22,7 +22,7 @@ from bitta.server.engine.request_queue import (
     first_line,
 )
 from bitta.server.engine.served_log import ServedLog
-from bitta.server.engine.snapshots import SnapshotStore
+from bitta.server.engine.snapshots_and_rollback import SnapshotStore
 from bitta.server.monitoring import DutyCycle
 from bitta.server.settings import ServeSettings
 from bitta.server.store import Store, StoreUnavailable

@@ -20,6 +20,7 @@ from sqlalchemy import (
 from bitta.records import FeedbackRecord, QuestionStatus
 from bitta.server.store.connection import read_transaction
 from bitta.server.store.images import find_image
+from bitta.server.store.lineages import newest_lineage, trace_lineages
 from bitta.server.store.records import (
     AnnotatorCounts,
     AuditAnswer,
@@ -30,7 +31,6 @@ from bitta.server.store.records import (
     StoredQuestion,
     StoredSnapshot,
 )
-from bitta.server.store.restart_and_rollback import newest_lineage, trace_lineages
 from bitta.server.store.schema import (
     events,
     feedback,

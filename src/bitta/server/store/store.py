@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from bitta.errors import SettingError
 from bitta.records import FeedbackReceipt, UndoReceipt
-from bitta.server.store import answers, learnable_answers, questions, restart_and_rollback
+from bitta.server.store import answers, lineages, pending_answers, questions
 from bitta.server.store.connection import Database, is_missing
 from bitta.server.store.errors import StoreUnavailable
 from bitta.server.store.images import KeptImages, add_images, image_name, mark_image_deleted
@@ -211,24 +211,24 @@ class Store(StoreReader):
         Until `log_learned_step` or `release_answers`, an undo reports a claimed answer as applied,
         because the running step may learn it. A restart releases all claims.
         """
-        return self.submit(partial(learnable_answers.claim_answers, limit=limit, at=self._clock()))
+        return self.submit(partial(pending_answers.claim_answers, limit=limit, at=self._clock()))
 
     def release_answers(self) -> Future[None]:
         """Release all claimed answers, even those of a `claim_answers` with unknown outcome.
 
         Answers that were undone meanwhile stay undone.
         """
-        return self.submit(learnable_answers.release_answers, must=True)
+        return self.submit(pending_answers.release_answers, must=True)
 
     def log_learned_step(self, step: LearnedStep) -> Future[None]:
         """Log a learning step and mark its answers as applied, in one transaction."""
-        change = partial(learnable_answers.log_learned_step, step=step, at=self._clock())
+        change = partial(pending_answers.log_learned_step, step=step, at=self._clock())
         return self.submit(change, must=True)
 
     def expire_answers(self, feedback_ids: Sequence[str], reason: str) -> Future[None]:
         """Mark pending answers as expired: their images are missing, so nothing can be learned."""
         change = partial(
-            learnable_answers.expire_answers,
+            pending_answers.expire_answers,
             feedback_ids=feedback_ids,
             reason=reason,
             at=self._clock(),
@@ -237,14 +237,14 @@ class Store(StoreReader):
 
     def add_snapshot(self, new: NewSnapshot) -> Future[StoredSnapshot]:
         """Record a snapshot whose file is durable."""
-        return self.submit(partial(restart_and_rollback.add_snapshot, new=new, at=self._clock()))
+        return self.submit(partial(lineages.add_snapshot, new=new, at=self._clock()))
 
     def drop_snapshots(self, ids: Sequence[str], *, must: bool = False) -> Future[None]:
         """Mark snapshots as dropped. Remove their files afterwards.
 
         `must` is for snapshots whose files are already missing.
         """
-        change = partial(restart_and_rollback.drop_snapshots, ids=ids, at=self._clock())
+        change = partial(lineages.drop_snapshots, ids=ids, at=self._clock())
         return self.submit(change, must=must)
 
     def log_rollback(self, rollback: Rollback) -> Future[StoredSnapshot]:
@@ -252,9 +252,7 @@ class Store(StoreReader):
 
         Raises `UnknownSnapshot`.
         """
-        return self.submit(
-            partial(restart_and_rollback.log_rollback, rollback=rollback, at=self._clock())
-        )
+        return self.submit(partial(lineages.log_rollback, rollback=rollback, at=self._clock()))
 
     def log_restart(
         self,
@@ -269,7 +267,7 @@ class Store(StoreReader):
         its lineage continues. Raises `UnknownSnapshot`.
         """
         change = partial(
-            restart_and_rollback.log_restart,
+            lineages.log_restart,
             snapshot_id=snapshot_id,
             lineage=lineage,
             environment=environment,
@@ -307,5 +305,5 @@ class Store(StoreReader):
 
     def _clean_up(self) -> None:
         """Release claims, and finish deletions of images, that a killed process left."""
-        self.submit(learnable_answers.release_answers).result()
+        self.submit(pending_answers.release_answers).result()
         self.images.clean_up(self.deleted_images())

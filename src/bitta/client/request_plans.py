@@ -20,7 +20,7 @@ import httpx
 
 from bitta.client.errors import ClientError, UnavailableError, connection_error, response_error
 from bitta.client.images import Image, pack_images
-from bitta.client.protocol import JSON_LENGTH_HEADER, read_response, write_request
+from bitta.client.inference_protocol import JSON_LENGTH_HEADER, read_response, write_request
 from bitta.client.retries import Outcome, RetryPolicy
 from bitta.config_base import require
 from bitta.errors import SettingError

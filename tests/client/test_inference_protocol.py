@@ -11,7 +11,7 @@ from PIL import Image
 
 from bitta.client import Client, ClientError, ServedPrediction, UnavailableError
 from bitta.client.images import pack_images
-from bitta.client.protocol import read_response
+from bitta.client.inference_protocol import read_response
 from bitta.errors import InputError
 from bitta.server.protocol import (
     JSON_LENGTH_HEADER,

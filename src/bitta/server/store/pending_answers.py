@@ -23,15 +23,15 @@ from sqlalchemy import (
 )
 
 from bitta.server.store.answers import IS_PENDING
-from bitta.server.store.questions import in_chunks
-from bitta.server.store.records import LearnableAnswer, LearnedStep, parse_version
-from bitta.server.store.restart_and_rollback import (
+from bitta.server.store.lineages import (
     APPLIED_COLUMNS,
     IS_CLAIMED,
     NOT_APPLIED,
     PENDING_AGAIN,
     trace_lineages,
 )
+from bitta.server.store.questions import in_chunks
+from bitta.server.store.records import LearnableAnswer, LearnedStep, parse_version
 from bitta.server.store.schema import events, feedback, predictions
 from bitta.server.store.writer import append_event
 
@@ -61,7 +61,7 @@ def claim_answers(connection: Connection, *, limit: int | None, at: int) -> list
     Answers that repeat what the memory of the model holds are marked as applied, not claimed.
     """
     replacing = _compare_with_learned_answers(connection)
-    found = select_learnable_answers().where(_IS_AVAILABLE).limit(limit)
+    found = select_pending_answers().where(_IS_AVAILABLE).limit(limit)
     claimed = [LearnableAnswer(**row) for row in connection.execute(found).mappings()]
     for chunk in in_chunks([answer.feedback_id for answer in claimed]):
         connection.execute(update(feedback).where(feedback.c.id.in_(chunk)).values(claimed_at=at))
@@ -106,7 +106,7 @@ def _find_learned_answers(connection: Connection) -> dict[str, RowMapping]:
     }
 
 
-def select_learnable_answers() -> Select[Any]:
+def select_pending_answers() -> Select[Any]:
     """Select answers without skips, in order of seq. A row has the fields of `LearnableAnswer`."""
     own = ("prediction_id", "verdict", "annotator_id")
     about = ("class_index", "position", "input_sha256")
