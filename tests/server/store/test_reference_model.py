@@ -250,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(index=INDEX, is_confirmed=st.booleans())
     def roll_back(self, index, is_confirmed):
         """Return to any snapshot. Without a confirmation the learner drops the new snapshot."""
-        self.release(everything=True)
+        self.release()
         kept = self.model.kept_snapshots()
         to = kept[index % len(kept)]
         begun = self.begin_lineage(to, repeats_answers=False)
