@@ -168,7 +168,8 @@ def draw_samples(
             Query(
                 id=number,
                 index=number,
-                label=label,
+                served_label=label,
+                shown_label=label,
                 uncertainty=0.0,
                 input=image,
                 step=0,
@@ -181,7 +182,7 @@ def draw_samples(
         ]
     )
     answers = feedback_source.collect()
-    labels = [a.query.label if a.known_label is None else a.known_label for a in answers]
+    labels = [a.query.shown_label if a.known_label is None else a.known_label for a in answers]
     return LabelledSamples(
         stacked[[answer.query.index for answer in answers]],
         torch.tensor(labels, dtype=torch.long),

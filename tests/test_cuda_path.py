@@ -51,9 +51,9 @@ def steps(session, numbers):
     for number in numbers:
         prediction = session.predict(images(number))
         for query in prediction.queries:
-            session.answer(query.id, correct=(query.index + query.label) % 2 == 0)
+            session.answer(query.id, correct=(query.index + query.shown_label) % 2 == 0)
         session.learn()
-        asked = [(query.index, query.label) for query in prediction.queries]
+        asked = [(query.index, query.shown_label) for query in prediction.queries]
         seen.append((prediction.labels.tolist(), asked))
     return seen
 
@@ -111,7 +111,7 @@ def test_ten_batches_of_a_real_stream_agree_on_both_paths():
         served = []
         for number in range(10):
             prediction, *_ = session.step(pack.images[64 * number :][:64].float() / 255)
-            asked = [(query.position, query.label) for query in prediction.queries]
+            asked = [(query.position, query.shown_label) for query in prediction.queries]
             served.append((prediction.labels.tolist(), asked))
         ends.append((session.model, served))
     assert ends[0][1] == ends[1][1]

@@ -49,7 +49,7 @@ def assert_reproduced(golden, *, batch, **settings):
         asked = sorted(query.position for query in prediction.queries)
         assert asked == sorted(golden["queried"][number].tolist())
         if "judged" in golden:
-            shown = {query.position: query.label for query in prediction.queries}
+            shown = {query.position: query.shown_label for query in prediction.queries}
             judged = golden["queried"][number].tolist(), golden["judged"][number].tolist()
             assert shown == dict(zip(*judged, strict=True))
         assert torch.equal(

@@ -17,11 +17,11 @@ def test_audits_come_last_and_the_other_questions_are_the_most_uncertain():
     plain, audited = (Session(toy_classifier(), n_queries=4, audits=n) for n in (0, 1))
     expected = plain.predict(images()).queries
     queries = audited.predict(images()).queries
-    assert [query.audit for query in queries] == [False, False, False, True]
+    assert [query.reason for query in queries] == ["uncertain"] * 3 + ["audit"]
     left = [query.index for query in expected if query.index != queries[3].index]
     assert [query.index for query in queries[:3]] == left[:3]
     assert [query.id for query in queries] == [0, 1, 2, 3]
-    assert not any(query.audit for query in expected)
+    assert {query.reason for query in expected} == {"uncertain"}
 
 
 def test_every_sample_is_audited_with_equal_probability():
@@ -40,7 +40,7 @@ def test_every_sample_is_audited_with_equal_probability():
 def test_session_with_audits_only_computes_no_policy_and_can_be_saved(tmp_path):
     session = Session(toy_classifier(), n_queries=2, audits=2)
     prediction = session.predict(images())
-    assert [query.audit for query in prediction.queries] == [True, True]
+    assert [query.reason for query in prediction.queries] == ["audit", "audit"]
     assert prediction.policy is None
     assert prediction.agreement is None
     session.save(tmp_path / "s")
@@ -58,7 +58,7 @@ def test_more_audits_than_questions_are_refused(audits):
 def test_method_that_chooses_rows_itself_is_audited_too():
     session = Session(toy_classifier(), "simatta", n_queries=3, audits=1, clusters=2)
     queries = session.predict(images()).queries
-    assert queries[-1].audit
+    assert queries[-1].reason == "audit"
     assert all(query.uncertainty >= 0 for query in queries)
 
 

@@ -55,8 +55,8 @@ def test_queried_samples_are_not_in_the_unlabelled_set():
 
 def test_feedback_is_ordered_by_batch_then_descending_row():
     def answer(step, index):
-        query = Query(id=0, index=index, label=index, uncertainty=0, input=torch.zeros(2),
-                      step=step, version=0, position=0)  # fmt: skip
+        query = Query(id=0, index=index, served_label=index, shown_label=index, uncertainty=0,
+                      input=torch.zeros(2), step=step, version=0, position=0)  # fmt: skip
         return Answer(query, correct=True)
 
     answers = [answer(1, 0), answer(0, 1), answer(1, 5), answer(0, 4)]

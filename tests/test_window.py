@@ -107,7 +107,7 @@ def test_query_holds_the_label_served_at_its_position():
         asked = [query for prediction in served for query in prediction.queries]
     assert len(asked) == 6
     for query in asked:
-        assert query.label == labels[query.position]
+        assert query.shown_label == labels[query.position]
         assert torch.equal(query.input, stream[query.position])
         assert query.index == query.position % 8
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
+from bitta.types import QueryReason
+
 Verdict: TypeAlias = Literal["correct", "incorrect", "skip"]
 """Judgement of a served label. "skip": the annotator cannot tell."""
 AnnotatorKind: TypeAlias = Literal["HUMAN", "CODE", "MODEL"]
@@ -16,8 +18,6 @@ AnnotatorKind: TypeAlias = Literal["HUMAN", "CODE", "MODEL"]
 FeedbackStatus: TypeAlias = Literal["pending", "applied", "expired", "superseded"]
 """State of an answer. "pending": not learned yet. "applied": learned. "expired": its image is gone,
 so it cannot be learned. "superseded": replaced or undone before it was learned."""
-QuestionReason: TypeAlias = Literal["uncertain", "audit"]
-"""Reason for a question: an uncertain prediction, or a random sample that measures accuracy."""
 QuestionStatus: TypeAlias = Literal["open", "closed", "expired"]
 """State of a question: it takes answers, has enough of them, or was not answered in time."""
 SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]
@@ -122,7 +122,7 @@ class FeedbackRecord:
     confidence: float
     uncertainty: float | None
     """Null if no question was asked about this prediction. `selection_reason` is then null too."""
-    selection_reason: QuestionReason | None
+    selection_reason: QueryReason | None
     verdict: Verdict
     annotator_id: str
     annotator_kind: AnnotatorKind

@@ -194,13 +194,14 @@ class QuerySelector:
             Query(
                 id=n_asked + place,
                 index=sample.row,
-                label=sample.label,
+                served_label=sample.label,
+                shown_label=sample.label,
                 uncertainty=sample.uncertainty if sample.uncertainty > -inf else 0.0,
                 input=inputs[sample.row].detach().clone(),
                 step=step,
                 version=self._adapter.version,
                 position=n_served - len(inputs) + sample.row,
-                audit=place >= len(uncertain),
+                reason="uncertain" if place < len(uncertain) else "audit",
             )
             for place, sample in enumerate(uncertain + audited)
         )

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 State: TypeAlias = dict[str, Any]
 """Saved state of an object: a tree of dicts, lists, tensors, numbers, strings and None."""
+QueryReason: TypeAlias = Literal["uncertain", "audit", "paired_audit"]
+"""Reason for a question. The sample is one of the most uncertain ones, was drawn at random, or was
+drawn at random among those whose served label differs from the source model's label."""
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -39,13 +42,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """Question to an annotator: is `label` right for this input?"""
+    """Question to an annotator: is `shown_label` right for this input?"""
 
     id: int
     index: int
     """Row in the batch, or in the window, that the question is about."""
-    label: int
-    """Label that was served. The answer judges this label."""
+    served_label: int
+    """Label that was served."""
+    shown_label: int
+    """Label that the question shows and the answer judges. It is the served label, or in a paired
+    audit the source model's label with probability 1/2."""
     uncertainty: float
     input: Tensor = field(repr=False)
     step: int
@@ -54,8 +60,12 @@ class Query:
     """Version of the model that served the label: the number of times it had learned."""
     position: int
     """Position in the stream, counted in samples."""
-    audit: bool = False
-    """True if the sample was drawn at random. Answers to audits estimate the accuracy."""
+    reason: QueryReason = "uncertain"
+    """Reason for the question. Answers to audits estimate the accuracy, answers to paired audits
+    the difference in accuracy to the source model."""
+    share_different: float = 0.0
+    """In a paired audit, the share of the window whose served label differs from the source
+    model's label."""
 
     def state_dict(self) -> State:
         """Return all fields as a tree."""
@@ -74,7 +84,7 @@ class Answer:
     @property
     def known_label(self) -> int | None:
         """True class if the answer reveals it: the named class, or the label judged correct."""
-        return self.query.label if self.correct and self.label is None else self.label
+        return self.query.shown_label if self.correct and self.label is None else self.label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +157,7 @@ class Feedback:
             JudgedSamples.from_queries(
                 [query for query, _ in known], [label for _, label in known], like=like
             ),
-            JudgedSamples.from_queries(wrong, [query.label for query in wrong], like=like),
+            JudgedSamples.from_queries(wrong, [query.shown_label for query in wrong], like=like),
         )
 
 

@@ -14,7 +14,8 @@ SHARED = Simulated([0])
 
 def query(id_, label=0, position=None):
     return Query(
-        id=id_, index=0, label=label, uncertainty=0.5, input=torch.full((1,), float(id_)), step=0,
+        id=id_, index=0, served_label=label, shown_label=label, uncertainty=0.5,
+        input=torch.full((1,), float(id_)), step=0,
         version=0, position=id_ if position is None else position,
     )  # fmt: skip
 

@@ -14,8 +14,8 @@ from bitta.types import Query
 
 def query(id_, **changes):
     values = {
-        "id": id_, "index": id_ % 2, "label": 1, "uncertainty": 0.5, "input": torch.zeros(1),
-        "step": id_ // 2, "version": 0, "position": 3 * id_,
+        "id": id_, "index": id_ % 2, "served_label": 1, "shown_label": 1, "uncertainty": 0.5,
+        "input": torch.zeros(1), "step": id_ // 2, "version": 0, "position": 3 * id_,
     }  # fmt: skip
     return Query(**values | changes)
 
@@ -54,8 +54,8 @@ def test_log_holds_questions_answers_and_collect_calls(tmp_path):
     assert lines[0]["bitta"] == "answers"
     assert lines[0]["source"] == "Simulated"
     assert lines[1:] == [
-        {"collect": 1, "id": 0, "step": 0, "index": 5, "position": 7, "label": 1, "correct": True,
-         "named": None},
+        {"collect": 1, "id": 0, "step": 0, "index": 5, "position": 7, "shown_label": 1,
+         "correct": True, "named": None},
         {"end": True, "collects": 2, "asked": 1, "answered": 1},
     ]  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_replay_continues_from_its_saved_state(log):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": 2}, "question 4 in batch 2 is not the one .*: label 2 where the log has 1"),
+        ({"shown_label": 2}, "question 4 in batch 2 .*: shown_label 2 where the log has 1"),
         ({"position": 9}, "position 9 where the log has 12"),
     ],
 )
@@ -127,9 +127,9 @@ def test_incomplete_log_is_refused_without_partial(log):
         ("", "is not a log of answers"),
         ('{"format": 2}\n', "is not a log of answers"),
         ("hello\n", "line 1 of .* is not a line of a log"),
-        ('{"bitta": "answers", "format": 1}\n{"id": 3}\n', "holds a line that is not an answer"),
+        ('{"bitta": "answers", "format": 2}\n{"id": 3}\n', "holds a line that is not an answer"),
         (
-            '{"bitta": "answers", "format": 1}\n'
+            '{"bitta": "answers", "format": 2}\n'
             '{"end": true, "collects": 1, "asked": 3, "answered": 3}\n',
             "holds 0 answers, but its last line counts 3",
         ),

@@ -30,7 +30,7 @@ def test_answer_moves_the_probability_of_the_served_label(correct, direction):
 
     def judged():
         """Return the probability of the judged label, with the statistics of an update."""
-        return session.adapter.policy(mixed)[0, query.label].item()
+        return session.adapter.policy(mixed)[0, query.shown_label].item()
 
     before = judged()
     session.learn()
@@ -74,7 +74,9 @@ def test_served_label_is_the_judged_label_by_default():
     session = Session(toy_classifier(), n_queries=8)
     for number in range(3):
         prediction = session.predict(images(number) * (1 + number))
-        assert all(query.label == prediction.labels[query.index] for query in prediction.queries)
+        assert all(
+            query.shown_label == prediction.labels[query.index] for query in prediction.queries
+        )
         session.learn()
 
 

@@ -126,7 +126,7 @@ def test_samples_are_drawn_from_the_whole_stream_with_their_own_labels():
         values = finetune_model(linear(), stream, source, n_samples=20, seed=1, lr=1e-3)
         assert values["n_correct"] == values["n_samples"] == 20
         assert len({query.position for query in asked}) == 20
-        assert {query.label for query in asked} == {0, 1}
+        assert {query.shown_label for query in asked} == {0, 1}
 
 
 def test_run_is_fine_tuned_first_and_records_it(tmp_path):

@@ -213,7 +213,8 @@ def _make_answers(inputs: Tensor, capacity: int, n_classes: int) -> list[Answer]
     """Make as many answers as both memories hold, half of them correct."""
     questions = [
         Query(
-            id=index, index=index, label=index % n_classes, uncertainty=0.0,
+            id=index, index=index, served_label=index % n_classes, shown_label=index % n_classes,
+            uncertainty=0.0,
             input=inputs[index % len(inputs)], step=0, version=0, position=index,
         )
         for index in range(2 * capacity)

@@ -50,7 +50,8 @@ class Judge:
         answers = [Answer(query, verdict) for query, verdict in verdicts if verdict is not None]
         if self.truth is not None:
             self._n_wrong += sum(
-                answer.correct != (answer.query.label == get_true_label(self.truth, answer.query))
+                answer.correct
+                != (answer.query.shown_label == get_true_label(self.truth, answer.query))
                 for answer in answers
             )
         self.n_judged += len(answers)
@@ -58,7 +59,7 @@ class Judge:
         return answers
 
     def _judge_query(self, query: Query) -> bool | None:
-        verdict: object = self.judge(query.input, query.label)
+        verdict: object = self.judge(query.input, query.shown_label)
         if verdict is None:
             return None
         is_bool_tensor = (

@@ -14,8 +14,8 @@ from bitta.errors import FeedbackError, InputError
 from bitta.feedback.base import FeedbackSource
 from bitta.types import Answer, Query, State
 
-_FORMAT = 1
-_QUERY_FIELDS = ("id", "step", "index", "position", "label")
+_FORMAT = 2
+_QUERY_FIELDS = ("id", "step", "index", "position", "shown_label")
 _HOW_TO_REPAIR = "restore the log, or record it again"
 
 
@@ -29,7 +29,7 @@ class LogEntry:
     step: int
     index: int
     position: int
-    label: int
+    shown_label: int
     """Label that was judged."""
     correct: bool
     named: int | None

@@ -140,7 +140,7 @@ class Simulated(GroundTruthAnnotator):
         """Return the verdict, inverted with probability `flip`."""
         rng = generator(self.seed, "flip", query.id)
         is_flipped = torch.rand((), generator=rng).item() < self.flip
-        return Answer(query, (query.label == truth) != is_flipped)
+        return Answer(query, (query.shown_label == truth) != is_flipped)
 
     @property
     def settings(self) -> dict[str, float]:
@@ -182,7 +182,7 @@ class SimulatedLabels(GroundTruthAnnotator):
     def respond(self, query: Query, truth: int) -> Answer:
         """Return the named class, and the verdict that follows from it."""
         named = self._name_class(query, truth)
-        return Answer(query, query.label == named, named)
+        return Answer(query, query.shown_label == named, named)
 
     def _name_class(self, query: Query, truth: int) -> int:
         rng = generator(self.seed, "label", query.id)

@@ -83,7 +83,7 @@ def run_steps(
 
 def list_questions(prediction: Prediction) -> list[tuple[int, int, int]]:
     """Return id, row and label of each question."""
-    return [(query.id, query.index, query.label) for query in prediction.queries]
+    return [(query.id, query.index, query.shown_label) for query in prediction.queries]
 
 
 def copy_tensors(model: nn.Module) -> dict[str, Tensor]:

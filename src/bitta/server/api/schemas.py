@@ -18,12 +18,12 @@ from bitta.records import (
     AnnotatorKind,
     AskedQuestion,
     FeedbackRecord,
-    QuestionReason,
     QuestionStatus,
     Role,
     SnapshotReason,
     Verdict,
 )
+from bitta.types import QueryReason
 
 _MAX_DEPTH = 8
 _MAX_VALUES = 200
@@ -210,7 +210,7 @@ class QuestionItem(BaseModel):
     class_index: int
     confidence: float
     uncertainty: float
-    reason: QuestionReason
+    reason: QueryReason
     status: QuestionStatus
     asked_at: Time
     expires_at: Time

@@ -206,7 +206,8 @@ class Learner:
         query = Query(
             id=sample.sample_id,
             index=sample.position % window,
-            label=sample.label,
+            served_label=sample.label,
+            shown_label=sample.label,
             uncertainty=0.0,
             input=sample.input,
             step=sample.position // window,

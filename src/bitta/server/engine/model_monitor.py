@@ -154,9 +154,9 @@ class AnswerStatistics:
     def compare_with_source(self, asked: Mapping[str, Query]) -> None:
         """Record for each new audit whether the source model predicts the same class."""
         for prediction_id, query in asked.items():
-            label = self._learner.source_label(query.input) if query.audit else None
+            label = self._learner.source_label(query.input) if query.reason == "audit" else None
             if label is not None:
-                self._source_agreement.add(prediction_id, is_same=label == query.label)
+                self._source_agreement.add(prediction_id, is_same=label == query.served_label)
 
     def audits(self) -> AuditSummary:
         """Summarise the newest answers to audits of this lineage."""

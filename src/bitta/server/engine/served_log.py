@@ -196,7 +196,7 @@ class ServedLog:
                     window=query.step,
                     row=query.index,
                     uncertainty=_finite_or_zero(query.uncertainty),
-                    reason="audit" if query.audit else "uncertain",
+                    reason=query.reason,
                     expires_at=expires_at,
                     overlap=self._settings.overlap,
                 )

@@ -17,13 +17,13 @@ from bitta.records import (
     AnnotatorKind,
     FeedbackReceipt,
     Lease,
-    QuestionReason,
     QuestionStatus,
     Role,
     SnapshotReason,
     SubmittedAnswer,
     Verdict,
 )
+from bitta.types import QueryReason
 
 Clock: TypeAlias = Callable[[], int]
 _ID_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -206,7 +206,7 @@ class NewQuestion:
     row: int
     """Row of the prediction in the window."""
     uncertainty: float
-    reason: QuestionReason
+    reason: QueryReason
     expires_at: int
     overlap: int = 1
     """Number of verdicts that close it, and of annotators who can hold it at the same time."""
@@ -221,7 +221,7 @@ class StoredQuestion:
     window: int
     row: int
     uncertainty: float
-    reason: QuestionReason
+    reason: QueryReason
     status: QuestionStatus
     overlap: int
     asked_at: int
@@ -275,7 +275,7 @@ class ExportedAnswer:
     """Id in the exporting store, kept because other answers can refer to it; None for a new id."""
     uncertainty: float | None = None
     """Used, like `selection_reason`, only if the store has no question about the prediction."""
-    selection_reason: QuestionReason | None = None
+    selection_reason: QueryReason | None = None
     supersedes_id: str | None = None
     standing: bool = True
     undone: bool = False
@@ -285,7 +285,7 @@ class ExportedAnswer:
             check_id(name, getattr(self, name), max_length=26, optional=True)
         check_finite("uncertainty", self.uncertainty, optional=True)
         if self.selection_reason is not None:
-            check_choice("selection_reason", self.selection_reason, get_args(QuestionReason))
+            check_choice("selection_reason", self.selection_reason, get_args(QueryReason))
         for name in ("standing", "undone"):
             check_bool(name, getattr(self, name))
 
