@@ -13,7 +13,7 @@ import bitta
 ROOT = Path(bitta.__file__).parent
 LAYERS = [
     {"malloc", "types", "errors", "seeding", "config_base", "statefile", "version"},
-    {"losses", "nn", "memory", "augment"},
+    {"losses", "nn", "memory", "augment", "benefit"},
     {"source_statistics"},
     {"methods"},
     {"selection", "feedback", "metrics", "streams", "corruptions", "models"},

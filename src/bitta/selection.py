@@ -1,4 +1,4 @@
-"""Choose which predictions to ask about: uncertainty scores, budget, random audits."""
+"""Choose which predictions to ask about: uncertainty scores, budget, audits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from bitta.config_base import check_integer, require
 from bitta.errors import unknown_name_error
 from bitta.methods.base import Adapter
 from bitta.seeding import Key, generator
-from bitta.types import Prediction, Query
+from bitta.types import Prediction, Query, QueryReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,20 @@ class Budget:
     """Cost of one question, in verdicts."""
     audits: int = 0
     """Number of the `n_queries` questions that are about samples drawn at random."""
+    paired_audits: int = 0
+    """Number of the `n_queries` questions that are about random samples among those whose served
+    label differs from the source model's label."""
 
     def __post_init__(self) -> None:
-        for name in ("n_queries", "every", "total", "audits"):
+        for name in ("n_queries", "every", "total", "audits", "paired_audits"):
             if (given := getattr(self, name)) is not None or name != "total":
                 # Convert integers of any type (NumPy, torch) to int, which can be saved.
                 object.__setattr__(self, name, check_integer(name, given))
         require(self.n_queries >= 0, "n_queries", self.n_queries, "0 or more")
         require(0 <= self.audits <= self.n_queries, "audits", self.audits, "0 to n_queries")
+        n_others = self.n_queries - self.audits
+        allowed = "0 to n_queries - audits"
+        require(0 <= self.paired_audits <= n_others, "paired_audits", self.paired_audits, allowed)
         require(self.every >= 1, "every", self.every, "1 or more")
         require(self.total is None or self.total >= 0, "total", self.total, "0 or more, or None")
         require(isinstance(self.price, Real), "price", self.price, "a number above 0")
@@ -146,19 +152,25 @@ def get_score_function(name: str) -> ScoreFunction:
 
 
 class ChosenQueries(NamedTuple):
-    """Questions about a batch: the most uncertain samples first, then the audits."""
+    """Questions about a batch: the most uncertain samples, then paired audits, then audits."""
 
     queries: tuple[Query, ...] = ()
     policy: Tensor | None = None  # (batch, classes)
     """π, if it was computed for the choice."""
+    n_different: int | None = None
+    """Number of samples whose served label differs from the source model's label; None if they were
+    not compared."""
 
 
 class _ScoredSample(NamedTuple):
-    """Row number of a sample in its batch, its served label and its uncertainty."""
+    """Row number of a sample in its batch, its uncertainty, and its labels."""
 
     row: int
-    label: int
     uncertainty: float
+    label: int
+    """Served label."""
+    source_label: int
+    """Label of the source model; the served label if they were not compared."""
 
 
 class QuerySelector:
@@ -180,45 +192,66 @@ class QuerySelector:
         if allowed <= 0:
             return ChosenQueries()
         n_audits = min(self._budget.audits, allowed)
+        n_paired = min(self._budget.paired_audits, allowed - n_audits)
         n_uncertain = allowed - n_audits
         scores, policy = self._score_rows(inputs, prediction, n_uncertain, step=step)
         # A stable sort orders ties by row on every device.
         order = scores.sort(descending=True, stable=True).indices
-        order = order if n_audits else order[:n_uncertain]
+        order = order if n_audits + n_paired else order[:n_uncertain]
+        source_labels = self._adapter.source_labels(inputs) if n_paired else prediction.labels
         # Fetch all values from the device in one transfer.
-        columns = [order, prediction.labels[order], scores[order]]
+        columns = [order, scores[order], prediction.labels[order], source_labels[order]]
         table = torch.stack([column.double() for column in columns])
-        samples = [_ScoredSample(int(row), int(label), u) for row, label, u in table.T.tolist()]
-        uncertain, audited = self._split_audits(samples, n_uncertain, n_audits, step=step)
-        queries = tuple(
-            Query(
+        samples = [
+            _ScoredSample(int(row), uncertainty, int(label), int(source_label))
+            for row, uncertainty, label, source_label in table.T.tolist()
+        ]
+        # Draw audits from the whole batch before the most uncertain samples are taken. Drawing them
+        # from the remainder would overestimate accuracy.
+        audited, others = self._draw(samples, n_audits, "audit", step)
+        different = [sample for sample in others if sample.label != sample.source_label]
+        paired, _ = self._draw(different, n_paired, "paired_audit", step)
+        others = [sample for sample in others if sample not in paired]
+        # A method excludes a row by the score -inf.
+        uncertain = [s for s in others[: n_uncertain - len(paired)] if s.uncertainty > -inf]
+        n_different = sum(sample.label != sample.source_label for sample in samples)
+        rng = generator(self._adapter.seed, "shown_label", step)
+        shows_source = torch.rand(len(paired), generator=rng).lt(0.5).tolist()
+
+        def make_query(place: int, sample: _ScoredSample, reason: QueryReason, shown: int) -> Query:
+            return Query(
                 id=n_asked + place,
                 index=sample.row,
                 served_label=sample.label,
-                shown_label=sample.label,
+                shown_label=shown,
                 uncertainty=sample.uncertainty if sample.uncertainty > -inf else 0.0,
                 input=inputs[sample.row].detach().clone(),
                 step=step,
                 version=self._adapter.version,
                 position=n_served - len(inputs) + sample.row,
-                reason="uncertain" if place < len(uncertain) else "audit",
+                reason=reason,
+                n_represented=n_different / len(paired) if reason == "paired_audit" else 0.0,
             )
-            for place, sample in enumerate(uncertain + audited)
-        )
-        return ChosenQueries(queries, policy)
 
-    def _split_audits(
-        self, samples: list[_ScoredSample], n_uncertain: int, n_audits: int, *, step: int
+        chosen: list[tuple[_ScoredSample, QueryReason, int]] = [
+            *((sample, "uncertain", sample.label) for sample in uncertain),
+            *(
+                (sample, "paired_audit", sample.source_label if is_source else sample.label)
+                for sample, is_source in zip(paired, shows_source, strict=True)
+            ),
+            *((sample, "audit", sample.label) for sample in audited),
+        ]
+        queries = tuple(make_query(place, *choice) for place, choice in enumerate(chosen))
+        return ChosenQueries(queries, policy, n_different if n_paired else None)
+
+    def _draw(
+        self, samples: list[_ScoredSample], n: int, purpose: str, step: int
     ) -> tuple[list[_ScoredSample], list[_ScoredSample]]:
-        """Split samples, sorted by uncertainty, into the most uncertain and the audited ones."""
-        # Draw audits from the whole batch first. Drawing them from the remainder would
-        # overestimate accuracy.
-        rng = generator(self._adapter.seed, "audit", step)
-        drawn = torch.randperm(len(samples), generator=rng)[:n_audits].tolist()
+        """Draw n samples at random. Return them and the others."""
+        rng = generator(self._adapter.seed, purpose, step)
+        drawn = torch.randperm(len(samples), generator=rng)[:n].tolist()
         others = [sample for place, sample in enumerate(samples) if place not in drawn]
-        # A method excludes a row by the score -inf.
-        uncertain = [sample for sample in others[:n_uncertain] if sample.uncertainty > -inf]
-        return uncertain, [samples[place] for place in drawn]
+        return [samples[place] for place in drawn], others
 
     def _score_rows(
         self, inputs: Tensor, prediction: Prediction, n_queries: int, *, step: int

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from bitta.benefit import Benefit, BenefitEstimator
 from bitta.config_base import check_integer, require
 from bitta.errors import FeedbackError, InputError, ModelError, SettingError
 from bitta.feedback import FeedbackSource, Human
@@ -28,7 +29,7 @@ from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, move_to_device
 
-_FORMAT = 6
+_FORMAT = 7
 
 
 class Session:
@@ -57,6 +58,9 @@ class Session:
             budget that is not spent is carried over to later batches.
         audits: Number of the `n_queries` questions that are about samples drawn at random. They
             measure accuracy.
+        paired_audits: Number of the `n_queries` questions that compare the served model with the
+            source model. They are about random samples on which the two differ, and show the label
+            of one of them. They measure `benefit`. None means the method's default.
         window: Number of samples in a window. The session asks and learns once per window, so
             requests may be as small as one sample. Each request is served immediately. Batch
             statistics are those of the newest `window` samples. With 0 every request is a batch.
@@ -84,6 +88,7 @@ class Session:
         total: int | None = None,
         price: float = 1.0,
         audits: int = 0,
+        paired_audits: int | None = None,
         window: int = 0,
         observe_every_request: bool = True,
         feedback: FeedbackSource | None = None,
@@ -99,13 +104,18 @@ class Session:
         adapter_class = _resolve_method(method)
         self.method = method if isinstance(method, str) else adapter_class.__name__
         config = adapter_class.configure(settings, preset, name=self.method)
+        n_queries = adapter_class.n_queries if n_queries is None else n_queries
+        if paired_audits is None:
+            paired_audits = max(0, min(adapter_class.paired_audits, n_queries - audits))
         self.budget = Budget(
-            n_queries=adapter_class.n_queries if n_queries is None else n_queries,
+            n_queries=n_queries,
             every=every,
             total=total,
             price=price,
             audits=audits,
+            paired_audits=paired_audits,
         )
+        self._benefit = BenefitEstimator()
         self.feedback_source: FeedbackSource = (
             Human() if feedback is None else _check_feedback_source(feedback)
         )
@@ -141,6 +151,14 @@ class Session:
     def model(self) -> nn.Module:
         """The model with the weights learned so far."""
         return self.adapter.model
+
+    @property
+    def benefit(self) -> Benefit | None:
+        """Accuracy of what was served minus accuracy of the source model; None without audits.
+
+        `paired_audits` measure it. Unanswered questions are assumed to be a random selection.
+        """
+        return self._benefit.estimate() if self.budget.paired_audits else None
 
     @property
     def execution(self) -> Execution:
@@ -212,6 +230,7 @@ class Session:
         if self._unlabelled is not None:
             self._unlabelled = self._unlabelled[:0]
         self._window.clear()
+        self._benefit = BenefitEstimator()
         self.adapter.reset()
 
     def close(self) -> None:
@@ -302,6 +321,7 @@ class Session:
             "n_served": self.n_served,
             "unlabelled": self._unlabelled,
             "window_is_complete": self._window_is_complete,
+            "benefit": self._benefit.state_dict(),
             "adapter": self.adapter.state_dict(),
             "feedback_source": {
                 "kind": type(self.feedback_source).__name__,
@@ -322,6 +342,7 @@ class Session:
         self.feedback_source.load_state_dict(feedback_state)
         self._window.load_state_dict(state["window"], device=device)
         self._window_is_complete = state["window_is_complete"]
+        self._benefit.load_state_dict(state["benefit"])
         self.n_steps = state["n_steps"]
         self.n_asked = state["n_asked"]
         self.n_served = state["n_served"]
@@ -378,6 +399,8 @@ class Session:
             n_asked=self.n_asked,
             n_served=self.n_served,
         )
+        if chosen.n_different is not None:
+            self._benefit.add_window(n_samples=len(window.inputs), n_different=chosen.n_different)
         if adapter.observes == "after_asking":
             adapter.observe(window.inputs)
         return chosen
@@ -393,7 +416,11 @@ class Session:
         self._window_is_complete = True
 
     def _collect(self) -> list[Answer]:
-        return self.feedback_source.collect() if self._window_is_complete else []
+        if not self._window_is_complete:
+            return []
+        answers = self.feedback_source.collect()
+        self._benefit.add_answers(answers)
+        return answers
 
     def _adapt(self, answers: list[Answer]) -> Losses:
         self._window_is_complete = not self._window.size

@@ -63,9 +63,9 @@ class Query:
     reason: QueryReason = "uncertain"
     """Reason for the question. Answers to audits estimate the accuracy, answers to paired audits
     the difference in accuracy to the source model."""
-    share_different: float = 0.0
-    """In a paired audit, the share of the window whose served label differs from the source
-    model's label."""
+    n_represented: float = 0.0
+    """Number of samples that a paired audit stands for: those of its window whose served label
+    differs from the source model's label, divided by the number of paired audits there."""
 
     def state_dict(self) -> State:
         """Return all fields as a tree."""
@@ -139,6 +139,8 @@ class Feedback:
 
     correct: JudgedSamples
     incorrect: JudgedSamples
+    answers: tuple[Answer, ...] = ()
+    """The answers themselves."""
 
     def __len__(self) -> int:
         return len(self.correct.labels) + len(self.incorrect.labels)
@@ -158,6 +160,7 @@ class Feedback:
                 [query for query, _ in known], [label for _, label in known], like=like
             ),
             JudgedSamples.from_queries(wrong, [query.shown_label for query in wrong], like=like),
+            tuple(ordered),
         )
 
 

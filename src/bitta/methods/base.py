@@ -91,6 +91,8 @@ class Adapter(ABC, Generic[A]):
     """Requirements beyond a model and a stream, such as "source statistics"."""
     n_queries: ClassVar[int] = 0
     """Default number of questions per batch."""
+    paired_audits: ClassVar[int] = 0
+    """Default number of these questions that compare the served model with the source model."""
     learns_from_feedback: bool = True
     """True if answers change the model."""
     statistics: Statistics = "running"
@@ -114,6 +116,7 @@ class Adapter(ABC, Generic[A]):
         self.config = config
         self.source_weights = SavedWeights.copy_of(wrapped.model)
         """Weights of the source model."""
+        self._source_model: WrappedModel | None = None
 
     @classmethod
     def configure(cls, settings: Mapping[str, Any], preset: str | None, *, name: str) -> Any:
@@ -144,6 +147,18 @@ class Adapter(ABC, Generic[A]):
         sampling = self.sampling_settings(self.policy_statistics)
         random_key = RandomKey((self.seed, "policy", self.version))
         return self.sampled_probs(inputs, sampling, random_key)
+
+    @torch.no_grad()
+    def source_logits(self, inputs: Tensor) -> Tensor:
+        """Return the logits of the source model, (batch, classes). The first call copies it."""
+        if self._source_model is None:
+            self._source_model = self.wrapped.clone_model()
+            self.source_weights.restore(self._source_model.model)
+        return self._source_model(inputs, statistics="running")
+
+    def source_labels(self, inputs: Tensor) -> Tensor:
+        """Return the labels of the source model, (batch,)."""
+        return self.source_logits(inputs).argmax(-1)
 
     def sampling_settings(self, statistics: Statistics) -> SamplingSettings:
         """Return the settings of stochastic passes with these statistics."""
@@ -196,6 +211,7 @@ class Adapter(ABC, Generic[A]):
         """Continue from a saved state."""
         SavedWeights(state["weights"]).restore(self.model)
         self.source_weights = SavedWeights(state["source"])
+        self._source_model = None
         self.version = state["version"]
         self.wrapped.counts.forwards = state["forwards"]
         self.wrapped.counts.backwards = state["backwards"]
