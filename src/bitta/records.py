@@ -17,7 +17,8 @@ AnnotatorKind: TypeAlias = Literal["HUMAN", "CODE", "MODEL"]
 """Kind of annotator: a person, a program that knows the truth, or a model that judges."""
 FeedbackStatus: TypeAlias = Literal["pending", "applied", "expired", "superseded"]
 """State of an answer. "pending": not learned yet. "applied": learned. "expired": its image is gone,
-so it cannot be learned. "superseded": replaced or undone before it was learned."""
+so it cannot be learned. "superseded": replaced or undone before it was learned, or replaced by an
+equal answer after it was learned."""
 QuestionStatus: TypeAlias = Literal["open", "closed", "expired"]
 """State of a question: it takes answers, has enough of them, or was not answered in time."""
 SnapshotReason: TypeAlias = Literal["source", "interval", "asked", "rollback"]

@@ -76,7 +76,8 @@ def test_model_with_nan_outputs_gives_a_warning_with_the_batch(tmp_path, capsys)
         'method={name="source"}',
         "feedback.n_queries=0",
     )
-    assert re.search(r"\nall predictions are NaN from batch 1 of \d+ on: .* smaller method", out)
+    message = r"\nbatch 1 of \d+ is the first whose predictions are all NaN: .* smaller method"
+    assert re.search(message, out)
     assert "looks collapsed" not in out
 
 

@@ -36,7 +36,7 @@ def test_note_names_the_first_batch_of_nan_predictions(tmp_path):
     steps = [lost.steps[0], replace(lost.steps[1], confidence=0.0)]
     runs = [source, well, replace(lost, steps=steps)]
     [_, note] = compare(made_section(tmp_path, runs)).collapse_notes
-    assert note == "  SAR*: in snow, seed 1 of 2; all predictions NaN from batch 2 on, seed 1 of 2"
+    assert note == "  SAR*: in snow, seed 1 of 2; all predictions NaN first in batch 2, seed 1 of 2"
 
 
 def test_rows_are_paired_by_domain_and_seed(tmp_path):

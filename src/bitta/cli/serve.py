@@ -198,7 +198,10 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def _check(settings: "ServeSettings") -> int:
-    """Check everything that can fail at the start, except making tables on a database server."""
+    """Check everything that can fail at the start.
+
+    The tables of an existing database are upgraded. On PostgreSQL they are created, too.
+    """
     from bitta.server.engine.learner import Learner  # noqa: PLC0415
     from bitta.server.engine.snapshots_and_rollback import require_same_settings  # noqa: PLC0415
     from bitta.server.process import bind, load_model_from_settings  # noqa: PLC0415

@@ -200,12 +200,12 @@ def _describe_domains(row: Row, n_domains: int) -> str:
 
 
 def _describe_nan_outputs(row: Row) -> str:
-    """Return the batch from which on all predictions are NaN; empty if there is none."""
+    """Return a note on the first batch whose predictions are all NaN; empty if there is none."""
     batches = {seed: batch for seed, run in row.runs.items() if (batch := run.first_nan_batch)}
     if not batches:
         return ""
     first = format_range(list(batches.values()))
-    return f"; all predictions NaN from batch {first} on{_describe_seeds(row, batches)}"
+    return f"; all predictions NaN first in batch {first}{_describe_seeds(row, batches)}"
 
 
 def _describe_seeds(row: Row, seeds: Collection[int]) -> str:

@@ -453,8 +453,8 @@ def collapse_line(result: RunResult) -> str:
     """Return a warning about a collapsed run; empty if it has not collapsed."""
     if batch := result.first_nan_batch:
         return (
-            f"all predictions are NaN from batch {batch} of {len(result.steps)} on: the weights "
-            "have diverged; try a smaller method.lr."
+            f"batch {batch} of {len(result.steps)} is the first whose predictions are all NaN: the "
+            "weights have diverged; try a smaller method.lr."
         )
     domains = result.looks_collapsed
     if not domains:

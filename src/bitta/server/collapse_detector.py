@@ -39,7 +39,11 @@ CollapseState: TypeAlias = Literal["ok", "suspect", "collapsed"]
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings(Config):
-    """Settings of the collapse detector. A window holds the images of one learning step."""
+    """Settings of the collapse detector.
+
+    A window is a group of served images that are judged together. The server's setting `window` is
+    its size.
+    """
 
     patience: int = 3
     """Number of windows in a row with the same rule broken before the model counts as collapsed."""

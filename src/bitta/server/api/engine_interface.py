@@ -125,7 +125,10 @@ class EngineInterface(Protocol):
         """Write the image of an answered prediction to disk, if it is still in memory."""
 
     def forget_image(self, sha256: str) -> None:
-        """Remove every copy of an image from memory."""
+        """Remove an image from the recent inputs, which answers refer to.
+
+        Copies in the memories and the window of the method, and in snapshots, stay.
+        """
 
 
 async def wait_for_future(future: "Future[T]", seconds: float) -> T:

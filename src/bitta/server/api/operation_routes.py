@@ -162,7 +162,11 @@ async def resume(state: State, caller: OperatorCaller) -> LearningState:
 async def delete_image(
     state: State, caller: OperatorCaller, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> DeletedImage:
-    """The image is removed from disk and memory. The log keeps its hash."""
+    """The file is removed, and the copy in memory that waits for an answer.
+
+    Copies from which the model learns stay until newer images replace them. Snapshots keep their
+    copies. The log keeps the hash.
+    """
     state.engine.forget_image(sha256)
     if not await state.wait(state.store.delete_image(sha256, caller.id)):
         raise ApiError(404, f"no image is kept under {sha256}.")

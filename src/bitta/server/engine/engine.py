@@ -120,7 +120,7 @@ class Engine:
         return monotonic() - self._worker.last_active_at
 
     def ping(self) -> "Future[None]":
-        """Return a future that is done after the worker's current batch."""
+        """Return a future that is done after the worker's current batch or learning step."""
         return self._run_in_worker(lambda: None)
 
     def predict(
@@ -143,7 +143,7 @@ class Engine:
         return request.future
 
     def snapshot(self, reason: Literal["asked"] = "asked") -> "Future[StoredSnapshot]":
-        """Take a snapshot between two batches."""
+        """Take a snapshot after the current batch or learning step."""
 
         def take() -> StoredSnapshot:
             self._worker.require_valid_model()
@@ -181,7 +181,11 @@ class Engine:
         self._worker.served_log.keep_answered_image(prediction_id)
 
     def forget_image(self, sha256: str) -> None:
-        """Erase all copies of an image from memory before the next batch."""
+        """Erase an image from the recent inputs, which answers refer to.
+
+        It happens after the current batch or learning step. Copies in the memories and the window
+        of the method, and in snapshots, stay.
+        """
         self._run_in_worker(lambda: self._worker.served_log.recent.forget_image(sha256))
 
     def status(self) -> ServingStatus:

@@ -25,7 +25,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerTask:
-    """Function that the worker runs between two batches."""
+    """Function that the worker runs after its current batch or learning step."""
 
     function: Callable[[], Any]
     future: "Future[Any]" = field(default_factory=Future)
@@ -90,7 +90,7 @@ class RequestQueue:
             return True
 
     def put_task(self, task: WorkerTask) -> None:
-        """Add a task. It runs before the next batch."""
+        """Add a task. It runs after the current batch or learning step."""
         with self._changed:
             self._tasks.append(task)
             self._changed.notify()
