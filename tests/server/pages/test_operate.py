@@ -22,6 +22,7 @@ def test_plots_show_the_status_with_the_interval_of_the_accuracy(visit):
     assert "74.8 % to 85.4 %" in page.text_content("#accuracy-note")
     assert page.text_content("#confidence-note") == "5.2 points below the start (76.4 %)"
     assert page.locator("#confidence-plot .reference").count() == 1
+    assert page.text_content("#rate-note") == "200 questions asked, 0 expired; 0 answers, 0 skipped"
     assert "Accuracy: " in page.get_attribute("#accuracy-plot svg", "aria-label")
     assert page.console_errors == []
 

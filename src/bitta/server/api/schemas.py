@@ -352,13 +352,18 @@ class TrafficStatus(_StatusSection):
 
 
 class QuestionCounts(_StatusSection):
-    """Number of questions by state."""
+    """Numbers of questions, and of standing answers."""
 
     open: int
     asked: int
+    """All questions so far."""
     answered: int
+    """Standing verdicts without skips. They include answers about predictions without a question,
+    and several answers to one question."""
     skipped: int
+    """Standing skips."""
     expired: int
+    """Questions that were not answered in time."""
 
 
 class AuditStatus(_StatusSection):

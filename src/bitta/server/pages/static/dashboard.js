@@ -53,7 +53,7 @@ export class StatusView {
     setText("confidence-note", confidenceChange(confidence));
     setText("agreement", percent(agreement));
     setText("rate", `${number(history.answers_per_minute.at(-1) ?? 0, 1)} per minute`);
-    setText("rate-note", `${number(questions.asked)} asked: ${number(questions.answered)} answered, ${number(questions.skipped)} skipped, ${number(questions.expired)} expired`);
+    setText("rate-note", `${plural(questions.asked, "question")} asked, ${number(questions.expired)} expired; ${plural(questions.answered, "answer")}, ${number(questions.skipped)} skipped`);
     setText("latency", milliseconds(served.latency_ms.p50));
     setText("latency-note", `99 % of requests within ${milliseconds(served.latency_ms.p99)}; ${number(served.n)} served, ${number(served.per_second, 1)} per second`);
   }
