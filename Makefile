@@ -2,7 +2,7 @@
 # make test             test the product, in under three minutes
 # make test-full        run every test: all presets and norm families, databases, browser, kills
 # make check-published  check the stored results and the pages that are generated from them
-# make soak             run servers under load for more than an hour and write the file SOAKED. A
+# make soak             run servers under load for more than an hour and write SOAK_RESULT. A
 #                       smaller run: KILLS=5 PICTURES=300 MINUTES=5; 0 leaves a part out.
 # All of them build .venv once and reuse it. Tests on PostgreSQL need BITTA_TEST_POSTGRES:
 # run ". .ci/services" in the same shell first.
@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 KILLS ?= 100
 PICTURES ?= 10000
 MINUTES ?= 30
-SOAKED ?= results/serving/soak.json
+SOAK_RESULT ?= results/serving/soak.json
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
@@ -34,7 +34,7 @@ check-published: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python scripts/soak.py --kills $(KILLS) \
-	  --pictures $(PICTURES) --minutes $(MINUTES) --out $(SOAKED)
+	  --pictures $(PICTURES) --minutes $(MINUTES) --out $(SOAK_RESULT)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

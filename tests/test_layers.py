@@ -21,7 +21,7 @@ LAYERS = [
     {"bench", "client", "report", "server", "testing"},
     {"cli"},
 ]
-STRANGERS = LAYERS[4] | LAYERS[6]
+INDEPENDENT_PARTS = LAYERS[4] | LAYERS[6]
 CORE = {"torch", "numpy", "safetensors", "PIL", "bitta"}
 SERVED_BY = {
     "alembic", "fastapi", "itsdangerous", "prometheus_client", "psycopg", "pydantic",
@@ -70,8 +70,8 @@ def test_module_imports_only_its_layer_and_those_above(path):
         if other == part:
             continue
         assert level(other) <= level(part), f"{part} imports {other}, which is below it"
-        assert not (part in STRANGERS and level(other) == level(part)), (
-            f"{part} imports {other}, a stranger of its own layer"
+        assert not (part in INDEPENDENT_PARTS and level(other) == level(part)), (
+            f"{part} imports {other}, but the parts of their layer are independent"
         )
 
 

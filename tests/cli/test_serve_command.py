@@ -225,7 +225,7 @@ def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
 def test_log_of_a_model_without_card_is_replayed(folder, capsys):
     with running(folder / "data") as (engine, _):
         serve(engine, 0)
-        until(lambda: engine.status().n_steps == 1)
+        until(lambda: engine.status().n_learning_steps == 1)
     Path("classes.txt").write_text("\n".join(CLASSES))
     given = ["--model", "bitta.testing:toy_classifier", "--classes", "classes.txt"]
     replay = ["feedback", "replay", "--data-dir", "data", *given]
@@ -243,7 +243,7 @@ def test_log_of_a_model_without_card_is_replayed(folder, capsys):
 def test_replay_of_a_log_with_a_deleted_image_is_refused(folder, capsys):
     with running(folder / "data") as (engine, store):
         served = serve(engine, 0)
-        until(lambda: engine.status().n_steps == 1)
+        until(lambda: engine.status().n_learning_steps == 1)
         image = store.find_prediction(served.prediction_ids[0]).input_sha256
         assert store.delete_image(image, by="me").result()
     Path("classes.txt").write_text("\n".join(CLASSES))

@@ -63,11 +63,13 @@ def test_audit_summary_without_answers_has_no_accuracy():
 
 def test_audit_summary_uses_newest_answers_and_counts_all():
     estimate = AuditSummary.from_answers(without_source(False, False, True, True), max_n=3)
-    assert (estimate.n, estimate.n_correct, estimate.n_lineage) == (3, 2, 4)
+    assert (estimate.n, estimate.n_correct, estimate.n_in_lineage) == (3, 2, 4)
 
 
 def test_audit_summary_counts_earlier_audits_of_lineage():
-    assert AuditSummary.from_answers(without_source(True), max_n=3, n_lineage=9).n_lineage == 9
+    assert (
+        AuditSummary.from_answers(without_source(True), max_n=3, n_in_lineage=9).n_in_lineage == 9
+    )
 
 
 def test_source_is_wrong_if_it_shares_error_or_differs_from_correct_label():

@@ -19,8 +19,9 @@ from bitta.types import State
 from bitta.version import NUMERICS_VERSION
 
 _SECONDS_BETWEEN_LOCK_ATTEMPTS = 0.1
-OTHER_ORIGINS = {"stream": "another stream", "source_weights": "other source weights"}
-"""Text for the error message if a part of a result's origin differs, by the name of the part."""
+ORIGIN_DIFFERENCES = {"stream": "another stream", "source_weights": "other source weights"}
+"""Parts of a result's origin. The values complete "was made with ..." in the error message for a
+result whose part differs."""
 
 OutdatedPolicy = Literal["refuse", "rerun", "keep"]
 """Treatment of results with another numerics version."""
@@ -147,7 +148,7 @@ def check_origin(experiment: Experiment, result: RunResult, path: Path, cache: O
     for part, value in cache[key].items():
         if result.environment.get(part) != value:
             raise InputError(
-                f"{str(path)!r} was made with {OTHER_ORIGINS[part]}; delete it, or "
+                f"{str(path)!r} was made with {ORIGIN_DIFFERENCES[part]}; delete it, or "
                 "choose another folder (--out)."
             )
 

@@ -23,7 +23,7 @@ from bitta.bench.checkpoint import (
 from bitta.bench.experiment import Experiment
 from bitta.bench.models import device_named
 from bitta.bench.prefetch import Prefetch
-from bitta.bench.run_files import OTHER_ORIGINS, checkpoint_path, read_result, result_path
+from bitta.bench.run_files import ORIGIN_DIFFERENCES, checkpoint_path, read_result, result_path
 from bitta.bench.run_setup import PreparedModels, RunSetup, make_label_predictor, set_up_run
 from bitta.errors import InputError
 from bitta.metrics import (
@@ -106,12 +106,12 @@ def run(
     stream, model = setup.stream, setup.model.to(device)
     environment = describe_environment(device, weight_hash(model)) | {"stream": stream.fingerprint}
     if earlier is not None and options.resume:
-        for part, other in OTHER_ORIGINS.items():
+        for part, other in ORIGIN_DIFFERENCES.items():
             if earlier.environment.get(part) != environment[part]:
                 raise _other_result_error(path, other)
         return earlier
     identity = {"experiment": experiment.as_table()} | {
-        part: environment[part] for part in OTHER_ORIGINS
+        part: environment[part] for part in ORIGIN_DIFFERENCES
     }
     environment["identity"] = table_hash(identity)
     identity["numerics_version"] = environment["numerics_version"]
@@ -181,14 +181,14 @@ def _make_result(setup: RunSetup, active: ActiveRun, environment: Mapping[str, A
             "execution": active.execution,
             "seconds": asdict(active.seconds),
             "price": session.budget.price,
-            **_values_around_stream(setup, active),
+            **_values_before_and_after_stream(setup, active),
         },
         spreads=progress.histograms.entropies,
         policy_reliability=progress.policy_reliability,
     )
 
 
-def _values_around_stream(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
+def _values_before_and_after_stream(setup: RunSetup, active: ActiveRun) -> dict[str, Any]:
     """Return the values measured before the stream, and the accuracy on clean images after it."""
     values = dict(active.progress.before_stream)
     if setup.clean is not None:

@@ -315,7 +315,7 @@ class CollapseDetector:
             self.reference.accuracy = BestAccuracy()
             # After a rollback for accuracy, all audits of the lineage are of the changed inputs.
             if not self._rolled_back_for_accuracy:
-                self._n_stale_audits = window.audits.n_lineage or 0
+                self._n_stale_audits = window.audits.n_in_lineage or 0
             self._rolled_back_for_accuracy = False
         elif self._has_enough_audits(window.audits):
             self.reference.accuracy.update(window.audits)
@@ -366,9 +366,9 @@ class CollapseDetector:
 
     def _has_enough_audits(self, audits: AuditSummary) -> bool:
         """Return True if there are enough audits and all are from after the inputs changed."""
-        if audits.n_lineage is None:
+        if audits.n_in_lineage is None:
             return self.settings.min_audits <= audits.n
-        return self.settings.min_audits <= audits.n <= audits.n_lineage - self._n_stale_audits
+        return self.settings.min_audits <= audits.n <= audits.n_in_lineage - self._n_stale_audits
 
     def _check_entropy(self, window: WindowSummary) -> _BrokenRule | None:
         usual = self.reference.entropy.value

@@ -54,7 +54,7 @@ class AuditSummary:
     n_source_wrong: int = 0
     """Number of those on which the source model is known to be wrong: it predicts the served class
     and the verdict is "incorrect", or it predicts another class and the verdict is "correct"."""
-    n_lineage: int | None = None
+    n_in_lineage: int | None = None
     """Number of all audits of the lineage, of which the newest n are used. If it is None, the guard
     cannot leave out audits from before the inputs changed."""
 
@@ -64,12 +64,12 @@ class AuditSummary:
         answers: Sequence[tuple[bool, bool | None]],
         *,
         max_n: int,
-        n_lineage: int | None = None,
+        n_in_lineage: int | None = None,
     ) -> Self:
         """Summarise the last `max_n` audits, oldest first.
 
         Each is a pair: True if the verdict is "correct", and True if the source model predicts the
-        judged class (None if unknown). `n_lineage` defaults to the number of answers given.
+        judged class (None if unknown). `n_in_lineage` defaults to the number of answers given.
         """
         recent = answers[-max_n:]
         compared = [(correct, same) for correct, same in recent if same is not None]
@@ -78,7 +78,7 @@ class AuditSummary:
             n_correct=sum(correct for correct, _ in recent),
             n_compared=len(compared),
             n_source_wrong=sum(correct != same for correct, same in compared),
-            n_lineage=len(answers) if n_lineage is None else n_lineage,
+            n_in_lineage=len(answers) if n_in_lineage is None else n_in_lineage,
         )
 
     @property

@@ -50,7 +50,7 @@ class FakeStatus:
     learning: str = "on"
     reason: str | None = None
     duty: float = 0.25
-    n_steps: int = 0
+    n_learning_steps: int = 0
     last_step_at: int | None = None
     losses: dict = field(default_factory=lambda: {"correct": 0.5, "incorrect": None})
     n_served: int = 0
@@ -162,10 +162,12 @@ class FakeEngine:
         return served.prediction_ids
 
     def learn(self, *feedback_ids):
-        version = f"1.{self.current_status.n_steps + 1}"
+        version = f"1.{self.current_status.n_learning_steps + 1}"
         self.store.log_learned_step(LearnedStep(version, feedback_ids, {"loss": 0.5}, 0.1)).result()
         self.current_status = replace(
-            self.current_status, n_steps=self.current_status.n_steps + 1, model_version=version
+            self.current_status,
+            n_learning_steps=self.current_status.n_learning_steps + 1,
+            model_version=version,
         )
 
     def status(self):
@@ -182,7 +184,7 @@ class FakeEngine:
         new = NewSnapshot(name, "2.0", f"snapshots/{name}", "0" * 64, "1" * 64, "rollback")
         before, self.current_status = (
             self.model_version,
-            replace(self.current_status, model_version="2.0", n_steps=0),
+            replace(self.current_status, model_version="2.0", n_learning_steps=0),
         )
         self.store.log_rollback(Rollback(snapshot_id, new, before, reason, by)).result()
         return completed("2.0")

@@ -22,7 +22,7 @@ def learned(store):
 
 
 def steps(engine, n):
-    return lambda: engine.status().n_steps >= n
+    return lambda: engine.status().n_learning_steps >= n
 
 
 def test_request_gets_one_row_per_image(tmp_path):
@@ -49,7 +49,7 @@ def test_complete_window_raises_questions_with_one_audit(tmp_path):
         questions = store.questions(status="open")
         assert sorted(question.reason for question in questions) == ["audit"] + ["uncertain"] * 2
         assert all(store.images.read(question.input_sha256) for question in questions)
-        assert engine.status().n_steps == 0
+        assert engine.status().n_learning_steps == 0
         assert served.model_version == "1.0"
 
 
@@ -246,7 +246,7 @@ def test_replay_uses_max_distance_of_each_start(tmp_path):
     def learned(limit, number):
         far = {"max_distance": limit, "settings": {"lr": 0.5, "epochs": 2}}
         with running(tmp_path / "data", **far) as (engine, _):
-            before = engine.status().n_steps
+            before = engine.status().n_learning_steps
             serve(engine, number)
             until(steps(engine, before + 1))
             engine.snapshot().result(10)
@@ -273,7 +273,7 @@ def test_replay_gives_same_weights_bit_for_bit(tmp_path, crashed):
         kept = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
         engine.rollback(kept.id, by="me", reason="for the test").result(10)
         serve(engine, 7)
-        until(lambda: engine.status().n_steps > kept.step)
+        until(lambda: engine.status().n_learning_steps > kept.step)
     if crashed:
         with Store.open(None, folder) as store:
             newest = max(store.snapshots(), key=lambda snapshot: snapshot.seq)
@@ -399,7 +399,7 @@ def test_audits_compare_answers_with_source_model(tmp_path):
         engine.ping().result(20)
         audits = engine._worker.answer_statistics.audits()
         assert (audits.n, audits.n_correct) == (3, 2)
-        assert (audits.n_compared, audits.n_source_wrong, audits.n_lineage) == (3, 1, 3)
+        assert (audits.n_compared, audits.n_source_wrong, audits.n_in_lineage) == (3, 1, 3)
 
 
 def test_history_counts_answers_of_last_minute(tmp_path):

@@ -204,7 +204,7 @@ def test_replay_of_requests_during_steps_gives_same_weights(tmp_path):
         for number in range(4):
             served = serve(engine, number)
             answer(store, served.prediction_ids[number], correct=number % 2 == 0)
-            while engine.status().n_steps <= number:
+            while engine.status().n_learning_steps <= number:
                 engine.ping().result(20)
             engine.snapshot().result(20)
         names = [future.result(20).prediction_ids[0] for future in extra_requests]

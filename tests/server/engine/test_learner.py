@@ -52,7 +52,7 @@ def run_both(engine, store, session, *, inverted=None):
             answer(store, name, correct=place[2])
             session.answer(query_id, correct=place[2] != (place == inverted))
         engine.resume("me").result(20)
-        until(lambda n=n_windows: engine.status().n_steps == n)
+        until(lambda n=n_windows: engine.status().n_learning_steps == n)
         engine.pause("me", "one window at a time").result(20)
         session.learn()
     until(lambda: len(store.events(kinds=["learned"])) == len(ANSWERS))

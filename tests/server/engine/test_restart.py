@@ -19,9 +19,9 @@ def crash(engine):
 
 
 def learn(engine, number):
-    before = engine.status().n_steps
+    before = engine.status().n_learning_steps
     serve(engine, number)
-    until(lambda: engine.status().n_steps > before)
+    until(lambda: engine.status().n_learning_steps > before)
 
 
 def applied(store, record):
@@ -226,7 +226,7 @@ def test_pause_survives_restart_until_resume(tmp_path, by, reason):
         serve(engine, 0)
         until(lambda: store.counts().asked == 3)
         engine.resume("ada").result(20)
-        until(lambda: engine.status().n_steps == 1)
+        until(lambda: engine.status().n_learning_steps == 1)
     with running(tmp_path) as (engine, _):
         assert engine.status().learning == "on"
 
@@ -244,9 +244,9 @@ def test_slow_database_delays_learning_but_not_serving(tmp_path, monkeypatch):
         serve(engine, 0)
         until(lambda: claims)
         assert serve(engine, 1, n=1).model_version == "1.0"
-        assert engine.status().n_steps == 0
+        assert engine.status().n_learning_steps == 0
         claims[0].set_result([])
-        until(lambda: engine.status().n_steps == 1)
+        until(lambda: engine.status().n_learning_steps == 1)
 
 
 def test_pause_releases_claimed_answers(tmp_path, monkeypatch):

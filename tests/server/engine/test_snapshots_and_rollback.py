@@ -190,7 +190,7 @@ def test_worker_is_alive_during_a_long_step(tmp_path):
         worker._serve_in_interrupt = observed(worker._serve_in_interrupt)
         worker._serve_between_updates = observed(worker._serve_between_updates)
         serve(engine, 0)
-        while not engine.status().n_steps:
+        while not engine.status().n_learning_steps:
             engine.ping().result(20)
         assert was_alive
         assert all(was_alive)

@@ -47,7 +47,7 @@ def failed(tmp_path, request):
     with running(tmp_path / "data", snapshot_steps=1000) as (engine, store):
         learned = answer(store, serve(engine, 0, n=WINDOW - 1).prediction_ids[0])
         serve(engine, 9, n=1)
-        until(lambda: engine.status().n_steps == 1)
+        until(lambda: engine.status().n_learning_steps == 1)
         engine.pause("ada", "to break it").result(20)
         until(lambda: store.find_feedback(learned.id).status == "applied")
         waiting = answer(store, serve(engine, 1).prediction_ids[0], correct=False)
@@ -91,7 +91,7 @@ def test_answers_of_failed_step_are_learned_once_after_resume(failed):
     engine, store, learned, waiting = failed
     assert [answer.feedback_id for answer in pending_answers(store)] == [learned.id, waiting.id]
     serve(engine, 2)
-    assert engine.status().n_steps == 0  # paused
+    assert engine.status().n_learning_steps == 0  # paused
     engine.resume("ada").result(20)
     assert engine.status().reason is None
     serve(engine, 3)
@@ -133,7 +133,7 @@ def test_replay_of_failed_step_gives_same_weights(tmp_path):
         for number in (1, 2):
             answer(store, serve(engine, number).prediction_ids[0])
             # A window that arrives before the last step is committed replaces the one before.
-            until(lambda n_steps=number: engine.status().n_steps == n_steps)
+            until(lambda n_steps=number: engine.status().n_learning_steps == n_steps)
     with Store.open(None, tmp_path / "data") as store:
         (tmp_path / "again").mkdir()
         learner = Learner(toy_classifier(), serve_settings())
@@ -281,7 +281,7 @@ def test_worker_releases_memory_after_serving_or_learning(tmp_path, learns):
         if not learns:
             engine.pause("me", "").result(10)
         serve(engine, 0)
-        until(lambda: engine.status().n_steps == learns)
+        until(lambda: engine.status().n_learning_steps == learns)
         assert released_at == []
         now[0] = RELEASE_SECONDS
         until(lambda: released_at)

@@ -11,7 +11,7 @@ from structlog.typing import FilteringBoundLogger
 
 from bitta.server.api import feedback_routes, operation_routes
 from bitta.server.api.authentication import Authenticator, load_session_secret
-from bitta.server.api.dependencies import AnyCaller, AppState, State
+from bitta.server.api.dependencies import AnyCaller, AppState, AppStateDependency
 from bitta.server.api.engine_interface import EngineInterface
 from bitta.server.api.errors import ApiError, ErrorTable, error_response, install_error_handlers
 from bitta.server.api.events import LogWatcher
@@ -146,7 +146,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.log_watcher.stop()
 
 
-async def _metrics(state: State, _: AnyCaller) -> Response:
+async def _metrics(state: AppStateDependency, _: AnyCaller) -> Response:
     return Response(await run_in_threadpool(state.metrics.text), media_type=CONTENT_TYPE)
 
 

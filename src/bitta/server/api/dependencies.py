@@ -91,7 +91,7 @@ def _caller_with_role(roles: Collection[Role]) -> Callable[[Request], Awaitable[
     return authorize
 
 
-State = Annotated[AppState, Depends(_app_state_dependency)]
+AppStateDependency = Annotated[AppState, Depends(_app_state_dependency)]
 AnyCaller = Annotated[Caller, Depends(_caller_with_role(("client", "annotator", "operator")))]
 ClientCaller = Annotated[Caller, Depends(_caller_with_role(("client", "operator")))]
 AnnotatorCaller = Annotated[Caller, Depends(_caller_with_role(("annotator", "operator")))]

@@ -19,9 +19,9 @@ from bitta.server.api.dependencies import (
     AnnotatorCaller,
     AnyCaller,
     AppState,
+    AppStateDependency,
     AuthenticatedRoute,
     OperatorCaller,
-    State,
 )
 from bitta.server.api.errors import ApiError
 from bitta.server.api.events import wait_for_notification
@@ -62,7 +62,7 @@ _EXPORT_CHUNK_CHARACTERS = 16_384
     responses={204: {"description": "There is no open question."}, **error_responses(INVALID)},
 )
 async def next_question(
-    state: State,
+    state: AppStateDependency,
     caller: AnnotatorCaller,
     wait: Annotated[float, Query(ge=0, le=25, description="Seconds to wait for a question.")] = 0,
     exclude: Annotated[
@@ -125,7 +125,10 @@ async def _lease(
     },
 )
 async def give_feedback(
-    state: State, caller: AnyCaller, body: FeedbackRequest, idempotency_key: IdempotencyKey
+    state: AppStateDependency,
+    caller: AnyCaller,
+    body: FeedbackRequest,
+    idempotency_key: IdempotencyKey,
 ) -> Response:
     """The verdict is durable when the response is sent."""
     # A client's clock may be ahead. The time of receipt then counts as the time of the answer.
@@ -152,7 +155,7 @@ async def give_feedback(
     response_model=UndoReceipt,
     responses=error_responses({404: "This annotator gave no such feedback.", **INVALID}),
 )
-async def undo_feedback(state: State, caller: AnyCaller, id: Id) -> UndoReceipt:  # noqa: A002
+async def undo_feedback(state: AppStateDependency, caller: AnyCaller, id: Id) -> UndoReceipt:  # noqa: A002
     """The verdict stays in the log. The response says whether the model had learned from it."""
     record = await run_in_threadpool(state.store.find_feedback, id)
     if record is None or (record.annotator_id != caller.id and caller.role != "operator"):
@@ -168,7 +171,7 @@ async def undo_feedback(state: State, caller: AnyCaller, id: Id) -> UndoReceipt:
     responses=error_responses(INVALID),
 )
 async def list_feedback(
-    state: State,
+    state: AppStateDependency,
     caller: AnyCaller,
     mine: Annotated[
         bool, Query(description="Only the caller's verdicts. False is for operators.")
@@ -207,7 +210,7 @@ async def list_feedback(
     },
 )
 async def export_feedback(
-    state: State,
+    state: AppStateDependency,
     _: OperatorCaller,
     format: Annotated[Literal["jsonl", "csv", "labelstudio"], Query()] = "jsonl",  # noqa: A002
 ) -> Response:
@@ -236,7 +239,7 @@ async def export_feedback(
         ),
     },
 )
-async def prediction_image(state: State, caller: AnnotatorCaller, id: Id) -> Response:  # noqa: A002
+async def prediction_image(state: AppStateDependency, caller: AnnotatorCaller, id: Id) -> Response:  # noqa: A002
     """Annotators get only images that a question is about; operators get all kept images."""
     png = await run_in_threadpool(_read_png, state, id, asked_only=caller.role != "operator")
     if png is None:

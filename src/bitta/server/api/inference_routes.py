@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from bitta.server.api.dependencies import AppState, ClientCaller, State, app_state
+from bitta.server.api.dependencies import AppState, AppStateDependency, ClientCaller, app_state
 from bitta.server.api.engine_interface import ServedInterface
 from bitta.server.api.errors import ApiError
 from bitta.server.api.openapi import inference_parameters, inference_responses
@@ -89,12 +89,12 @@ def _add_route(router: APIRouter, method: str, path: str, endpoint: Endpoint) ->
     )
 
 
-async def _live(state: State) -> Response:
+async def _live(state: AppStateDependency) -> Response:
     """Check that the worker thread runs."""
     return _health_response(state.health.liveness_problem(), {"live": True})
 
 
-async def _ready(state: State) -> Response:
+async def _ready(state: AppStateDependency) -> Response:
     """Check that the server can serve and store."""
     return _health_response(await state.health.readiness_problem(), {"ready": True})
 
@@ -104,39 +104,39 @@ async def _server(_: ClientCaller) -> Response:
     return JSONResponse(server_metadata())
 
 
-async def _index(state: State, _: ClientCaller) -> Response:
+async def _index(state: AppStateDependency, _: ClientCaller) -> Response:
     """List the models."""
     problem = await state.health.readiness_problem()
     return JSONResponse(repository_index(_model_spec(state), is_ready=not problem, reason=problem))
 
 
-async def _model(request: Request, state: State, _: ClientCaller) -> Response:
+async def _model(request: Request, state: AppStateDependency, _: ClientCaller) -> Response:
     """Return the inputs and outputs of the model."""
     return JSONResponse(model_metadata(_requested_model(request, state)))
 
 
-async def _model_ready(request: Request, state: State, _: ClientCaller) -> Response:
+async def _model_ready(request: Request, state: AppStateDependency, _: ClientCaller) -> Response:
     """Check that the model can serve."""
     name = _requested_model(request, state).name
     return _health_response(await state.health.readiness_problem(), {"name": name, "ready": True})
 
 
-async def _config(request: Request, state: State, _: ClientCaller) -> Response:
+async def _config(request: Request, state: AppStateDependency, _: ClientCaller) -> Response:
     """Return the configuration of the model."""
     return JSONResponse(model_config(_requested_model(request, state)))
 
 
-async def _stats(request: Request, state: State, _: ClientCaller) -> Response:
+async def _stats(request: Request, state: AppStateDependency, _: ClientCaller) -> Response:
     """Return the inference statistics of the model."""
     return _statistics_response(_requested_model(request, state), state)
 
 
-async def _all_stats(state: State, _: ClientCaller) -> Response:
+async def _all_stats(state: AppStateDependency, _: ClientCaller) -> Response:
     """Return the inference statistics of all models."""
     return _statistics_response(_model_spec(state), state)
 
 
-async def _infer(request: Request, state: State, _: ClientCaller) -> Response:
+async def _infer(request: Request, state: AppStateDependency, _: ClientCaller) -> Response:
     """Predict, and store each prediction under an id for later feedback."""
     start = perf_counter_ns()
     try:

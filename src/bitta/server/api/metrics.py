@@ -74,7 +74,9 @@ class _EngineAndStoreCollector(Collector):
         yield _counter("questions", "Questions asked.", counts.asked)
         yield _gauge("questions_open", "Open questions.", counts.open)
         yield _gauge("answers_pending", "Answers not yet learned from.", counts.pending)
-        yield _gauge("learning_steps", "Learning steps of the model served.", status.n_steps)
+        yield _gauge(
+            "learning_steps", "Learning steps of the model served.", status.n_learning_steps
+        )
         n_failed = self._store.images.n_failed
         yield _counter("images_failed", "Images that could not be written to disk.", n_failed)
         is_paused = status.learning == "paused"

@@ -12,9 +12,9 @@ from bitta.server.api.authentication import COOKIE
 from bitta.server.api.dependencies import (
     AnnotatorCaller,
     AnyCaller,
+    AppStateDependency,
     AuthenticatedRoute,
     OperatorCaller,
-    State,
 )
 from bitta.server.api.errors import ApiError
 from bitta.server.api.events import event_stream
@@ -43,7 +43,7 @@ session_router = APIRouter(prefix="/v1/session", tags=["session"])
 
 
 @router.get("/status", operation_id="status", summary="Get the status of the server")
-async def status(state: State, caller: AnyCaller) -> StatusBody:
+async def status(state: AppStateDependency, caller: AnyCaller) -> StatusBody:
     """The model, the questions, the annotators, and the caller."""
     return await status_body(state, caller)
 
@@ -63,7 +63,7 @@ async def status(state: State, caller: AnyCaller) -> StatusBody:
 )
 async def events(
     request: Request,
-    state: State,
+    state: AppStateDependency,
     caller: AnnotatorCaller,
     last_event_id: Annotated[
         str | None,
@@ -81,7 +81,7 @@ async def events(
     responses=error_responses(INVALID),
 )
 async def list_questions(
-    state: State,
+    state: AppStateDependency,
     _: OperatorCaller,
     status: Annotated[QuestionStatus | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
@@ -100,7 +100,7 @@ async def list_questions(
 
 
 @router.get("/snapshots", operation_id="list_snapshots", summary="List snapshots")
-async def list_snapshots(state: State, _: OperatorCaller) -> SnapshotList:
+async def list_snapshots(state: AppStateDependency, _: OperatorCaller) -> SnapshotList:
     """The newest snapshot comes first."""
     snapshots = await run_in_threadpool(state.store.snapshots)
     return SnapshotList(snapshots=[_snapshot_item(each) for each in reversed(snapshots)])
@@ -112,7 +112,7 @@ async def list_snapshots(state: State, _: OperatorCaller) -> SnapshotList:
     summary="Take a snapshot of the current version",
     status_code=201,
 )
-async def take_snapshot(state: State, _: OperatorCaller) -> SnapshotItem:
+async def take_snapshot(state: AppStateDependency, _: OperatorCaller) -> SnapshotItem:
     """The file of the snapshot is complete when the response is sent."""
     return _snapshot_item(await state.wait(state.engine.snapshot("asked")))
 
@@ -123,7 +123,9 @@ async def take_snapshot(state: State, _: OperatorCaller) -> SnapshotItem:
     summary="Roll back to a snapshot",
     responses=error_responses({404: "There is no such snapshot.", **INVALID}),
 )
-async def rollback(state: State, caller: OperatorCaller, body: RollbackRequest) -> VersionBody:
+async def rollback(
+    state: AppStateDependency, caller: OperatorCaller, body: RollbackRequest
+) -> VersionBody:
     """A new lineage of versions begins. Nothing is deleted."""
     snapshot = await run_in_threadpool(state.store.find_snapshot, body.snapshot_id)
     if snapshot is None or snapshot.dropped_at is not None:
@@ -140,14 +142,16 @@ async def rollback(state: State, caller: OperatorCaller, body: RollbackRequest) 
     summary="Pause learning",
     responses=error_responses(INVALID),
 )
-async def pause(state: State, caller: OperatorCaller, body: PauseRequest) -> LearningState:
+async def pause(
+    state: AppStateDependency, caller: OperatorCaller, body: PauseRequest
+) -> LearningState:
     """The model continues to serve. Answers are stored for later."""
     await state.wait(state.engine.pause(caller.id, body.reason))
     return LearningState(state="paused")
 
 
 @router.post("/adaptation/resume", operation_id="resume", summary="Resume learning")
-async def resume(state: State, caller: OperatorCaller) -> LearningState:
+async def resume(state: AppStateDependency, caller: OperatorCaller) -> LearningState:
     """The model also learns from the answers that were given during the pause."""
     await state.wait(state.engine.resume(caller.id))
     return LearningState(state="on")
@@ -160,7 +164,9 @@ async def resume(state: State, caller: OperatorCaller) -> LearningState:
     responses=error_responses({404: "No such image is kept.", **INVALID}),
 )
 async def delete_image(
-    state: State, caller: OperatorCaller, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+    state: AppStateDependency,
+    caller: OperatorCaller,
+    sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
 ) -> DeletedImage:
     """The file is removed, and the copy in memory that waits for an answer.
 
@@ -176,7 +182,7 @@ async def delete_image(
 @session_router.post(
     "", operation_id="sign_in", summary="Sign in", responses=error_responses(INVALID)
 )
-async def sign_in(request: Request, state: State, body: SignInRequest) -> CallerBody:
+async def sign_in(request: Request, state: AppStateDependency, body: SignInRequest) -> CallerBody:
     """The response sets a cookie. The request needs the header X-Bitta: 1."""
     caller = await state.authenticator.sign_in(request, body.key)
     me = CallerBody(id=caller.id, role=caller.role, name=caller.name)
@@ -200,7 +206,7 @@ async def who_am_i(caller: AnyCaller) -> CallerBody:
 
 
 @session_router.delete("", operation_id="sign_out", summary="Sign out", status_code=204)
-async def sign_out(request: Request, state: State, _: AnyCaller) -> Response:
+async def sign_out(request: Request, state: AppStateDependency, _: AnyCaller) -> Response:
     """The cookie is revoked."""
     state.authenticator.sessions.revoke(request.cookies.get(COOKIE, ""))
     response = Response(status_code=204)

@@ -133,7 +133,7 @@ def _learning(status: EngineStatusInterface) -> LearningStatus:
         state=status.learning,
         reason=status.reason,
         duty=status.duty,
-        steps=status.n_steps,
+        steps=status.n_learning_steps,
         last_step_at=status.last_step_at,
         losses=dict(status.losses),
     )

@@ -39,7 +39,7 @@ class ServingStatus:
     """Reason for the pause."""
     duty: float
     """Share of the last minute that was spent on asking and learning."""
-    n_steps: int
+    n_learning_steps: int
     last_step_at: int | None
     losses: Mapping[str, float | None]
     n_served: int
@@ -200,7 +200,7 @@ class Engine:
             learning="paused" if worker.pause_reason else "on",
             reason=worker.pause_reason or None,
             duty=worker.duty.used_share(),
-            n_steps=worker.learner.step,
+            n_learning_steps=worker.learner.step,
             last_step_at=worker.learning.last_step_at,
             losses=dict(worker.learning.last_losses),
             n_served=worker.n_served,

@@ -173,7 +173,7 @@ class AnswerStatistics:
                     if audit.received_at > oldest
                 ],
                 max_n=size,
-                n_lineage=self._store.count_audits(since=self.lineage_start),
+                n_in_lineage=self._store.count_audits(since=self.lineage_start),
             )
         return self._audits
 

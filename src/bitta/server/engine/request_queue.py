@@ -38,16 +38,16 @@ class WorkerTask:
             self.future.set_exception(error)
 
 
-def fail_unanswered(
+def fail_unfinished(
     items: Sequence[InferenceRequest | WorkerTask], error: BittaError | RuntimeError
 ) -> bool:
     """Set the error on all unfinished futures. Return True if there was one."""
     if not isinstance(error, BittaError):
         error = ModelError(f"the model fails: {first_line(error)}")
-    unanswered = [item for item in items if not item.future.done()]
-    for item in unanswered:
+    unfinished = [item for item in items if not item.future.done()]
+    for item in unfinished:
         item.future.set_exception(error)
-    return bool(unanswered)
+    return bool(unfinished)
 
 
 def first_line(error: BaseException) -> str:
@@ -104,7 +104,7 @@ class RequestQueue:
 
     def fail_taken(self, error: BittaError) -> None:
         """Set the error on everything that was taken and is not finished."""
-        fail_unanswered(self._taken, error)
+        fail_unfinished(self._taken, error)
 
     def next_batch(self, *, timeout: float) -> list[InferenceRequest]:
         """Take the next requests, all of one sample shape.

@@ -18,7 +18,7 @@ from bitta.server.engine.model_monitor import AnswerStatistics, ModelMonitor, Mo
 from bitta.server.engine.request_queue import (
     InferenceRequest,
     RequestQueue,
-    fail_unanswered,
+    fail_unfinished,
     first_line,
 )
 from bitta.server.engine.served_log import ServedLog
@@ -165,7 +165,7 @@ class Worker(Thread):
             self._roll_back_after_failure()
         requests = self.queue.next_batch(timeout=_POLL_SECONDS)
         if self._needs_rollback:
-            fail_unanswered(requests, StoreUnavailable(self.failure))
+            fail_unfinished(requests, StoreUnavailable(self.failure))
             return
         if requests:
             self._serve(requests)
@@ -254,7 +254,8 @@ class Worker(Thread):
                 inputs, on_prediction=on_prediction, interrupt=interrupt, skip_questions=skip
             )
         except _FORWARD_ERRORS as error:
-            if not fail_unanswered(requests, error):  # the choice of questions has failed
+            # If all requests were answered before the error, the choice of questions has failed.
+            if not fail_unfinished(requests, error):
                 raise
             return
         if self.learner.n_windows > n_windows:
@@ -290,7 +291,7 @@ class Worker(Thread):
         try:
             prediction = self.learner.serve_in_interrupt(inputs)
         except _FORWARD_ERRORS as error:
-            fail_unanswered(requests, error)
+            fail_unfinished(requests, error)
             return
         self._respond(requests, inputs, prediction, first_position=first, version=version)
         self._interrupt_batches.append((inputs, prediction))

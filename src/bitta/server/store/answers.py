@@ -12,7 +12,7 @@ from bitta.server.store.errors import (
     UnknownFeedback,
     UnknownPrediction,
 )
-from bitta.server.store.questions import (
+from bitta.server.store.predictions_and_questions import (
     count_other_annotators,
     end_lease,
     find_lease_token,

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, case, func, insert, or_, select, update
 
 from bitta.server.store.errors import UnknownSnapshot
-from bitta.server.store.questions import in_chunks
+from bitta.server.store.predictions_and_questions import in_chunks
 from bitta.server.store.records import (
     NewSnapshot,
     RestartResult,

@@ -30,7 +30,7 @@ from bitta.server.store.lineages import (
     PENDING_AGAIN,
     trace_lineages,
 )
-from bitta.server.store.questions import in_chunks
+from bitta.server.store.predictions_and_questions import in_chunks
 from bitta.server.store.records import LearnableAnswer, LearnedStep, parse_version
 from bitta.server.store.schema import events, feedback, predictions
 from bitta.server.store.writer import append_event

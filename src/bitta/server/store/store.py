@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from bitta.errors import SettingError
 from bitta.records import FeedbackReceipt, UndoReceipt
-from bitta.server.store import answers, lineages, pending_answers, questions
+from bitta.server.store import answers, lineages, pending_answers, predictions_and_questions
 from bitta.server.store.connection import Database, is_missing
 from bitta.server.store.errors import StoreUnavailable
 from bitta.server.store.images import KeptImages, add_images, image_name, mark_image_deleted
@@ -142,12 +142,12 @@ class Store(StoreReader):
 
     def log_served_batch(self, batch: ServedBatch) -> Future[None]:
         """Log a batch that was served. It is lost only if the process ends before it is written."""
-        change = partial(questions.log_served_batch, batch=batch, at=self._clock())
+        change = partial(predictions_and_questions.log_served_batch, batch=batch, at=self._clock())
         return self.submit(change, must=True)
 
     def add_questions(self, new: Sequence[NewQuestion]) -> Future[None]:
         """Open questions, so that annotators can lease them."""
-        change = partial(questions.add_questions, new=new, at=self._clock())
+        change = partial(predictions_and_questions.add_questions, new=new, at=self._clock())
         return self.submit(change, must=True)
 
     def lease_question(
@@ -161,7 +161,7 @@ class Store(StoreReader):
         if its prediction is in `exclude`.
         """
         change = partial(
-            questions.lease_question,
+            predictions_and_questions.lease_question,
             annotator_id=annotator_id,
             token=new_token(),
             seconds=seconds,
@@ -173,7 +173,7 @@ class Store(StoreReader):
     def expire_questions(self, at: int | None = None) -> Future[list[str]]:
         """Mark open questions that have expired. Return the ids of their predictions."""
         at = self._clock() if at is None else at
-        return self.submit(partial(questions.expire_questions, at=at))
+        return self.submit(partial(predictions_and_questions.expire_questions, at=at))
 
     def add_answer(self, answer: NewAnswer) -> Future[FeedbackReceipt]:
         """Store an answer once. The same key and body again return the stored record.
