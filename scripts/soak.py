@@ -75,8 +75,8 @@ def lines(table: dict[str, Any]) -> list[str]:
         "learned twice.",
         f"Of {len(ready)} restarts, {too_long or 'none'} took three seconds or more. The longest "
         f"took {max(ready):.1f} seconds ({_median_times(kill_parts)}).",
-        f"{sent['pictures']:,} broken pictures were each sent {sent['times']} times. None caused a "
-        f"status 500. The memory grew by {after - before:.1f} MiB the last time (allowed: "
+        f"{sent['pictures']:,} broken pictures were sent in {sent['times']} rounds. None caused a "
+        f"status 500. In the last round the memory peak grew by {after - before:.1f} MiB (allowed: "
         f"{MAX_GROWTH_MIB:g}).",
         f"In {watched['minutes']:g} minutes of serving, asking and learning, the memory between "
         f"learning steps changed by {least['slope_per_10_minutes']:+.1f} MiB in ten minutes "

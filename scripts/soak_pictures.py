@@ -85,5 +85,5 @@ def _problems(found, has_traceback):
         problems.append("the log contains a traceback")
     *_, before, after = found["most_resident_mib"]
     if after - before > MAX_GROWTH_MIB:
-        problems.append(f"memory grew by {after - before:.1f} MiB the last time")
+        problems.append(f"memory grew by {after - before:.1f} MiB in the last round")
     return problems

@@ -138,7 +138,7 @@ def _first_sentence(text: str) -> str:
 
 def main(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    gc.disable()  # during the start: the objects of the server stay alive
+    gc.disable()  # Scanning objects that stay alive would only slow the start.
     try:
         return _serve(arguments)
     finally:

@@ -1,11 +1,11 @@
 """BiTTA: learn from binary feedback on uncertain samples and from agreement on the others.
 
 Lee et al., ICML 2025, "Test-Time Adaptation with Binary Feedback".
-Departures from the paper's text, because models collapse if it is taken literally: the loss applies
-a second softmax to π, and updates normalise by the statistics of the mixed batch. The published
-code does both. Departure from that code: the statistics of a batch are observed before it is
-served, so that the label served is the label judged. The presets `reference` (the code) and `paper`
-(the text, unstable) undo these choices. See docs/reference/methods/bitta.md.
+The defaults depart from the paper's text as its published code does: the loss applies a second
+softmax to π, and updates normalise by the statistics of the mixed batch. Models collapse if the
+text is taken literally. The defaults depart from the code, too: the statistics of a batch are
+observed before it is served, so that the label served is the label judged. The preset `reference`
+follows the code, and the preset `paper` follows the text. See docs/reference/methods/bitta.md.
 """
 
 from collections.abc import Callable, Mapping

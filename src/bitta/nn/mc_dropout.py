@@ -68,7 +68,7 @@ def dropout_at(
 
 @dataclass(frozen=True)
 class _Dropout:
-    """Dropout of some passes in one forward pass."""
+    """Dropout for the given passes, which run in one forward pass."""
 
     rate: float
     passes: Sequence[int]
@@ -122,7 +122,10 @@ class _RandomWords:
     """Position of x in the whole batch."""
 
     def draw(self, x: Tensor) -> tuple[Tensor, int]:
-        """Return (passes, words) in the memory order of x, and the index of the first word of x."""
+        """Return random words of shape (passes, words), and the index of the first word of x.
+
+        The words are in the memory order of x.
+        """
         size = x[0].numel() if len(x) else 0
         n_words = size * (self.n_rows or len(x))
         quads = x.new_empty((len(self.passes), (n_words + 3) // 4), dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Session that can serve while it learns or chooses questions.
 
 Requests that arrive meanwhile are served between two layers of the model, with the weights and
-statistics from before the running update of the optimiser. They never complete a window. The log
+statistics from before the current update of the optimiser. They never complete a window. The log
 records them as served before that update, so a replay gives the same weights.
 """
 
