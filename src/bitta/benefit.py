@@ -43,17 +43,17 @@ class Benefit:
     def __str__(self) -> str:
         if not self.n_audits and self.share_different:
             return "not measured yet"
-        points = " ".join(f"{100 * value:+.1f}" for value in (self.estimate,))
         interval = f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
-        audits = "audit" if self.n_audits == 1 else "audits"
-        return f"{points} points ({interval}; {self.n_audits} {audits})"
+        audits = "paired audit" if self.n_audits == 1 else "paired audits"
+        return f"{100 * self.estimate:+.1f} points ({interval}; {self.n_audits} {audits})"
 
 
 @dataclass(slots=True)
 class PairedScores:
     """Weighted sums of the scores of paired audits. The weight is the number of samples meant."""
 
-    n: int = 0
+    n: float = 0
+    """Number of audits. It is not whole if older audits have faded."""
     sum_weights: float = 0.0
     sum_squared_weights: float = 0.0
     sum_weighted: float = 0.0
@@ -77,6 +77,15 @@ class PairedScores:
             self.sum_weighted += weight * score
             self.sum_squares += (weight * score) ** 2
             self.sum_cross += weight**2 * score
+
+    def fade(self, factor: float) -> None:
+        """Reduce the weight of all audits so far."""
+        self.n *= factor
+        self.sum_weights *= factor
+        self.sum_squared_weights *= factor
+        self.sum_weighted *= factor
+        self.sum_squares *= factor
+        self.sum_cross *= factor
 
     @property
     def mean(self) -> float:
@@ -132,7 +141,7 @@ class BenefitEstimator:
         # On the samples that differ, the difference in accuracy is -1 to 1.
         low, high = max(-1.0, mean - radius), min(1.0, mean + radius)
         return Benefit(
-            share * mean, share * low, share * high, self._scores.n, share, self._n_samples
+            share * mean, share * low, share * high, round(self._scores.n), share, self._n_samples
         )
 
     def state_dict(self) -> State:

@@ -24,6 +24,13 @@ class Config:
 C = TypeVar("C", bound=Config)
 
 
+_SYNONYMS = {
+    "learning_rate": "lr", "n_epochs": "epochs", "dropout_rate": "dropout", "n_passes": "passes",
+    "k": "n_queries", "n_questions": "n_queries",
+}  # fmt: skip
+"""Names of settings in other libraries and in the paper."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """Name, default and meaning of one field."""
@@ -38,6 +45,9 @@ def build_config(kind: type[C], given: Mapping[str, Any], *, preset: str | None,
     known = {field.name for field in fields(kind)}
     for name in given:
         if name not in known:
+            meant = _SYNONYMS.get(name)
+            if meant is not None and (meant in known or meant == "n_queries"):
+                raise SettingError(f"unknown setting {name!r} of {of}; it is called {meant!r}.")
             raise unknown_name_error("setting", name, known, of=of)
     if preset is not None and preset not in list(kind.presets):
         if not kind.presets:

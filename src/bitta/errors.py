@@ -36,6 +36,10 @@ class FallbackWarning(UserWarning):
     """Issued when a fast path cannot be used and a slower one takes its place."""
 
 
+class FeedbackWarning(UserWarning):
+    """Issued when answers are so alike that something is probably wrong with them."""
+
+
 def unknown_name_error(
     kind: str, given: str, allowed: Iterable[str], *, of: str = "", hint: str = ""
 ) -> SettingError:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from bitta.benefit import Benefit
 from bitta.errors import InputError, UnreadableFileError
 from bitta.metrics import (
     Agreement,
@@ -115,6 +116,12 @@ class RunResult:
     def total(self, count: str) -> int:
         """Return the sum of a count, such as "n_asked", over all batches."""
         return sum(getattr(step, count) for step in self.steps)
+
+    @property
+    def benefit(self) -> Benefit | None:
+        """Difference in accuracy to the source model, measured by paired audits, if there were."""
+        values = self.extra.get("benefit")
+        return None if values is None else Benefit(**values)
 
     @property
     def first_nan_batch(self) -> int | None:

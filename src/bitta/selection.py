@@ -229,6 +229,7 @@ class QuerySelector:
                 step=step,
                 version=self._adapter.version,
                 position=n_served - len(inputs) + sample.row,
+                n_classes=prediction.probs.shape[-1],
                 reason=reason,
                 n_represented=n_different / len(paired) if reason == "paired_audit" else 0.0,
             )

@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from bitta.benefit import Benefit, BenefitEstimator
 from bitta.config_base import check_integer, require
-from bitta.errors import FeedbackError, InputError, ModelError, SettingError
-from bitta.feedback import FeedbackSource, Human
+from bitta.errors import BittaError, FeedbackError, InputError, ModelError, SettingError
+from bitta.feedback import AnswerCheck, FeedbackSource, Human
 from bitta.memory import CompleteWindow, SampleWindow
 from bitta.methods import METHODS, get_method
-from bitta.methods.base import Adapter, do_nothing
+from bitta.methods.base import Adapter, GradientAdapter, do_nothing
 from bitta.nn import (
+    FORWARD_ERRORS,
     Execution,
     LogitsPosition,
     Precision,
     WrappedModel,
+    explain_forward_error,
     explain_out_of_memory,
     restore_model,
 )
@@ -57,13 +59,14 @@ class Session:
         price: Cost of one question. The budget of a batch is `n_queries`. If the price is not 1,
             budget that is not spent is carried over to later batches.
         audits: Number of the `n_queries` questions that are about samples drawn at random. They
-            measure accuracy.
+            measure accuracy. None means the method's default.
         paired_audits: Number of the `n_queries` questions that compare the served model with the
             source model. They are about random samples on which the two differ, and show the label
             of one of them. They measure `benefit`. None means the method's default.
         window: Number of samples in a window. The session asks and learns once per window, so
             requests may be as small as one sample. Each request is served immediately. Batch
             statistics are those of the newest `window` samples. With 0 every request is a batch.
+            None means the method's default.
         observe_every_request: With a window, update the running statistics with the newest samples
             before each request. If False, a method that serves with running statistics updates
             them once per window, which makes requests cheaper.
@@ -77,6 +80,7 @@ class Session:
         settings: Settings of the method, by keyword.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -87,9 +91,9 @@ class Session:
         every: int = 1,
         total: int | None = None,
         price: float = 1.0,
-        audits: int = 0,
+        audits: int | None = None,
         paired_audits: int | None = None,
-        window: int = 0,
+        window: int | None = None,
         observe_every_request: bool = True,
         feedback: FeedbackSource | None = None,
         seed: int = 0,
@@ -101,10 +105,17 @@ class Session:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"model is a {type(model).__name__}; an nn.Module is needed.")
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            raise ModelError(
+                "the model was created inside torch.inference_mode, so its weights cannot change; "
+                "create it outside."
+            )
         adapter_class = _resolve_method(method)
         self.method = method if isinstance(method, str) else adapter_class.__name__
         config = adapter_class.configure(settings, preset, name=self.method)
         n_queries = adapter_class.n_queries if n_queries is None else n_queries
+        if audits is None:
+            audits = min(adapter_class.audits, n_queries)
         if paired_audits is None:
             paired_audits = max(0, min(adapter_class.paired_audits, n_queries - audits))
         self.budget = Budget(
@@ -116,6 +127,7 @@ class Session:
             paired_audits=paired_audits,
         )
         self._benefit = BenefitEstimator()
+        self._answer_check = AnswerCheck()
         self.feedback_source: FeedbackSource = (
             Human() if feedback is None else _check_feedback_source(feedback)
         )
@@ -123,9 +135,11 @@ class Session:
         """Number of batches, or complete windows, served."""
         self.n_asked = 0
         """Number of questions asked."""
+        self.n_answered = 0
+        """Number of answers collected."""
         self.n_served = 0
         """Number of samples served."""
-        window = check_integer("window", window)
+        window = check_integer("window", adapter_class.window if window is None else window)
         require(window >= 0, "window", window, "0 or more samples")
         self._window = SampleWindow(window)
         self._observe_every_request = observe_every_request
@@ -146,6 +160,21 @@ class Session:
         except BaseException:
             restore_model(model)
             raise
+
+    def __repr__(self) -> str:
+        adapter = self.adapter
+        trained = adapter.parameters if isinstance(adapter, GradientAdapter) else []
+        sites = ", ".join(adapter.wrapped.sites) if adapter.config.dropout else "none"
+        lines = [
+            f"Session of {self.method} on {type(self.model).__name__}",
+            f"  dropout sites: {sites}",
+            f"  trained: {sum(p.numel() for p in trained):,} values in {len(trained)} tensors",
+            f"  served: {self.n_served} samples",
+            f"  questions: {self.n_asked} asked, {self.n_answered} answered",
+        ]
+        if (benefit := self.benefit) is not None:
+            lines.append(f"  difference in accuracy to the source model: {benefit}")
+        return "\n".join(lines)
 
     @property
     def model(self) -> nn.Module:
@@ -172,8 +201,10 @@ class Session:
         The method decides the labels that are served: see `Adapter.predict`.
         With a window, the request that completes the window returns the questions.
         """
-        inputs = self._check_inputs(inputs)
+        with self._explained_errors(inputs):
+            inputs = self._check_inputs(inputs)
         with (
+            self._explained_errors(inputs),
             explain_out_of_memory(f"serving {len(inputs)} samples", "send smaller batches."),
             self._observed(inputs) as batch,
         ):
@@ -318,6 +349,7 @@ class Session:
             "logits": None if callable(self._logits) else self._logits,
             "n_steps": self.n_steps,
             "n_asked": self.n_asked,
+            "n_answered": self.n_answered,
             "n_served": self.n_served,
             "unlabelled": self._unlabelled,
             "window_is_complete": self._window_is_complete,
@@ -345,6 +377,7 @@ class Session:
         self._benefit.load_state_dict(state["benefit"])
         self.n_steps = state["n_steps"]
         self.n_asked = state["n_asked"]
+        self.n_answered = state["n_answered"]
         self.n_served = state["n_served"]
         unlabelled = state["unlabelled"]
         self._unlabelled = None if unlabelled is None else unlabelled.to(device)
@@ -371,6 +404,16 @@ class Session:
         with nullcontext() if completes_window else adapter.wrapped.statistics_restored():
             adapter.observe(recent)
             yield batch
+
+    @contextmanager
+    def _explained_errors(self, inputs: Tensor) -> Iterator[None]:
+        """Say of an error in the first request what is probably wrong with the inputs."""
+        try:
+            yield
+        except FORWARD_ERRORS as error:
+            if isinstance(error, BittaError | torch.OutOfMemoryError) or self.n_served:
+                raise
+            raise explain_forward_error(inputs, error) from error
 
     def _choose_and_ask(self, served: Prediction, window: CompleteWindow) -> Prediction:
         """Ask about samples of a window. Return what was served, with the questions."""
@@ -419,7 +462,9 @@ class Session:
         if not self._window_is_complete:
             return []
         answers = self.feedback_source.collect()
+        self.n_answered += len(answers)
         self._benefit.add_answers(answers)
+        self._answer_check.add(answers)
         return answers
 
     def _adapt(self, answers: list[Answer]) -> Losses:

@@ -60,6 +60,8 @@ class Query:
     """Version of the model that served the label: the number of times it had learned."""
     position: int
     """Position in the stream, counted in samples."""
+    n_classes: int | None = None
+    """Number of classes of the model."""
     reason: QueryReason = "uncertain"
     """Reason for the question. Answers to audits estimate the accuracy, answers to paired audits
     the difference in accuracy to the source model."""

@@ -181,6 +181,7 @@ def _make_result(setup: RunSetup, active: ActiveRun, environment: Mapping[str, A
             "execution": active.execution,
             "seconds": asdict(active.seconds),
             "price": session.budget.price,
+            **({} if session.benefit is None else {"benefit": asdict(session.benefit)}),
             **_values_before_and_after_stream(setup, active),
         },
         spreads=progress.histograms.entropies,

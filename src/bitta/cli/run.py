@@ -14,7 +14,7 @@ from bitta.cli.arguments import add_execution_arguments
 from bitta.cli.progress import show_progress, stop_on_signal
 from bitta.errors import InputError
 from bitta.report import summary_rows, text_table
-from bitta.report.tables import agreement_line, collapse_line
+from bitta.report.tables import agreement_line, benefit_line, collapse_line
 from bitta.results import RunResult, StepRecord, percent_correct
 from bitta.statefile import check_writable
 
@@ -108,7 +108,12 @@ def _run(arguments: argparse.Namespace, experiment: Experiment, out: Path) -> in
 def _print_summary(experiment: Experiment, result: RunResult) -> None:
     print(result.protocol)
     print(text_table(summary_rows({experiment.method: result})))
-    lines = [agreement_line(result), _preparation_line(result), _clean_accuracy_line(result)]
+    lines = [
+        agreement_line(result),
+        benefit_line(result),
+        _preparation_line(result),
+        _clean_accuracy_line(result),
+    ]
     if "seconds" in result.extra:
         lines.append(f"seconds: {RunSeconds(**result.extra['seconds'])}")
     for line in filter(None, [*lines, collapse_line(result)]):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bitta.config_base import check_integer, require
 from bitta.errors import FeedbackError
@@ -40,7 +42,11 @@ class Human:
 
     def answer(self, query_id: int, *, correct: bool) -> None:
         """Answer one question."""
-        if not isinstance(correct, bool | np.bool_):
+        given: object = correct
+        is_bool_tensor = (
+            isinstance(given, Tensor) and given.numel() == 1 and given.dtype == torch.bool
+        )
+        if not is_bool_tensor and not isinstance(given, bool | np.bool_):
             raise FeedbackError(
                 f"correct is {correct!r}; allowed: True or False. Leave a question without an "
                 "answer if nobody knows."

@@ -54,9 +54,19 @@ class GroundTruthAnnotator(ABC):
             raise FeedbackError(
                 "this annotator has answered another session's questions; make one per session."
             )
+        for n_classes in {query.n_classes for query in queries} - {None}:
+            self._check_classes(n_classes)
         self._next_id = max((query.id + 1 for query in queries), default=self._next_id)
         if self._n_batches % self.answer_every == 0:
             self._waiting += [(self._n_batches + self.delay, query) for query in queries]
+
+    def _check_classes(self, n_classes: int | None) -> None:
+        highest = int(self.truth.max()) if len(self.truth) else 0
+        if n_classes is not None and highest >= n_classes:
+            raise InputError(
+                f"truth holds the label {highest}, but the model has {n_classes} classes (0 to "
+                f"{n_classes - 1}); give the class numbers of the model."
+            )
 
     def collect(self) -> list[Answer]:
         """Answer the questions that are due in this batch."""
@@ -102,7 +112,13 @@ def parse_truth(truth: Any) -> Tensor:
             f"truth has shape {tuple(labels.shape)}; one label per sample of the stream, "
             "in its order, is needed."
         )
-    return labels
+    if not torch.equal(labels, labels.long()):
+        raise InputError("truth holds labels that are not whole numbers; give class numbers.")
+    if len(labels) and labels.min() < 0:
+        raise InputError(
+            f"truth holds the label {int(labels.min())}; give class numbers of 0 or more."
+        )
+    return labels.long()
 
 
 def get_true_label(truth: Tensor, query: Query) -> int:

@@ -12,6 +12,7 @@ from bitta.methods.eata import Eata, Eta
 from bitta.methods.owttt import Owttt
 from bitta.methods.rotta import Rotta
 from bitta.methods.sar import Sar
+from bitta.methods.self_tuning import SelfTuning
 from bitta.methods.simatta import Simatta
 from bitta.methods.sotta import Sotta
 from bitta.methods.source import BNStats, Source
@@ -33,6 +34,7 @@ METHODS: Mapping[str, type[Adapter[Any]]] = {
     "owttt": Owttt,
     "simatta": Simatta,
     "bitta": Bitta,
+    "self_tuning": SelfTuning,
 }
 
 

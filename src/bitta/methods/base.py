@@ -91,8 +91,12 @@ class Adapter(ABC, Generic[A]):
     """Requirements beyond a model and a stream, such as "source statistics"."""
     n_queries: ClassVar[int] = 0
     """Default number of questions per batch."""
+    audits: ClassVar[int] = 0
+    """Default number of these questions that are about samples drawn at random."""
     paired_audits: ClassVar[int] = 0
     """Default number of these questions that compare the served model with the source model."""
+    window: ClassVar[int] = 0
+    """Default number of samples in a window; 0 if every request is a batch."""
     learns_from_feedback: bool = True
     """True if answers change the model."""
     statistics: Statistics = "running"
@@ -367,10 +371,17 @@ class GradientAdapter(Adapter[G]):
             return {}
         random_key = RandomKey((self.seed, "adapt", self.version, epoch))
         if not self.is_capturable:
-            return self._update_eagerly(*mixed, random_key=random_key)
+            return self.make_update(*mixed, random_key=random_key)
         return self.trained_model.run_or_replay(
-            "update", self._update_eagerly, mixed, random_key, step=self.version
+            "update", self.make_update, mixed, random_key, step=self.version
         )
+
+    def make_update(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
+        """Compute the gradient and make a step of the optimiser. A GPU replays this as a graph."""
+        terms = self.compute_gradients(MixedBatch(*mixed), random_key)
+        if terms:
+            self.optimiser.step()
+        return {name: term.detach() for name, term in terms.items()}
 
     def compute_gradients(self, mixed: MixedBatch, random_key: RandomKey) -> dict[str, Tensor]:
         """Store the gradient of the objective in the parameters. Return the terms of the loss.
@@ -443,12 +454,6 @@ class GradientAdapter(Adapter[G]):
                 "Unfreeze them, or use another method."
             )
         return chosen
-
-    def _update_eagerly(self, *mixed: Tensor, random_key: RandomKey) -> dict[str, Tensor]:
-        terms = self.compute_gradients(MixedBatch(*mixed), random_key)
-        if terms:
-            self.optimiser.step()
-        return {name: term.detach() for name, term in terms.items()}
 
     def _renew_optimiser(self) -> None:
         self.optimiser = self.make_optimiser()

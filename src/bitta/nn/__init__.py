@@ -9,7 +9,13 @@ from bitta.nn.batchnorm import (
     norm_parameters,
 )
 from bitta.nn.fast.execution import Execution, Precision, explain_out_of_memory
-from bitta.nn.prepare_and_restore import LogitsPosition, ModelRestorer, restore_model
+from bitta.nn.mc_dropout import FORWARD_ERRORS
+from bitta.nn.prepare_and_restore import (
+    LogitsPosition,
+    ModelRestorer,
+    explain_forward_error,
+    restore_model,
+)
 from bitta.nn.structure import Sites, norm_parameters_below_top
 from bitta.nn.weights import (
     SavedWeights,
@@ -23,6 +29,7 @@ from bitta.nn.weights import (
 from bitta.nn.wrapped_model import SamplingSettings, WrappedModel
 
 __all__ = [
+    "FORWARD_ERRORS",
     "BatchNormCall",
     "Execution",
     "LogitsPosition",
@@ -36,6 +43,7 @@ __all__ = [
     "Statistics",
     "WrappedModel",
     "batch_norms",
+    "explain_forward_error",
     "explain_out_of_memory",
     "named_tensors",
     "norm_parameters",

@@ -254,7 +254,7 @@ class SharedPrefix:
 
 N_PROBE_ROWS = 4
 _TOLERANCE = 1e-3
-_FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 """Errors that a forward pass can raise."""
 
 
@@ -262,7 +262,7 @@ def explain_mismatch(fast: Callable[[], Tensor], reference: Tensor) -> str:
     """Return the reason why the fast result differs from the reference; empty if it does not."""
     try:
         output = fast()
-    except _FORWARD_ERRORS as error:
+    except FORWARD_ERRORS as error:
         return (str(error) or type(error).__name__).splitlines()[0]
     if _is_close(output, reference, min_scale=1.0):
         return ""
@@ -275,7 +275,7 @@ def same_outputs(
     """Return True if both return equal tensors, up to a tolerance. An error is a difference."""
     try:
         one, two = fast(), reference()
-    except _FORWARD_ERRORS:
+    except FORWARD_ERRORS:
         return False
     return len(one) == len(two) and all(map(_is_close, one, two))
 

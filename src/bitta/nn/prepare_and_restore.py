@@ -43,6 +43,28 @@ def extract_logits(output: Any, position: LogitsPosition, *, n_rows: int) -> Ten
     return logits
 
 
+def _refuse_probabilities(logits: Tensor) -> None:
+    sums = logits.float().sum(-1)
+    is_one_hot = bool(((logits == 0) | (logits == 1)).all())
+    if logits.min() >= 0 and (sums - 1).abs().max() < 1e-3 and not is_one_hot:
+        raise ModelError(
+            "the model returns probabilities; logits are needed. Leave out its last softmax, or "
+            "give logits=lambda output: output.clamp_min(1e-12).log()."
+        )
+
+
+def explain_forward_error(inputs: Tensor, error: Exception) -> ModelError:
+    """Return the error for inputs that the model cannot process, with the probable cause."""
+    shape = tuple(inputs.shape)
+    hint = "Give inputs of the shape that the model was trained with."
+    if len(shape) == 3:
+        hint = "Is the batch dimension missing? Give inputs.unsqueeze(0)."
+    elif len(shape) == 4 and shape[-1] in (1, 3, 4) and shape[1] not in (1, 3, 4):
+        hint = "Are the channels last? Give inputs.permute(0, 3, 1, 2)."
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return ModelError(f"the model cannot process inputs of shape {shape} ({reason}). {hint}")
+
+
 def _extract_part(output: Any, position: LogitsPosition) -> Any:
     if position is None:
         return output
@@ -139,6 +161,7 @@ class PreparedModel:
         self._restorer = ModelRestorer(model)
         model.eval()
         self._layout_is_checked = not self.execution.channels_last
+        self._output_is_checked = False
         self._restorer.set_layout(self._layout)
 
     @property
@@ -221,6 +244,9 @@ class PreparedModel:
         with self.execution.tf32_mode(), self.execution.autocast(inputs.device):
             output = self.model(self._in_layout(inputs))
         logits = extract_logits(output, self._logits, n_rows=n_passes * len(inputs))
+        if not self._output_is_checked:
+            self._output_is_checked = True
+            _refuse_probabilities(logits.detach())
         is_half = self.execution.precision == "bfloat16" and logits.dtype == torch.bfloat16
         return logits.float() if is_half else logits
 

@@ -79,6 +79,7 @@ _METHOD_STYLES = {
     "owttt": LineStyle(BROWN, "dashdot", "h"),
     "simatta": LineStyle(BLACK, "solid", "*"),
     "bitta": LineStyle(VERMILION, "solid", "o", width=2.4),
+    "self_tuning": LineStyle(VERMILION, "dashed", "o"),
 }
 """Style of each method in all plots. Methods of the paper's Table 1 have different colours."""
 

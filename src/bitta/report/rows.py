@@ -29,6 +29,7 @@ METHOD_TITLES: Mapping[str, str] = {
     "owttt": "OWTTT",
     "simatta": "SimATTA",
     "bitta": "BiTTA",
+    "self_tuning": "Self-tuning",
 }
 """Names of the methods in print."""
 DEFAULT_FEEDBACK: Mapping[str, Any] = {
@@ -49,6 +50,8 @@ DEPENDENT_SETTINGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mecta_rate": ("mecta", ("fixed",)),
 }
 """Settings of methods that have an effect only if another setting has one of these values."""
+_ASKING_METHODS = ("bitta", "self_tuning")
+"""Methods that learn from verdicts by default."""
 _MAX_TITLE_SETTINGS = 2
 """Maximum number of settings in a title. With more, the shorter experiment name is used."""
 _UNCOMPARED_GROUPS = ("stream", "model", "forgetting")
@@ -203,14 +206,14 @@ def restrict_to_shared_seeds(rows: Sequence[Row]) -> list[Row]:
 def row_title(method: str, answer_kind: AnswerKind, qualifiers: Sequence[str] = ()) -> str:
     """Return the name of a row in print, as the paper prints it.
 
-    A star marks verdicts, except for BiTTA, which always learns from verdicts.
+    A star marks verdicts, except for methods that always learn from verdicts.
 
     >>> row_title("tent", "verdict", ["reference"]), row_title("simatta", "full")
     ('TENT* (reference)', 'SimATTA (full labels)')
     """
-    star = "*" if answer_kind == "verdict" and method != "bitta" else ""
+    star = "*" if answer_kind == "verdict" and method not in _ASKING_METHODS else ""
     answers = ["full labels"] if answer_kind == "full" else []
-    if answer_kind == "none" and method in ("simatta", "bitta"):
+    if answer_kind == "none" and method in ("simatta", *_ASKING_METHODS):
         answers = ["no answers"]
     brackets = ", ".join((*answers, *qualifiers))
     return METHOD_TITLES.get(method, method) + star + (f" ({brackets})" if brackets else "")

@@ -316,6 +316,10 @@ class Measure:
     """Factor from the paper's unit to ours."""
 
 
+def _benefit_points(run: RunResult) -> float | None:
+    return None if run.benefit is None else 100 * run.benefit.estimate
+
+
 MEASURES: Mapping[str, Sequence[Measure]] = {
     "ece": (
         Measure("ece", "ECE %", lambda run: run.ece, ".1f", is_lowest_best=True),
@@ -325,6 +329,7 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
     ),
     "brier": (Measure("brier", "Brier", lambda run: run.brier, ".3f", is_lowest_best=True),),
     "agreement": (Measure("agreement", "agreement %", lambda run: run.agreement.rate, ".1f"),),
+    "benefit": (Measure("benefit", "benefit", _benefit_points, "+.1f"),),
     "questions": (
         Measure("questions", "questions", lambda run: run.total("n_asked"), ".0f"),
         Measure("answers", "answers", lambda run: run.total("n_answered"), ".0f"),
@@ -341,7 +346,7 @@ MEASURES: Mapping[str, Sequence[Measure]] = {
     ),
 }  # fmt: skip
 """Measures by their name in `--measure`."""
-CALIBRATION_MEASURES = ("ece", "brier", "agreement")
+CALIBRATION_MEASURES = ("ece", "brier", "agreement", "benefit")
 """Names of the measures that are not about questions or cost."""
 _PAPER_MEASURE_NOTE = (
     "Paper: its table of this measure, on other hardware; difference: ours minus the paper's."
@@ -447,6 +452,13 @@ def agreement_line(result: RunResult) -> str:
         if accuracy is not None
     ]
     return f"policy and served label agree on {agreement.rate:.1f} %; accuracy {', '.join(parts)}"
+
+
+def benefit_line(result: RunResult) -> str:
+    """Return a sentence on the benefit of learning; empty if it was not measured."""
+    if (benefit := result.benefit) is None:
+        return ""
+    return f"difference in accuracy to the source model: {benefit}"
 
 
 def collapse_line(result: RunResult) -> str:

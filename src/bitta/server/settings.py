@@ -201,6 +201,11 @@ class ServeSettings(BaseSettings):
             raise ValueError(
                 f"audits is {self.audits}, more than the {self.n_queries} questions of a window"
             )
+        if self.method == "self_tuning":
+            raise ValueError(
+                "method is 'self_tuning', which needs paired audits, and the server does not ask "
+                "them yet; use 'bitta'"
+            )
         if self.n_queries > self.window:
             raise ValueError(
                 f"n_queries is {self.n_queries}, more than the {self.window} images of a window"

@@ -46,7 +46,7 @@ class Subject:
 
     def session(self, model: nn.Module | None = None, **changed: Any) -> Session:
         """Return a new session, on a new model or the given one."""
-        options: dict[str, Any] = {"n_queries": self.n_queries, "seed": 3, **self.settings}
+        options = {"n_queries": self.n_queries, "window": 0, "seed": 3, **self.settings}
         return Session(model or self.model(), self.method, **(options | changed))
 
     def load(self, path: Path) -> Session:
@@ -328,7 +328,7 @@ def loaded_session_makes_the_same_steps(subject: Subject) -> None:
 def reset_is_exact(subject: Subject) -> None:
     """After a reset, also between predict and learn, the first steps repeat bit for bit."""
     # Random questions depend on the position in the stream, which a reset does not change.
-    with subject.session(selection="mc_confidence") as session:
+    with subject.session(selection="mc_confidence", audits=0, paired_audits=0) as session:
         source = copy_tensors(session.model)
         first = run_steps(session, subject, 4)
         session.predict(subject.batch(5))

@@ -69,6 +69,7 @@ class Learner:
                 preset=settings.preset,
                 n_queries=settings.n_queries,
                 audits=settings.audits,
+                paired_audits=0,
                 window=settings.window,
                 observe_every_request=False,
                 feedback=self._answers,
