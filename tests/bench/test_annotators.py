@@ -3,6 +3,7 @@
 from math import log2
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,14 @@ from bitta.bench.runner import RunStopped
 from bitta.bench.streams import ForgettingConfig
 from bitta.config_base import describe_settings
 from bitta.errors import BittaError
-from bitta.feedback import FeedbackRecorder, FeedbackReplay, Panel, Simulated, SimulatedLabels
+from bitta.feedback import (
+    FeedbackRecorder,
+    FeedbackReplay,
+    Panel,
+    Simulated,
+    SimulatedLabels,
+)
+from bitta.streams import embedded_pack
 from small_experiment import run_experiment, without_times, write_experiment
 
 
@@ -41,6 +49,43 @@ def test_settings_build_verdicts_labels_and_panels():
     assert [(one.flip, one.delay) for one in panel.members] == [(0, 1), (0.1, 1), (0.3, 1)]
     assert [one.error for one in build_source(labels="full", annotators="0,.3").members] == [0, 0.3]
     assert isinstance(build_source(record="x.jsonl"), FeedbackRecorder)
+
+
+def test_people_answer_about_the_images_that_the_stream_drew(tmp_path):
+    """All people see the true class, in the order of the set: the result is that of no errors."""
+    labels = embedded_pack("cifar10").labels
+    np.save(tmp_path / "people.npy", 50 * np.eye(10)[labels])
+    stream = {"kind": "corruptions", "corruptions": "fog", "n_samples": 24, "batch_size": 8}
+
+    def run(name, **feedback):
+        table = {
+            "stream": stream, "model": {"weights": "embedded:cifar10-resnet8"},
+            "method": {"name": "bitta"}, "feedback": feedback,
+        }  # fmt: skip
+        return run_experiment(Experiment.from_table(table, name=name), out=tmp_path)
+
+    people = run("people", people=str(tmp_path / "people.npy"))
+    assert people.final_weights == run("truth").final_weights
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"people": "missing.npy"}, "'missing.npy' cannot be read"),
+        ({"people": "p.npy", "flip": 0.1}, "feedback.flip has no effect"),
+    ],
+)
+def test_people_are_refused_without_a_file_or_with_other_errors(given, message):
+    with pytest.raises(BittaError, match=message):
+        build_source(**given)
+
+
+def test_file_of_people_with_too_few_rows_is_refused(tmp_path):
+    np.save(tmp_path / "people.npy", np.ones((4, 5)))
+    config = FeedbackConfig(people=str(tmp_path / "people.npy"))
+    rows = torch.tensor([0, 7])
+    with pytest.raises(BittaError, match="has 4 rows, but the stream has image 7"):
+        build_annotators(config, torch.zeros(2).long(), rows=rows, n_classes=5, seed=0)
 
 
 def test_defaults_are_those_of_a_perfect_annotator():

@@ -34,7 +34,47 @@ EXPECTED = {
 
 
 def test_every_kind_is_tested():
-    assert set(MAKERS) | {"digits", "corruptions", "arrays", "folders"} == set(DATASET_KINDS)
+    others = {"digits", "corruptions", "arrays", "folders", "factory"}
+    assert set(MAKERS) | others == set(DATASET_KINDS)
+
+
+def two_domains():
+    """Domains for the tests of kind = "factory"."""
+    images = torch.arange(12, dtype=torch.uint8).view(12, 1, 1, 1)
+    labels = torch.arange(12) % 3
+    return [Domain("day", images, labels), Domain("night", images + 100, labels)]
+
+
+def no_domains():
+    """Not a list of domains."""
+    return two_domains()[0]
+
+
+def test_domains_of_a_factory_are_selected_and_sampled():
+    """Five of the twelve images of one domain, with their numbers in the whole set."""
+    config = StreamConfig(
+        kind="factory", factory=f"{__name__}:two_domains", domains="night", n_samples=5
+    )
+    stream = build_stream(config, seed=0)
+    batch = stream.read(0)
+    assert [visit.name for visit in stream.visits] == ["night"]
+    assert stream.data_set_rows.tolist() == (batch.inputs.flatten() - 100).tolist()
+    assert stream.truth.tolist() == (stream.data_set_rows % 3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "stream.factory is missing"),
+        ({"factory": f"{__name__}:no_domains"}, "returned a Domain; return a list"),
+        ({"factory": f"{__name__}:missing"}, "cannot be loaded"),
+        ({"factory": f"{__name__}:two_domains", "domains": "dusk"}, "there is no domain 'dusk'"),
+        ({"factory": f"{__name__}:two_domains", "path": "x"}, "does not use it"),
+    ],
+)
+def test_faulty_factory_is_refused(given, message):
+    with pytest.raises(SettingError, match=message):
+        build_stream(StreamConfig(kind="factory", **given), seed=0)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

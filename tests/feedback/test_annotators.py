@@ -6,7 +6,7 @@ import torch
 
 from bitta import Human, Simulated
 from bitta.errors import FeedbackError, InputError, SettingError
-from bitta.feedback import FeedbackRecorder, Judge, Panel, SimulatedLabels
+from bitta.feedback import FeedbackRecorder, Judge, Panel, SimulatedLabels, SimulatedPeople
 from bitta.types import Query
 
 SHARED = Simulated([0])
@@ -62,9 +62,29 @@ def test_annotator_continues_from_its_saved_state():
     assert answered(second) == answered(whole) != {}
 
 
+def test_simulated_people_find_a_label_right_as_often_as_people_gave_it():
+    """Of 20 people, 16 say 0, 3 say 1 and 1 says 2; a thousand questions about each label."""
+    for label, share in enumerate((0.8, 0.15, 0.05)):
+        source = SimulatedPeople([0] * 1000, [[16, 3, 1]] * 1000, seed=label)
+        source.ask([query(id_, label=label) for id_ in range(1000)])
+        verdicts = [correct for correct, _ in answered(source).values()]
+        assert np.mean(verdicts) == pytest.approx(share, abs=0.04)
+
+
+def test_simulated_people_who_agree_answer_as_a_perfect_annotator():
+    truth = torch.arange(30) % 3
+    people = SimulatedPeople(truth, 50 * torch.eye(3)[truth])
+    perfect = Simulated(truth)
+    for source in (people, perfect):
+        source.ask([query(id_, label=1) for id_ in range(30)])
+    assert answered(people) == answered(perfect)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: SimulatedPeople([0, 1], [[1, 2]]), r"shape \(1, 2\), but truth holds 2 labels"),
+        (lambda: SimulatedPeople([0], [[0, 0]]), "a row without people"),
         (
             lambda: SimulatedLabels([0, 5], 3),
             r"truth goes from 0 to 5, but there are 3 classes \(0 to 2\)",

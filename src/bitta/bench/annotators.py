@@ -5,11 +5,13 @@ from dataclasses import dataclass, fields, replace
 from math import log2
 from typing import Any, Literal, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from bitta.bench.streams import split_names
 from bitta.config_base import Config, build_config, require
-from bitta.errors import SettingError
+from bitta.errors import InputError, SettingError
 from bitta.feedback import (
     FeedbackRecorder,
     FeedbackReplay,
@@ -18,6 +20,7 @@ from bitta.feedback import (
     Panel,
     Simulated,
     SimulatedLabels,
+    SimulatedPeople,
 )
 
 # Joshi et al., CVPR Workshops 2010, cited by the paper: naming one of 50 classes takes 11.7 s and
@@ -25,7 +28,8 @@ from bitta.feedback import (
 ANSWER_SECONDS = {"full": 11.7, "verdict": 1.6}
 ANSWER_ERROR_RATES = {"full": 0.127, "verdict": 0.008}
 _ERROR_SETTINGS = {"full": "error", "verdict": "flip"}
-_IGNORED_BY_REPLAY = ("flip", "error", "annotators", "delay", "answer_every", "record")
+_IGNORED_BY_REPLAY = ("flip", "error", "annotators", "people", "delay", "answer_every", "record")
+_IGNORED_BY_PEOPLE = ("flip", "error", "annotators", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,9 @@ class FeedbackConfig(Config):
     """Full labels: probability of a wrong class; .127 by default if equal is "seconds"."""
     annotators: str = ""
     """Error probabilities of several annotators who take turns, separated by commas."""
+    people: str = ""
+    """Array of (images, classes), .npy: how many people gave each label to each image of the data
+    set. Verdicts are drawn from it."""
     delay: int = 0
     """Delay of an answer in batches."""
     answer_every: int = 1
@@ -82,6 +89,11 @@ class FeedbackConfig(Config):
         if self.replay and (conflicting := self._changed_settings(_IGNORED_BY_REPLAY)):
             raise SettingError(
                 f"feedback.replay uses the answers in {self.replay!r}, so "
+                f"feedback.{conflicting[0]} has no effect; leave one of them out."
+            )
+        if self.people and (conflicting := self._changed_settings(_IGNORED_BY_PEOPLE)):
+            raise SettingError(
+                f"feedback.people draws verdicts from {self.people!r}, so "
                 f"feedback.{conflicting[0]} has no effect; leave one of them out."
             )
         if self.annotators and (conflicting := self._changed_settings(("flip", "error"))):
@@ -139,14 +151,15 @@ def build_annotators(
     config: FeedbackConfig,
     truth: Tensor,
     *,
+    rows: Tensor | None = None,
     n_classes: int,
     seed: int,
     identity: Mapping[str, Any] | None = None,
 ) -> FeedbackSource:
     """Build the feedback source.
 
-    A log of the answers stores a hash of `identity`. A run that continues the log must have the
-    same one.
+    `rows` are the numbers of the samples in their data set; `config.people` needs them. A log of
+    the answers stores a hash of `identity`. A run that continues the log must have the same one.
 
     >>> import torch
     >>> config = FeedbackConfig(annotators="0, .3")
@@ -155,9 +168,13 @@ def build_annotators(
     """
     if config.replay:
         return FeedbackReplay(config.replay)
-    annotators = [
-        _build_annotator(config, rate, truth, n_classes, seed) for rate in config.error_rates
-    ]
+    annotators: list[GroundTruthAnnotator]
+    if config.people:
+        annotators = [_build_people(config, truth, rows, seed)]
+    else:
+        annotators = [
+            _build_annotator(config, rate, truth, n_classes, seed) for rate in config.error_rates
+        ]
     feedback_source: FeedbackSource = Panel(annotators) if config.annotators else annotators[0]
     if not config.record:
         return feedback_source
@@ -184,4 +201,26 @@ def _build_annotator(
         )
     return Simulated(
         truth, flip=rate, delay=config.delay, answer_every=config.answer_every, seed=seed
+    )
+
+
+def _build_people(
+    config: FeedbackConfig, truth: Tensor, rows: Tensor | None, seed: int
+) -> GroundTruthAnnotator:
+    try:
+        counts = torch.from_numpy(np.load(config.people, allow_pickle=False))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"feedback.people {config.people!r} cannot be read ({error}); give a .npy file with "
+            "one row per image and one column per class, such as cifar10h-counts.npy."
+        ) from None
+    if rows is not None:
+        if int(rows.max()) >= len(counts):
+            raise InputError(
+                f"feedback.people {config.people!r} has {len(counts)} rows, but the stream has "
+                f"image {int(rows.max())}; give a file with a row for every image of the data set."
+            )
+        counts = counts[rows]
+    return SimulatedPeople(
+        truth, counts, delay=config.delay, answer_every=config.answer_every, seed=seed
     )

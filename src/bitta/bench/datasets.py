@@ -11,6 +11,7 @@ from torch import Tensor
 from bitta.bench.make_corrupted import name_of_corrupted_set
 from bitta.corruptions import CORRUPTIONS, corrupt
 from bitta.errors import InputError, SettingError
+from bitta.models import call_factory
 from bitta.seeding import generator
 from bitta.streams import (
     CIFAR10_CLASSES,
@@ -46,6 +47,7 @@ class DatasetRequest:
     """Settings of an experiment that decide which samples are read."""
 
     path: str
+    factory: str
     n_samples: int
     corruptions: tuple[str, ...]
     severities: tuple[int, ...]
@@ -66,9 +68,8 @@ class DatasetRequest:
     def sample(self, domain: Domain, *, name: str = "") -> Domain:
         """Draw `n_samples` random samples of a domain. The same `name` gives the same rows."""
         rows = self.rows(len(domain.labels), name or domain.name)
-        return Domain(
-            domain.name, SelectedImages(domain.images, rows), domain.labels[rows], domain.classes
-        )
+        images = SelectedImages(domain.images, rows)
+        return Domain(domain.name, images, domain.labels[rows], domain.classes, rows)
 
     @property
     def severity_text(self) -> str:
@@ -154,7 +155,7 @@ def _corrupt_domain(clean: Domain, request: DatasetRequest, names: Sequence[str]
                 clean.images, rows, name=name, severity=severity, seed=request.seed
             )
             title = _domain_name(name, severity, request)
-            domains.append(Domain(title, images, clean.labels[rows], clean.classes))
+            domains.append(Domain(title, images, clean.labels[rows], clean.classes, rows))
     return domains
 
 
@@ -279,6 +280,17 @@ def _read_arrays(request: DatasetRequest) -> tuple[list[Domain], str]:
     return _select_domains(domains, request.domains), Path(request.path).name
 
 
+def _read_from_factory(request: DatasetRequest) -> tuple[list[Domain], str]:
+    domains = call_factory(request.factory, of="stream.factory")
+    if not isinstance(domains, list) or not all(isinstance(d, Domain) for d in domains):
+        raise SettingError(
+            f"stream.factory {request.factory!r} returned a {type(domains).__name__}; return a "
+            "list of bitta.streams.Domain."
+        )
+    chosen = _select_domains(domains, request.domains)
+    return [request.sample(domain) for domain in chosen], request.factory
+
+
 def _select_domains(domains: list[Domain], names: Sequence[str]) -> list[Domain]:
     by_name = {domain.name: domain for domain in domains}
     for name in names:
@@ -304,6 +316,11 @@ DATASET_KINDS: Mapping[str, DatasetKind] = {
         _read_arrays,
         ("path", "domains"),
         needs_path=True,
+    ),
+    "factory": DatasetKind(
+        "your own: a function that returns domains",
+        _read_from_factory,
+        ("factory", "domains"),
     ),
     "folders": DatasetKind(
         "your own: a folder per domain, in it a folder per class",
@@ -355,5 +372,7 @@ DATASET_KINDS: Mapping[str, DatasetKind] = {
         ("path", "colour_flip"),
     ),
 }
-KIND_SPECIFIC_KEYS = ("path", "corruptions", "severity", "domains", "colour_flip", "resize", "crop")
+KIND_SPECIFIC_KEYS = (
+    "path", "factory", "corruptions", "severity", "domains", "colour_flip", "resize", "crop",
+)  # fmt: skip
 """Keys of [stream] that only some kinds use."""

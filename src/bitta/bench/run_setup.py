@@ -81,6 +81,7 @@ class RunSetup:
         return build_annotators(
             self.experiment.feedback,
             self.stream.truth,
+            rows=self.stream.data_set_rows,
             n_classes=self.n_classes,
             seed=self.experiment.seed,
             identity=identity,

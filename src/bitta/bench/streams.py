@@ -36,6 +36,8 @@ class StreamConfig(Config):
     """Kind of data; "bitta streams" lists them."""
     path: str = ""
     """Folder or file of the data, if not where "bitta data get" puts it."""
+    factory: str = ""
+    """factory: module:function that returns a list of bitta.streams.Domain."""
     batch_size: int = 64
     """Samples per batch."""
     window: int = -1
@@ -83,6 +85,8 @@ class StreamConfig(Config):
                 raise unknown_name_error("corruption", name, CORRUPTIONS)
         if DATASET_KINDS[self.kind].needs_path and not self.path:
             raise SettingError(f"stream.path is missing; kind {self.kind!r} needs one.")
+        if self.kind == "factory" and not self.factory:
+            raise SettingError('stream.factory is missing; kind "factory" needs module:function.')
         self._refuse_unused_settings()
 
     def _refuse_unused_settings(self) -> None:
@@ -122,6 +126,7 @@ def build_stream(
     """
     request = DatasetRequest(
         path=config.path,
+        factory=config.factory,
         n_samples=config.n_samples,
         corruptions=split_names(config.corruptions),
         severities=(1, 2, 3, 4, 5) if config.order == "gradual" else (config.severity,),

@@ -4,7 +4,13 @@ from bitta.feedback.base import AnswerCheck, FeedbackSource
 from bitta.feedback.function import Judge
 from bitta.feedback.human import Human
 from bitta.feedback.log import FeedbackRecorder, FeedbackReplay
-from bitta.feedback.simulated import GroundTruthAnnotator, Panel, Simulated, SimulatedLabels
+from bitta.feedback.simulated import (
+    GroundTruthAnnotator,
+    Panel,
+    Simulated,
+    SimulatedLabels,
+    SimulatedPeople,
+)
 
 __all__ = [
     "AnswerCheck",
@@ -17,4 +23,5 @@ __all__ = [
     "Panel",
     "Simulated",
     "SimulatedLabels",
+    "SimulatedPeople",
 ]

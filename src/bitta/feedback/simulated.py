@@ -215,6 +215,50 @@ class SimulatedLabels(GroundTruthAnnotator):
         return {name: getattr(self, name) for name in names}
 
 
+class SimulatedPeople(GroundTruthAnnotator):
+    """Annotator who errs as people did: each answer is that of a person drawn at random.
+
+    `label_counts`, (samples, classes), says how many people gave each label to each sample of the
+    stream. CIFAR-10H has such counts for the test images of CIFAR-10. The person drawn finds the
+    label shown correct if it is the one that they gave. `delay` and `answer_every` are those of
+    `Simulated`.
+    """
+
+    def __init__(
+        self, truth: Any, label_counts: Any, *, delay: int = 0, answer_every: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(truth, delay=delay, answer_every=answer_every, seed=seed)
+        self.label_counts = torch.as_tensor(label_counts).double()
+        if self.label_counts.dim() != 2 or len(self.label_counts) != len(self.truth):
+            raise InputError(
+                f"label_counts has shape {tuple(self.label_counts.shape)}, but truth holds "
+                f"{len(self.truth)} labels; give one row per sample and one column per class."
+            )
+        if (self.label_counts < 0).any() or not (self.label_counts.sum(1) > 0).all():
+            raise InputError(
+                "label_counts holds a row without people, or a number below 0; give the number of "
+                "people for each sample and class."
+            )
+
+    def respond(self, query: Query, truth: int) -> Answer:  # noqa: ARG002
+        """Return the verdict of a person drawn at random."""
+        counts = self.label_counts[query.position]
+        if query.shown_label >= len(counts):
+            raise InputError(
+                f"a question is about class {query.shown_label}, but label_counts has "
+                f"{len(counts)} columns; give one column per class of the model."
+            )
+        rng = generator(self.seed, "person", query.id)
+        draw = torch.rand((), generator=rng, dtype=torch.float64) * counts.sum()
+        named = int(torch.searchsorted(counts.cumsum(0), draw, right=True))
+        return Answer(query, query.shown_label == named)
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """Settings that determine the answers, besides the truth and the counts."""
+        return {name: getattr(self, name) for name in ("delay", "answer_every", "seed")}
+
+
 class Panel:
     """Several feedback sources that answer the questions in turn."""
 

@@ -149,8 +149,8 @@ def import_object(text: str, *, of: str) -> Any:
         sys.path.remove(folder)  # the module may have changed the working directory
 
 
-def call_model_factory(text: str, *, of: str) -> nn.Module:
-    """Return the model that "module:function" builds. `of` is the name of the setting."""
+def call_factory(text: str, *, of: str) -> Any:
+    """Return what "module:function" returns. `of` is the name of the setting."""
     factory = import_object(text, of=of)
     try:
         with suppress(ValueError):  # builtins have no signature
@@ -159,7 +159,12 @@ def call_model_factory(text: str, *, of: str) -> nn.Module:
         raise SettingError(
             f"{of} {text!r} cannot be called ({error}); give a function without required arguments."
         ) from None
-    model = factory()
+    return factory()
+
+
+def call_model_factory(text: str, *, of: str) -> nn.Module:
+    """Return the model that "module:function" builds. `of` is the name of the setting."""
+    model = call_factory(text, of=of)
     if not isinstance(model, nn.Module):
         raise SettingError(
             f"{of} {text!r} returned a {type(model).__name__}; return a torch.nn.Module."

@@ -54,6 +54,8 @@ class Domain:
     labels: Tensor
     classes: tuple[str, ...] = ()
     """Names of the classes in the order of the labels. Empty if unknown."""
+    rows: Tensor | None = None
+    """Number of each image in its data set. None if the domain is the whole set in its order."""
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):

@@ -218,6 +218,17 @@ class Stream:
         return torch.cat([self._labels(visit.domains, visit.rows) for visit in self.visits])
 
     @property
+    def data_set_rows(self) -> Tensor:
+        """Number of each sample in its data set, in the order of the stream."""
+        rows = torch.cat([visit.rows for visit in self.visits])
+        domains = torch.cat([visit.domains for visit in self.visits])
+        for index, domain in enumerate(self.domains):
+            if domain.rows is not None:
+                mask = domains == index
+                rows[mask] = domain.rows[rows[mask]]
+        return rows
+
+    @property
     def fingerprint(self) -> str:
         """Hash of all domains and of the order of the samples."""
         order = (part for visit in self.visits for part in (visit.name, visit.domains, visit.rows))
