@@ -3,7 +3,7 @@
 import ast
 import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
@@ -66,10 +66,16 @@ def describe_settings(kind: type[Config]) -> list[Setting]:
         if issubclass(base, Config):
             meanings.update(_field_docstrings(base))
     return [
-        Setting(field.name, None if field.default is MISSING else field.default,
-                meanings.get(field.name, ""))
+        Setting(field.name, _default_of(field), meanings.get(field.name, ""))
         for field in fields(kind)
-    ]  # fmt: skip
+    ]
+
+
+def _default_of(field: Field[Any]) -> Any:
+    """Return the default; None if the field must be given."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
 
 
 def check_integer(name: str, value: Any) -> int:

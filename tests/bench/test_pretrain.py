@@ -51,6 +51,20 @@ def load_weights(path):
     return load_model(path)[0].state_dict()
 
 
+def test_recipe_changes_the_architecture(cifar, tmp_path):
+    arguments = {"norm": "group", "widths": [8, 16, 16]}
+    recipe = replace(RECIPE, epochs=1, arguments=arguments)
+    card, _ = pretrain(recipe, out=tmp_path / "m.safetensors", folder=str(cifar))
+    model, _ = load_model(tmp_path / "m.safetensors")
+    assert type(model.bn1) is torch.nn.GroupNorm
+    assert (card.arguments["norm"], model.fc.in_features) == ("group", 16)
+
+
+def test_recipe_with_a_start_and_other_arguments_is_refused():
+    with pytest.raises(SettingError, match=r"start is 'w.safetensors' and arguments is .*give one"):
+        replace(RECIPE, start="w.safetensors", arguments={"norm": "group"})
+
+
 def test_trained_model_has_a_card_and_a_log(cifar, tmp_path):
     card, log = pretrain(RECIPE, out=tmp_path / "m.safetensors", folder=str(cifar))
     assert read_card(tmp_path / "m.safetensors").accuracy == card.accuracy

@@ -133,6 +133,17 @@ def test_pixels_are_normalised_inside_the_model(name):
     assert not {"mean", "std"} & model.state_dict().keys()
 
 
+@pytest.mark.parametrize(("norm", "kind"), [("group", nn.GroupNorm), ("none", nn.Identity)])
+def test_norm_replaces_every_batchnorm_layer(norm, kind):
+    model = build_model("resnet8", n_classes=3, mean=(0.5,), std=(0.5,), norm=norm)
+    changed = [module for name, module in model.named_modules() if name.endswith(("bn1", "bn2"))]
+    assert len(changed) == 7
+    assert all(type(module) is kind for module in changed)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert [m.num_groups for m in changed if norm == "group"] in ([], [2, 2, 2, 4, 4, 8, 8])
+    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 3)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_initial_weights_depend_only_on_the_seed(name):
     def weights(seed):
@@ -192,6 +203,7 @@ def test_every_architecture_adapts_with_fan_out(name):
         ("vit_small", {"n_heads": 5}, "width is 192; allowed: a multiple of n_heads"),
         ("resnet8", {"std": (0.2, 0.3)}, "one number per channel"),
         ("resnet8", {"std": (0.2, 0.3, 0.0)}, "above 0"),
+        ("resnet8", {"norm": "layer"}, "norm is 'layer'; allowed: batch, group, none"),
         ("resnet8", {"n_clases": 3}, "resnet8 cannot be built with these arguments"),
         ("vit_b16", {}, "did you mean 'vit_b_16'"),
     ],

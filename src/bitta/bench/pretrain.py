@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -54,13 +54,16 @@ class Recipe(Config):
     """Settings of the training of a source model."""
 
     data: str = "cifar10"
-    """Training set: cifar10, cifar100, coloured_digits, tiny-imagenet, pacs or folders."""
+    """Training set: cifar10, cifar100, digits, coloured_digits, fashion-mnist, tiny-imagenet, pacs
+    or folders."""
     source: str = ""
     """pacs, folders: domain to train on. A tenth of it and the other domains are held out."""
     side: int = 224
     """pacs, folders: side of the images in pixels, after scaling and cropping."""
     architecture: str = "resnet8"
     """Architecture of the model."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Changes to the architecture, such as {norm = "group"}."""
     start: str = ""
     """File of weights to start from. A head for other classes is replaced."""
     optimiser: Literal["sgd", "adam"] = "sgd"
@@ -98,6 +101,11 @@ class Recipe(Config):
         if (self.epochs > 0) == (self.iterations > 0):
             raise SettingError(
                 f"epochs is {self.epochs} and iterations is {self.iterations}; give one of them."
+            )
+        if self.start and self.arguments:
+            raise SettingError(
+                f"start is {self.start!r} and arguments is {self.arguments!r}; give one of them, "
+                "because the weights have their own arguments."
             )
         if (self.data in ("pacs", "folders")) != bool(self.source):
             raise SettingError(
@@ -414,7 +422,7 @@ def _make_batches(
 
 def _build_model(recipe: Recipe, data: TrainingSet) -> tuple[nn.Module, ModelCard]:
     """Build a model with random weights or those of `recipe.start`, with a new head if needed."""
-    arguments: dict[str, Any] = {"mean": data.mean, "std": data.std}
+    arguments: dict[str, Any] = {**recipe.arguments, "mean": data.mean, "std": data.std}
     kept: dict[str, Tensor] = {}
     if recipe.start:
         with weights_path(recipe.start) as path:

@@ -80,6 +80,41 @@ def _tiny_imagenet(folder: Path, _source: str, _side: int) -> TrainingSet:
     )
 
 
+_N_SOURCE_DIGITS = 40_000
+"""MNIST training digits of the source domains. The others are the target."""
+
+
+def _digits(folder: Path, _source: str, _side: int) -> TrainingSet:
+    """Grey MNIST digits, without those of the embedded pack."""
+    images, labels = read_mnist(folder, train=True)
+    train = slice(0, _N_SOURCE_DIGITS)
+    return TrainingSet(
+        _grey_domain("digits", images[train], labels[train]),
+        (_grey_domain("mnist test", *read_mnist(folder, train=False)),),
+        (0.1307,),
+        (0.3081,),
+        "MNIST training digits 0 to 39,999 (LeCun, Cortes and Burges)",
+        "Weights: Apache-2.0. MNIST: CC BY-SA 3.0.",
+        {},
+    )
+
+
+def _fashion_mnist(folder: Path, _source: str, _side: int) -> TrainingSet:
+    return TrainingSet(
+        _grey_domain("fashion-mnist", *read_mnist(folder, train=True)),
+        (_grey_domain("fashion-mnist test", *read_mnist(folder, train=False)),),
+        (0.2860,),
+        (0.3530,),
+        "Fashion-MNIST training images (Xiao, Rasul and Vollgraf, 2017)",
+        "Weights: Apache-2.0. Fashion-MNIST: MIT.",
+        {},
+    )
+
+
+def _grey_domain(name: str, images: Tensor, labels: Tensor) -> Domain:
+    return Domain(name, images[:, None], labels, tuple("0123456789"))
+
+
 def _coloured_digits(folder: Path, _source: str, _side: int) -> TrainingSet:
     """Colour the first 40,000 MNIST digits; the colour matches the label in 80 % or 90 %."""
     digits, numerals = read_mnist(folder, train=True)
@@ -162,12 +197,14 @@ def _rename(name: str, domain: Domain) -> Domain:
 LOADERS: Mapping[str, TrainingSetLoader] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
+    "digits": _digits,
     "coloured_digits": _coloured_digits,
+    "fashion-mnist": _fashion_mnist,
     "tiny-imagenet": _tiny_imagenet,
     "pacs": _pacs,
     "folders": _folders,
 }
-FOLDER_NAMES = {"coloured_digits": "mnist"}
+FOLDER_NAMES = {"digits": "mnist", "coloured_digits": "mnist"}
 """Sets whose folder has another name."""
 
 

