@@ -37,6 +37,19 @@ def test_newest_window_is_leased_first_then_audits_then_uncertain_ones(served_te
     assert order == [3, 2, 1, 0]
 
 
+def test_order_of_audits_does_not_depend_on_uncertainty(served_ten):
+    """If only the uncertain audits were answered, the accuracy would look too low."""
+    uncertainties = (0.1, 0.9, 0.5)
+    served_ten.add_questions(
+        [
+            new_question(number, uncertainty=uncertainty, reason="audit")
+            for number, uncertainty in enumerate(uncertainties)
+        ]
+    ).result()
+    found = [served_ten.lease_question(f"a{n}", seconds=60).result() for n in range(3)]
+    assert [one.question.prediction_id for one in found] == [prediction_id(n) for n in range(3)]
+
+
 def test_lease_holds_the_question_and_its_end(served_ten, clock):
     served_ten.add_questions([new_question(4), new_question(5, seconds=30)]).result()
     held = served_ten.lease_question("anna", seconds=60, exclude=[prediction_id(5)]).result()

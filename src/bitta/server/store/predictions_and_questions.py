@@ -187,7 +187,8 @@ def _available_questions(annotator_id: str, at: int) -> Select[Any]:
             own_lease.c.token.is_(None),
             questions.c.window.desc(),
             questions.c.reason != "audit",
-            questions.c.uncertainty.desc(),
+            # Audits in order of uncertainty would bias the accuracy if only some are answered.
+            case((questions.c.reason == "audit", 0.0), else_=questions.c.uncertainty).desc(),
             questions.c.prediction_id,
         )
     )

@@ -155,10 +155,10 @@ class Store(StoreReader):
     ) -> Future[LeasedQuestion | None]:
         """Lease a question to an annotator: the one they hold, or one of the newest window.
 
-        Within a window, audits come first and then the most uncertain ones. Leasing audits by
-        uncertainty would bias the accuracy that they estimate. A question is not leased to an
-        annotator who answered or skipped it, nor if `overlap` others hold or have answered it, nor
-        if its prediction is in `exclude`.
+        Within a window, audits come first and then the most uncertain ones. The order of audits
+        does not depend on their uncertainty, which would bias the accuracy. A question is not
+        leased to an annotator who answered or skipped it, nor if `overlap` others hold or have
+        answered it, nor if its prediction is in `exclude`.
         """
         change = partial(
             predictions_and_questions.lease_question,
