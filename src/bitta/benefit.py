@@ -6,7 +6,7 @@ label differs from the source model's label. It shows one of the two labels, eac
 shown and correct, and 0 otherwise. The mean score is then the difference in accuracy on the samples
 that differ; elsewhere the difference is 0.
 
-Questions that are not answered are assumed to be a random selection.
+The estimate assumes that a missing answer does not depend on which label is right.
 """
 
 from collections.abc import Iterable
@@ -18,12 +18,13 @@ from bitta.types import Answer, State
 _SCORE_VARIANCE = 2.0
 """Largest variance of a score: both labels are never right at once, so E[score²] is at most 2."""
 _N_PRIOR = 2
-"""Number of audits with the largest variance that are added to estimate the variance."""
+"""Number of imaginary audits of variance `_SCORE_VARIANCE` that are added. They keep the estimate
+of the variance from being too small."""
 _NORMAL_QUANTILE = 1.96
 """Half-width of a 95 % interval in standard deviations."""
 _ERROR_RATE = 0.05
 _TUNED_FOR = 30
-"""Number of audits at which the confidence sequence is narrowest."""
+"""Number of audits for which the confidence sequence is tuned. For others it is wider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Benefit:
 
 @dataclass(slots=True)
 class PairedScores:
-    """Weighted sums of the scores of paired audits. The weight is the number of samples meant."""
+    """Weighted sums of the scores of paired audits. The weight of an audit is the
+    number of samples that it represents."""
 
     n: float = 0
     """Number of audits. It is not whole if older audits have faded."""
@@ -79,7 +81,7 @@ class PairedScores:
             self.sum_cross += weight**2 * score
 
     def fade(self, factor: float) -> None:
-        """Reduce the weight of all audits so far."""
+        """Multiply every sum by `factor`, so that earlier audits count less."""
         self.n *= factor
         self.sum_weights *= factor
         self.sum_squared_weights *= factor

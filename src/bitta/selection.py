@@ -120,7 +120,7 @@ def last(candidates: Candidates) -> Tensor:
 
 
 def mc_confidence(candidates: Candidates) -> Tensor:
-    """1 - π(y*), Eq. 5: y* is the deterministic label, π the MC-dropout mean."""
+    """1 - π(y*), Eq. 5 of BiTTA: y* is the deterministic label, π the MC-dropout mean."""
     labels = candidates.prediction.labels
     confidence = candidates.policy().gather(1, labels.unsqueeze(1)).squeeze(1)
     return 1 - confidence

@@ -183,7 +183,9 @@ class Session:
 
     @property
     def benefit(self) -> Benefit | None:
-        """Accuracy of what was served minus accuracy of the source model; None without audits.
+        """Accuracy of what was served minus accuracy of the source model.
+
+        None if the session asks no paired audits.
 
         `paired_audits` measure it. Unanswered questions are assumed to be a random selection.
         """
@@ -196,7 +198,7 @@ class Session:
 
     @torch.inference_mode(False)
     def predict(self, inputs: Tensor) -> Prediction:
-        """Serve predictions, then ask the feedback source about the most useful ones.
+        """Serve predictions, then ask about the most uncertain ones and, if set, about random ones.
 
         The method decides the labels that are served: see `Adapter.predict`.
         With a window, the request that completes the window returns the questions.
@@ -218,7 +220,10 @@ class Session:
         return self._choose_and_ask(prediction, window)
 
     def answer(self, query_id: int, *, correct: bool) -> None:
-        """Answer a question by its id, now or after any number of later batches."""
+        """Answer a question by its id, now or after later batches.
+
+        `Human` keeps the newest 1,024 questions open; older ones have expired.
+        """
         if not isinstance(self.feedback_source, Human):
             raise FeedbackError(
                 f"this session's answers come from {type(self.feedback_source).__name__}; "
@@ -256,7 +261,10 @@ class Session:
         return prediction, answers, self._adapt(answers)
 
     def reset(self) -> None:
-        """Restore the source model and empty the memories. Open questions and counters stay."""
+        """Restore the source model. Clear memories, the window and the measured benefit.
+
+        Open questions and counters stay.
+        """
         self._require_open()
         if self._unlabelled is not None:
             self._unlabelled = self._unlabelled[:0]
@@ -407,7 +415,7 @@ class Session:
 
     @contextmanager
     def _explained_errors(self, inputs: Tensor) -> Iterator[None]:
-        """Say of an error in the first request what is probably wrong with the inputs."""
+        """If the first request fails, explain what is probably wrong with the inputs."""
         try:
             yield
         except FORWARD_ERRORS as error:

@@ -171,7 +171,7 @@ class Adapter(ABC, Generic[A]):
     def sampled_probs(
         self, inputs: Tensor, sampling: SamplingSettings, random_key: RandomKey
     ) -> Tensor:
-        """Eq. 4: return π, the mean of N stochastic softmaxes, (batch, classes)."""
+        """Eq. 4 of BiTTA: return π, the mean of N stochastic softmaxes, (batch, classes)."""
         return softmax(self.wrapped.sample(inputs, sampling, random_key)).mean(0)
 
     def query_scores(self, inputs: Tensor, n_queries: int) -> Tensor | None:  # noqa: ARG002

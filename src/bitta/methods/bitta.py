@@ -1,11 +1,12 @@
 """BiTTA: learn from binary feedback on uncertain samples and from agreement on the others.
 
 Lee et al., ICML 2025, "Test-Time Adaptation with Binary Feedback".
-The defaults depart from the paper's text as its published code does: the loss applies a second
-softmax to π, and updates normalise by the statistics of the mixed batch. Models collapse if the
-text is taken literally. The defaults depart from the code, too: the statistics of a batch are
-observed before it is served, so that the label served is the label judged. The preset `reference`
-follows the code, and the preset `paper` follows the text. See docs/reference/methods/bitta.md.
+The defaults differ from the paper's text in the same two ways as the published code: the loss
+applies a second softmax to π, and updates normalise by the statistics of the mixed batch. Models
+collapse if the text is taken literally. The defaults differ from the code, too: the statistics of a
+batch are observed before it is served, so that the label served is the label judged. The preset
+`reference` follows the code, and the preset `paper` follows the text. See
+docs/reference/methods/bitta.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,8 +72,8 @@ class BittaConfig(MectaConfig):
     """Noise on the weights of the ensemble, in standard deviations of each tensor. The paper does
     not give a value."""
     agreement: Literal["policy", "threshold"] = "policy"
-    """Unlabelled samples to learn from: those whose label has the highest probability in π, or
-    those with a confidence above `threshold`."""
+    """Unlabelled samples to learn from. policy: the most probable label is the same in π and in the
+    deterministic pass; threshold: the deterministic confidence is above `threshold`."""
     threshold: float = 0.9
     """Confidence in the deterministic pass above which samples are learned from, with
     agreement="threshold". The paper tries .8 to .99."""

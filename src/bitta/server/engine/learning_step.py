@@ -93,9 +93,10 @@ class LearningSteps:
         )
 
     def run(self, *, between_updates: Callable[[int], None], interrupt: Interrupt) -> bool:
-        """Run a step. Return False if the store has not delivered the answers yet.
+        """Run a step. Return False if the store has not delivered the answers.
 
-        Requests never wait for the database: if it is slow, the step is tried again later.
+        Requests wait at most .1 s for the database. If it is slower or fails, the step is tried
+        again later.
         `between_updates` gets the number of finished optimiser updates. The time of both callbacks
         does not count as learning.
         """

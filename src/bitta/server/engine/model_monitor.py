@@ -146,7 +146,7 @@ class AnswerStatistics:
     ) -> None:
         self._store, self._learner, self._settings, self._clock = store, learner, settings, clock
         self.lineage_start = 0
-        """Sequence number in the log at which the lineage starts."""
+        """Sequence number in the log of the last rollback; 0 if there was none."""
         self._audits = AuditSummary()
         self._source_agreement = SourceAgreement()
         self._n_answers = 0
@@ -159,7 +159,7 @@ class AnswerStatistics:
                 self._source_agreement.add(prediction_id, is_same=label == query.served_label)
 
     def audits(self) -> AuditSummary:
-        """Summarise the newest answers to audits of this lineage."""
+        """Summarise the newest answers to audits since the last rollback."""
         if self._store.last_write_error is not None:
             return self._audits
         oldest = self._clock() - int(1e6 * self._settings.audit_seconds)

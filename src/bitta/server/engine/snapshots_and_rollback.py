@@ -127,7 +127,7 @@ class SnapshotStore:
 
         If there is none, return the id of the oldest snapshot. A snapshot counts if it is at least
         `n_windows` learning steps old, because there is at most one step per window. Snapshots from
-        before a rollback do not count, because their weights did not lead to the current ones.
+        before the last rollback do not count.
         """
         last_step, continued = self._learner.step - n_windows, self._store.lineages_since_rollback()
         existing = [snapshot for snapshot in self._existing() if self._path(snapshot).is_file()]

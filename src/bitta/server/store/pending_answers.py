@@ -58,7 +58,8 @@ An answer waits while an earlier answer of the same annotator about the same pre
 def claim_answers(connection: Connection, *, limit: int | None, at: int) -> list[LearnableAnswer]:
     """Claim pending answers for a learning step, oldest first.
 
-    Answers that repeat what the memory of the model holds are marked as applied, not claimed.
+    An answer is marked as applied, and not claimed, if the same annotator gave the same verdict on
+    the same prediction before and the model learned from it.
     """
     replacing = _compare_with_learned_answers(connection)
     found = select_pending_answers().where(_IS_AVAILABLE).limit(limit)

@@ -98,7 +98,8 @@ class _Outcome:
 class Writer:
     """Thread that runs changes in the order of their submission, many in one transaction.
 
-    An error affects only the change that raised it.
+    An error in one change affects only that change. If the database is unavailable, all waiting
+    changes fail or are tried again.
     """
 
     def __init__(self, engine: Engine) -> None:
