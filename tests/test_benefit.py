@@ -6,7 +6,7 @@ from torch import nn
 
 from bitta import Session, Simulated
 from bitta.benefit import BenefitEstimator, PairedScores
-from bitta.errors import SettingError
+from bitta.errors import BenefitWarning, SettingError
 from bitta.methods.source import Source
 from bitta.seeding import generator
 from bitta.types import Answer, Feedback, Prediction, Query
@@ -51,6 +51,12 @@ def stream(n, share_different, seed=0):
     labels = torch.randint(4, (n,), generator=rng)
     different = torch.rand(n, generator=rng) < share_different
     return torch.cat([different.float()[:, None], torch.eye(4)[labels]], 1), labels, different
+
+
+def serve(session, inputs):
+    """Serve the stream in batches of 64."""
+    for batch in inputs.split(64):
+        session.step(batch)
 
 
 def test_score_is_two_for_the_label_that_is_shown_and_correct():
@@ -106,6 +112,25 @@ def test_confidence_sequence_is_wider_than_an_interval_and_shrinks():
         radii.append(scores.sequence_radius())
         assert radii[-1] > 1.96 * scores.standard_error
     assert radii == sorted(radii, reverse=True)
+
+
+def test_warning_comes_once_when_learning_does_harm_and_names_the_difference():
+    """Half of the samples are served a wrong label where the source model is right."""
+    inputs, labels, _ = stream(64 * 40, 0.5)
+    session = make_session(feedback=Simulated(labels), window=0)
+    with pytest.warns(BenefitWarning, match=r"-[345]\d\.\d points") as caught:
+        serve(session, inputs)
+    assert len(caught) == 1
+    assert session.benefit.high < 0
+
+
+def test_no_warning_comes_if_learning_helps(recwarn):
+    inputs, labels, different = stream(64 * 40, 0.5)
+    truth = torch.where(different, (labels + 1) % 4, labels)
+    session = make_session(feedback=Simulated(truth), window=0)
+    serve(session, inputs)
+    assert session.benefit.low > 0
+    assert not recwarn.list
 
 
 def test_paired_audits_are_about_samples_that_differ_and_show_each_label_half_of_the_time():

@@ -9,10 +9,12 @@ that differ; elsewhere the difference is 0.
 The estimate assumes that a missing answer does not depend on which label is right.
 """
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import log, sqrt
 
+from bitta.errors import BenefitWarning
 from bitta.types import Answer, State
 
 _SCORE_VARIANCE = 2.0
@@ -22,6 +24,10 @@ _N_PRIOR = 2
 of the variance from being too small."""
 _NORMAL_QUANTILE = 1.96
 """Half-width of a 95 % interval in standard deviations."""
+_MEMORY_OF_WINDOWS = 0.98
+"""Factor on the recent scores with each window."""
+_MIN_AUDITS = 10
+"""Number of recent audits from which on their confidence sequence is used."""
 _ERROR_RATE = 0.05
 _TUNED_FOR = 30
 """Number of audits for which the confidence sequence is tuned. For others it is wider."""
@@ -123,17 +129,39 @@ class BenefitEstimator:
 
     def __init__(self) -> None:
         self._scores = PairedScores()
+        self._recent_scores = PairedScores()
         self._n_samples = 0
         self._n_different = 0
+        self._has_warned = False
 
     def add_window(self, *, n_samples: int, n_different: int) -> None:
         """Count the samples of a window, and those whose label differs from the source model's."""
         self._n_samples += n_samples
         self._n_different += n_different
+        self._recent_scores.fade(_MEMORY_OF_WINDOWS)
 
-    def add_answers(self, answers: Iterable[Answer]) -> None:
-        """Add the answers to paired audits, of any window."""
+    def add_answers(self, answers: Sequence[Answer]) -> None:
+        """Add the answers to paired audits, of any window. Warn once if learning does harm."""
         self._scores.add(answers)
+        self._recent_scores.add(answers)
+        if self.is_harmful and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"learning lowers the accuracy: difference to the source model {self.estimate()}. "
+                "Check that the answers are right, use a smaller lr, or call reset().",
+                BenefitWarning,
+                stacklevel=5,
+            )
+
+    @property
+    def is_harmful(self) -> bool:
+        """True if the confidence sequence of the recent audits lies below 0.
+
+        It may be looked at after every window: at most 5 % of the sessions in which learning does
+        no harm ever get there.
+        """
+        recent = self._recent_scores
+        return recent.n >= _MIN_AUDITS and recent.mean + recent.sequence_radius() < 0
 
     def estimate(self) -> Benefit:
         """Return the estimate over all windows so far."""
@@ -150,6 +178,8 @@ class BenefitEstimator:
         """Return all sums."""
         return {
             "scores": asdict(self._scores),
+            "recent_scores": asdict(self._recent_scores),
+            "has_warned": self._has_warned,
             "n_samples": self._n_samples,
             "n_different": self._n_different,
         }
@@ -157,5 +187,7 @@ class BenefitEstimator:
     def load_state_dict(self, state: State) -> None:
         """Continue from saved sums."""
         self._scores = PairedScores(**state["scores"])
+        self._recent_scores = PairedScores(**state["recent_scores"])
+        self._has_warned = state["has_warned"]
         self._n_samples = state["n_samples"]
         self._n_different = state["n_different"]

@@ -40,6 +40,10 @@ class FeedbackWarning(UserWarning):
     """Issued when answers are so alike that something is probably wrong with them."""
 
 
+class BenefitWarning(UserWarning):
+    """Issued when paired audits show that learning lowers the accuracy."""
+
+
 def unknown_name_error(
     kind: str, given: str, allowed: Iterable[str], *, of: str = "", hint: str = ""
 ) -> SettingError:

@@ -31,7 +31,7 @@ from bitta.selection import Budget, ChosenQueries, QuerySelector
 from bitta.statefile import load_state, save_state
 from bitta.types import Answer, Feedback, Losses, Prediction, Query, State, move_to_device
 
-_FORMAT = 7
+_FORMAT = 8
 
 
 class Session:
