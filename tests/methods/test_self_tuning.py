@@ -6,8 +6,9 @@ from torch import nn
 
 from bitta import Session, Simulated
 from bitta.errors import SettingError
-from bitta.methods.self_tuning import (
+from bitta.methods.self_tuning_measurements import (
     AnswerCalibration,
+    LabelRuns,
     SourceComparison,
     ViewCheck,
     shift_images,
@@ -19,11 +20,11 @@ from bitta.testing import toy_classifier
 from bitta.types import Answer, Query
 
 
-def answer(*, correct, reason="uncertain", uncertainty=0.0, shows_served=True):
+def answer(*, correct, reason="uncertain", uncertainty=0.0, shows_served=True, n_represented=32.0):
     query = Query(
         id=0, index=0, served_label=0, shown_label=0 if shows_served else 1,
         uncertainty=uncertainty, input=torch.zeros(1), step=0, version=0, position=0,
-        reason=reason, n_represented=1.0,
+        reason=reason, n_represented=n_represented,
     )  # fmt: skip
     return Answer(query, correct)
 
@@ -37,15 +38,23 @@ def make_session(**settings):
 
 
 def test_weight_of_a_bin_follows_its_answers_and_no_other():
-    """Bin .15 to .3: 1.4 of 2 right at first; after 2 wrong ones 1.4 * .98² / (2 * .98² + 1.98)."""
+    """Bin .15 to .3: at first 1.3 of 2 are right; after 2 right ones of 2 more, fading by 2 %."""
     calibration = AnswerCalibration()
     before = calibration.row_weights()
-    assert before[2] == pytest.approx((0.7 - 0.3) / 0.7)
-    calibration.add(answer(correct=False, uncertainty=0.2) for _ in range(2))
-    share = 1.4 * 0.98**2 / (2 * 0.98**2 + 1.98)
+    assert before[2] == pytest.approx((0.65 - 0.6) / 0.4)
+    calibration.add(answer(correct=True, uncertainty=0.2) for _ in range(2))
+    share = (1.3 * 0.98**2 + 1.98) / (2 * 0.98**2 + 1.98)
     after = calibration.row_weights()
-    assert after[2] == pytest.approx((share - 0.3) / 0.7)
+    assert after[2] == pytest.approx((share - 0.6) / 0.4)
     assert after[:2] + after[3:] == before[:2] + before[3:]
+
+
+def test_error_rate_is_the_mean_over_the_bins_of_the_samples():
+    """Three quarters of the samples in a bin of 90 % right labels, a quarter in one of 35 %."""
+    calibration = AnswerCalibration(n_samples=[0.0] * 6)
+    calibration.add_window([48, 0, 0, 0, 0, 16])
+    assert calibration.error_rate == pytest.approx(0.75 * 0.1 + 0.25 * 0.65)
+    assert calibration.error_odds == pytest.approx(0.2375 / 0.7625)
 
 
 def test_labels_that_are_mostly_wrong_are_not_learned_from():
@@ -60,30 +69,77 @@ def test_calibration_ignores_paired_audits():
     assert calibration == AnswerCalibration()
 
 
-def test_trust_and_steps_follow_the_audits():
-    """Trust is Φ(.5) = .69 at first. Audits for the model raise it and the step."""
-    neutral, better, worse = SourceComparison(), SourceComparison(), SourceComparison()
-    better.add(answer(correct=True, reason="paired_audit") for _ in range(20))
-    worse.add(answer(correct=True, reason="paired_audit", shows_served=False) for _ in range(20))
-    assert neutral.trust == pytest.approx(0.6915, abs=1e-4)
-    assert (neutral.step_factor(10.0), neutral.extra_pull) == (1.0, 0.0)
-    assert better.trust > 0.99
-    assert better.step_factor(10.0) > 9
-    assert worse.trust < 0.01
-    assert worse.step_factor(10.0) < 0.02
+def comparison(n, *, shows_served, **changes):
+    """Evidence of n paired audits in windows of 64 samples, one in each. The label is right."""
+    found = SourceComparison(error_rate=0.0)  # nothing is accepted
+    audit = answer(correct=True, reason="paired_audit", shows_served=shows_served, **changes)
+    for _ in range(n):
+        found.add([audit], n_samples=64)
+    return found
+
+
+def test_standard_score_at_first_is_that_of_the_prior():
+    """(.5 - .3) / sqrt(.25 / 4 + .21 / 4) = .590, and Φ(.590) = .722."""
+    neutral = SourceComparison(error_rate=0.0)
+    assert neutral.standard_score() == pytest.approx(0.590, abs=1e-3)
+    assert neutral.trust == pytest.approx(0.722, abs=1e-3)
+    assert neutral.extra_pull == 0.0
+
+
+def test_trust_steps_and_pull_follow_the_audits():
+    neutral = SourceComparison(error_rate=0.0)
+    better, worse = comparison(40, shows_served=True), comparison(40, shows_served=False)
+    assert better.trust > 0.95
+    assert worse.trust < 0.05
     assert worse.extra_pull > 0.09
+    factors = [found.evidence_factor(10.0) for found in (worse, neutral, better)]
+    assert factors == sorted(factors)
+    assert factors[0] < 0.01
+    assert factors[1] == pytest.approx(10 ** (2 * 0.590 / 3 - 1), abs=1e-3)
+    assert factors[2] > 1
+
+
+def test_evidence_factor_has_a_lower_bound_that_harm_overrules():
+    assert SourceComparison().evidence_factor(10.0, at_least=0.8) == 0.8
+    assert comparison(40, shows_served=False).evidence_factor(10.0, at_least=0.8) < 0.1
+
+
+def test_loss_is_accepted_in_proportion_to_the_errors():
+    """2 % of the errors of all samples: the models differ on 1 of 64 in each window."""
+    certain, lenient = (comparison(10, shows_served=False, n_represented=1.0) for _ in range(2))
+    lenient.error_rate = 0.5
+    accepted = 0.02 * 0.5 / 0.02  # 1 of 64 is below the smallest share, .02
+    assert lenient.standard_score(accepted) > certain.standard_score()
+    assert lenient.trust > certain.trust
 
 
 def test_trust_returns_to_its_start_without_audits():
-    comparison = SourceComparison()
-    against = answer(correct=True, reason="paired_audit", shows_served=False)
-    comparison.add([against] * 9)
-    lowest = comparison.trust
+    found = comparison(9, shows_served=False)
+    lowest = found.trust
     trusts = []
     for _ in range(400):
-        comparison.add([])
-        trusts.append(comparison.trust)
-    assert lowest < trusts[100] < trusts[-1] == pytest.approx(0.69, abs=0.03)
+        found.add([], n_samples=64)
+        trusts.append(found.trust)
+    assert lowest < trusts[100] < trusts[-1] == pytest.approx(0.722, abs=0.01)
+
+
+def test_runs_are_found_if_neighbours_are_equal_more_often_than_by_chance():
+    rng = generator(3)
+    mixed, in_runs, constant = LabelRuns(), LabelRuns(), LabelRuns()
+    for window in range(6):
+        mixed.add(torch.randint(10, (64,), generator=rng).tolist())
+        in_runs.add([window] * 32 + [window + 1] * 32)
+        constant.add([4] * 64)
+    assert [runs.found for runs in (mixed, in_runs, constant)] == [False, True, False]
+    assert not LabelRuns().found
+
+
+def test_frequent_label_is_no_run():
+    """A model that serves one label in nine of ten cases, at random places."""
+    runs, rng = LabelRuns(), generator(4)
+    for _ in range(6):
+        runs.add((torch.rand(64, generator=rng) < 0.9).long().tolist())
+    assert not runs.found
 
 
 def test_shift_repeats_the_edge():
@@ -124,7 +180,7 @@ def test_views_are_not_used_before_they_were_checked():
 
 
 def test_served_probabilities_are_a_mean_of_both_models_and_both_statistics():
-    """At first, trust is Φ(.5), and no view is used."""
+    """At first no view is used."""
     session = make_session(n_queries=0)
     x = images()
     served = session.predict(x).probs
@@ -142,7 +198,7 @@ def test_update_never_changes_predictions_by_more_than_the_trust_radius():
     """With a huge step size the KL divergence is near the radius, far below that of a full step."""
 
     def divergence(radius):
-        session = make_session(n_queries=0, lr=1.0, trust_radius=radius, source_pull=0.0)
+        session = make_session(n_queries=0, lr=1e3, trust_radius=radius, source_pull=0.0)
         session.predict(images())
         wrapped = session.adapter.wrapped
         with torch.no_grad():
@@ -172,9 +228,7 @@ def test_weights_return_to_the_source_if_audits_favour_it():
     with torch.no_grad():
         for parameter in session.model.parameters():
             parameter.add_(1.0)
-    session.adapter.comparison.add(
-        answer(correct=True, reason="paired_audit", shows_served=False) for _ in range(50)
-    )
+    session.adapter.comparison = comparison(50, shows_served=False)
     session.predict(images())
     session.learn()
     source = session.adapter.source_weights.tensors
@@ -192,13 +246,46 @@ def test_small_requests_are_learned_from_in_windows():
     assert session.n_asked == 6
 
 
+def channel_model():
+    """Says which of three channels is the brightest. It has a BatchNorm layer."""
+    norm = nn.BatchNorm2d(3)
+    nn.init.constant_(norm.weight, 10.0)
+    return nn.Sequential(norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def channel_images(classes, seed):
+    x = 0.1 * torch.rand(len(classes), 3, 4, 4, generator=generator(6, seed))
+    x[range(len(classes)), classes] += 1.0
+    return x
+
+
+def test_balanced_memory_replaces_the_batch_while_labels_arrive_in_runs():
+    session = Session(channel_model(), "self_tuning", window=0, n_queries=0)
+    adapter = session.adapter
+
+    def learn(classes, seed):
+        session.predict(channel_images(classes, seed))
+        session.learn()
+
+    for number in range(12):
+        learn([number % 3] * 32, number)
+    assert adapter.uses_stream_memory
+    assert adapter.policy_statistics == "running"
+    assert adapter.stream_memory.labels.bincount().min() > 20
+    for number in range(60):
+        learn(torch.randint(3, (32,), generator=generator(7, number)).tolist(), number)
+    assert not adapter.uses_stream_memory
+    assert adapter.policy_statistics == "batch"
+    assert len(adapter.stream_memory) == 0
+
+
 def test_step_size_a_hundred_times_too_large_does_not_ruin_the_model():
     """A toy model that is right on its own labels stays right on most of them."""
     model = toy_classifier()
     inputs = torch.cat([images(number) for number in range(60)])
     with torch.no_grad():
         truth = model.eval()(inputs).argmax(-1)
-    session = Session(model, "self_tuning", window=0, lr=3e-2, feedback=Simulated(truth))
+    session = Session(model, "self_tuning", window=0, lr=0.1, feedback=Simulated(truth, flip=0.05))
     served = torch.cat([session.step(part)[0].labels for part in inputs.split(16)])
     right = (served == truth).float()
     assert right[480:].mean() > 0.9
@@ -206,7 +293,13 @@ def test_step_size_a_hundred_times_too_large_does_not_ruin_the_model():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("views", 3), ("lr_growth", 0.5), ("trust_radius", -1.0), ("source_pull", 2.0)],
+    [
+        ("views", 3),
+        ("lr_growth", 0.5),
+        ("trust_radius", -1.0),
+        ("source_pull", 2.0),
+        ("stream_memory", -1),
+    ],
 )
 def test_impossible_settings_are_refused(name, value):
     with pytest.raises(SettingError, match=name):

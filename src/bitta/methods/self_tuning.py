@@ -1,40 +1,49 @@
 """Self-tuning: BiTTA's idea with step size, weights of the loss and serving set by the answers.
 
 This method is ours; there is no paper. It has the information that BiTTA has: k questions per
-window, one bit each, no source data. Everything that BiTTA needs a setting for follows from three
-measurements:
+window, one bit each, no source data. Everything that BiTTA needs a setting for follows from four
+measurements, see `self_tuning_measurements.py`:
 
 * `SourceComparison`: paired audits say whether learning helps. If they favour the learned model,
   steps become larger. If they do not, more of the source model is served, steps become smaller, and
   the weights return towards the source.
 * `AnswerCalibration`: answers say how often a label is right, given its uncertainty. Unlabelled
-  samples teach with a weight that follows from it.
+  samples teach with a weight that follows from it. A model that is nearly always right takes small
+  steps.
 * `ViewCheck`: shifted and mirrored views are used if they keep the labels of confident samples.
+* `LabelRuns`: if labels arrive in runs, BatchNorm statistics come from a balanced memory.
 
 See docs/reference/methods/self_tuning.md.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import NormalDist
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitta.benefit import PairedScores
 from bitta.config_base import require
 from bitta.losses import policy_loss
-from bitta.memory import MixedBatch
+from bitta.memory import BalancedMemory, MixedBatch
 from bitta.methods.base import GradientAdapter, GradientConfig
+from bitta.methods.self_tuning_measurements import (
+    EDGES,
+    MAX_ODDS,
+    N_BINS,
+    AnswerCalibration,
+    LabelRuns,
+    SourceComparison,
+    ViewCheck,
+)
 from bitta.nn import Statistics, WrappedModel, batch_norms
 from bitta.seeding import RandomKey
-from bitta.types import Answer, Feedback, Losses, State, move_to_device, softmax
+from bitta.types import Feedback, JudgedSamples, Losses, State, move_to_device, softmax
 
 _MIN_BATCH = 16
 """Number of rows from which on their own statistics are used to serve them."""
+_MEMORY_MOMENTUM = 0.1
+"""Rate at which the running statistics follow the stream memory."""
 _MIN_PROBABILITY = 1e-4
 """Smallest probability in a logarithm of the loss."""
 
@@ -43,14 +52,17 @@ _MIN_PROBABILITY = 1e-4
 class SelfTuningConfig(GradientConfig):
     """Settings of the self-tuning method. None has to be set; each switches one part."""
 
-    lr: float = 3e-4
+    dropout: float = 0.1
+    """Rate of MC-dropout. With 0 the policy is the plain softmax."""
+    lr: float = 1e-3
     """Learning rate of SGD before the audits favour one of the models."""
     lr_growth: float = 10.0
     """Factor on the learning rate when the audits clearly favour the learned model."""
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
-    feedback_weight: float = 0.3
-    """Weight of the loss on answers."""
+    feedback_weight: float = 1.0
+    """Weight of the loss on answers if half of the labels or more are wrong. If fewer are, it is
+    smaller in proportion."""
     agreement_weight: float = 1.0
     """Weight of the loss on unlabelled samples whose label does not change with dropout."""
     calibrated: bool = True
@@ -66,6 +78,9 @@ class SelfTuningConfig(GradientConfig):
     """Rate at which the running statistics follow each batch."""
     both_statistics: bool = True
     """Serve the mean of the outputs with running and with batch statistics."""
+    stream_memory: int = 128
+    """BatchNorm: number of recent samples, balanced by label, that replace the batch while equal
+    labels arrive in runs. 0 turns this off."""
     views: int = 4
     """Number of shifted and mirrored views whose mean is served: 1, 2 or 4."""
 
@@ -77,6 +92,7 @@ class SelfTuningConfig(GradientConfig):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("source_pull", "bn_momentum"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "0 to 1")
+        require(self.stream_memory >= 0, "stream_memory", self.stream_memory, "0 or more")
         require(self.views in (1, 2, 4), "views", self.views, "1, 2 or 4")
 
 
@@ -87,20 +103,25 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
     trains: ClassVar[str] = "all"
     n_queries: ClassVar[int] = 3
     audits: ClassVar[int] = 1
-    paired_audits: ClassVar[int] = 1
+    paired_audits: ClassVar[int] = 2
     window: ClassVar[int] = 64
 
     def __init__(self, wrapped: WrappedModel, config: SelfTuningConfig, *, seed: int = 0) -> None:
         super().__init__(wrapped, config, seed=seed)
-        self.policy_statistics = "batch" if batch_norms(wrapped.model) else "running"
+        self._has_norms = bool(batch_norms(wrapped.model))
+        self._forget_answers()
+        self.policy_statistics = self._batch_or_running()
         self._sampling = self.sampling_settings(self.policy_statistics)
         if self._sampling.rate:
             _ = self.wrapped.sites  # Raises an error now if the model has no dropout sites.
-        self._forget_answers()
         # A captured update reads these tensors, which change in place.
-        controls = torch.zeros(2 + len(_PRIOR_ACCURACY), device=wrapped.device)
-        self._gradient_scale, self._pull, self._row_weights = controls.tensor_split((1, 2))
-        self._edges = torch.tensor(_EDGES, device=wrapped.device)
+        controls = torch.zeros(4 + N_BINS, device=wrapped.device)
+        parts = controls.split((1, 1, 1, 1, N_BINS))
+        self._gradient_scale, self._pull, self._radius, self._answer_weight = parts[:4]
+        self._row_weights = parts[4]
+        self._bin_counts = torch.zeros(N_BINS, device=wrapped.device)
+        """Number of unlabelled rows in each bin of uncertainty. An update writes it."""
+        self._edges = torch.tensor(EDGES, device=wrapped.device)
         self._probs_before = controls
         """Predictions for the mixed batch before the current update, (rows, classes)."""
 
@@ -108,6 +129,13 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
         self.calibration = AnswerCalibration()
         self.comparison = SourceComparison()
         self.view_check = ViewCheck()
+        self.label_runs = LabelRuns()
+        self.stream_memory = BalancedMemory(self.config.stream_memory)
+
+    @property
+    def uses_stream_memory(self) -> bool:
+        """True if labels arrive in runs, so that a batch has the statistics of a few classes."""
+        return self.config.stream_memory > 0 and self._has_norms and self.label_runs.found
 
     def select_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return all parameters."""
@@ -119,7 +147,8 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
 
     def observe(self, inputs: Tensor) -> None:
         """Update the running statistics with the batch."""
-        self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
+        if not self.uses_stream_memory:  # otherwise `adapt` updates them with the memory
+            self.wrapped.observe(inputs, momentum=self.config.bn_momentum)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
@@ -127,14 +156,18 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
 
         They are the mean over views and statistics, mixed with those of the source model.
         """
-        views = self.view_check.make_views(inputs, self.config.views)
+        probs = self._served_probs(inputs, n_views=self.config.views)
+        return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+    def _served_probs(self, inputs: Tensor, *, n_views: int) -> Tensor:
+        views = self.view_check.make_views(inputs, n_views)
         probs = self._mean_over_views(views, "running")
-        has_batch_statistics = self.policy_statistics == "batch"
-        if self.config.both_statistics and has_batch_statistics and len(inputs) >= _MIN_BATCH:
+        uses_batch = self.config.both_statistics and self.policy_statistics == "batch"
+        if uses_batch and len(inputs) >= _MIN_BATCH:
             probs = (probs + self._mean_over_views(views, "batch")) / 2
         if self.config.source_mixing:
             probs = torch.lerp(softmax(self.source_logits(inputs)), probs, self.comparison.trust)
-        return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+        return probs
 
     def _mean_over_views(self, views: Sequence[Tensor], statistics: Statistics) -> Tensor:
         outputs = softmax(self.wrapped(torch.cat(list(views)), statistics=statistics))
@@ -144,11 +177,32 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
     def adapt(self, unlabelled: Tensor, feedback: Feedback) -> Losses:
         """Take in the answers, then make an update whose size follows from them."""
         self.calibration.add(feedback.answers)
-        self.comparison.add(feedback.answers)
+        n_samples = len(unlabelled) + len(feedback.answers)
+        self.comparison.add(feedback.answers, n_samples=n_samples)
+        self.calibration.add_window(self._bin_counts.tolist())
         if len(unlabelled) and self.config.views > 1:
             self.view_check.add(self.wrapped, unlabelled, statistics=self.policy_statistics)
         self._set_controls()
+        if len(unlabelled) and self._has_norms and self.config.stream_memory:
+            unlabelled = self._replace_runs(unlabelled)
         return super().adapt(unlabelled, feedback)
+
+    @torch.no_grad()
+    def _replace_runs(self, unlabelled: Tensor) -> Tensor:
+        """Return the samples to learn from: the batch, or the memory if labels arrive in runs."""
+        labels = self._served_probs(unlabelled, n_views=1).argmax(-1)
+        self.label_runs.add(labels.tolist())
+        self.policy_statistics = self._batch_or_running()
+        if not self.uses_stream_memory:
+            self.stream_memory.clear()
+            return unlabelled
+        self.stream_memory.add(JudgedSamples(unlabelled, labels))
+        self.wrapped.observe(self.stream_memory.inputs, momentum=_MEMORY_MOMENTUM)
+        return self.stream_memory.inputs
+
+    def _batch_or_running(self) -> Statistics:
+        """Return the statistics of the policy. Those of a run of one class mislead it."""
+        return "batch" if self._has_norms and not self.uses_stream_memory else "running"
 
     def _set_controls(self) -> None:
         """Copy the values that follow from the answers into the tensors that an update reads."""
@@ -156,7 +210,15 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
         weights = self.calibration.row_weights()
         if not config.calibrated:
             weights = [1.0] * len(weights)
-        self._gradient_scale.fill_(comparison.step_factor(config.lr_growth))
+        error_rate = self.calibration.error_rate
+        comparison.error_rate = error_rate
+        odds = self.calibration.error_odds
+        evidence = comparison.evidence_factor(config.lr_growth, at_least=odds / MAX_ODDS)
+        self._gradient_scale.fill_(odds * evidence)
+        # The divergence grows with the square of the step.
+        share = min(1.0, odds) * min(1.0, odds * evidence)
+        self._radius.fill_(config.trust_radius * share**2)
+        self._answer_weight.fill_(config.feedback_weight * min(1.0, 2 * error_rate))
         self._pull.fill_(min(1.0, config.source_pull + comparison.extra_pull))
         self._row_weights.copy_(move_to_device(torch.tensor(weights), self.wrapped.device))
 
@@ -185,10 +247,10 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
         The KL divergence grows with the square of the step. An update that gives no finite numbers
         is undone.
         """
-        logits = self.wrapped(inputs, statistics=self.policy_statistics).float()
+        logits = self.wrapped(inputs, statistics=self._sampling.statistics).float()
         probs = self._probs_before
         divergence = (torch.xlogy(probs, probs) - probs * logits.log_softmax(-1)).sum(-1).mean()
-        scale = (self.config.trust_radius / divergence.clamp_min(1e-12)).sqrt().clamp_max(1.0)
+        scale = (self._radius / divergence.clamp_min(1e-12)).sqrt().clamp_max(1.0)
         is_finite = divergence.isfinite()
         scale = torch.where(is_finite, scale, 0.0)
         for parameter, start in zip(self.parameters, before, strict=True):
@@ -225,27 +287,31 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
             terms.append(-(1 - excluded).clamp_min(_MIN_PROBABILITY).log().mean())
         if not terms or not self.config.feedback_weight:
             return {}
-        return {"feedback": self.config.feedback_weight * torch.stack(terms).sum()}
+        return {"feedback": (self._answer_weight * torch.stack(terms)).sum()}
 
     def _agreement_term(
         self, mixed: MixedBatch, probs: Tensor, deterministic: Tensor
     ) -> dict[str, Tensor]:
         *_, probs = mixed.split(probs)
         *_, deterministic = mixed.split(deterministic)
+        labels = deterministic.argmax(-1)
+        confidence = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+        bins = torch.bucketize(1 - confidence.detach(), self._edges)
+        every_bin = torch.arange(N_BINS, device=bins.device)
+        self._bin_counts.copy_((bins.unsqueeze(1) == every_bin).sum(0))
         if not len(probs) or not self.config.agreement_weight:
             return {}
-        labels = deterministic.argmax(-1)
         agrees = probs.argmax(-1) == labels
-        confidence = probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-        weights = self._row_weights[torch.bucketize(1 - confidence.detach(), self._edges)]
         losses = -confidence.clamp_min(_MIN_PROBABILITY).log()
-        total = torch.where(agrees, weights * losses, 0).sum()
+        total = torch.where(agrees, self._row_weights[bins] * losses, 0).sum()
         return {"agreement": self.config.agreement_weight * total / agrees.sum().clamp_min(1)}
 
     def reset(self) -> None:
         """Also forget what the answers said."""
         super().reset()
         self._forget_answers()
+        self.policy_statistics = self._batch_or_running()
+        self._bin_counts.zero_()
 
     def state_dict(self) -> State:
         """Return the state, with what the answers said."""
@@ -253,155 +319,18 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
             "calibration": asdict(self.calibration),
             "comparison": asdict(self.comparison),
             "view_check": asdict(self.view_check),
+            "label_runs": asdict(self.label_runs),
+            "stream_memory": self.stream_memory.state_dict(),
+            "bin_counts": self._bin_counts.tolist(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
         self.calibration = AnswerCalibration(**state["calibration"])
-        self.comparison = SourceComparison(PairedScores(**state["comparison"]["scores"]))
+        self.comparison = SourceComparison(**state["comparison"])
         self.view_check = ViewCheck(**state["view_check"])
-
-
-_EDGES = (0.05, 0.15, 0.3, 0.5, 0.7)
-"""Edges of the bins of uncertainty, 1 - π(label)."""
-_PRIOR_ACCURACY = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-"""Share of labels that are right in each bin, before the first answers."""
-_PRIOR_ANSWERS = 2.0
-"""Number of answers that the prior counts for."""
-_USELESS_ACCURACY = 0.3
-"""Labels that are right less often than this are not learned from."""
-_MEMORY_OF_ANSWERS = 0.98
-"""Factor on the counts of a bin with each new answer in it."""
-
-
-@dataclass(slots=True)
-class AnswerCalibration:
-    """Share of labels that are right, by their uncertainty, estimated from the answers.
-
-    The share does not depend on whether questions are about uncertain or random samples, because it
-    is estimated separately for each bin of uncertainty. Paired audits are left out: samples on
-    which two models differ are wrong more often than others of the same uncertainty.
-    """
-
-    n_right: list[float] = field(
-        default_factory=lambda: [_PRIOR_ANSWERS * accuracy for accuracy in _PRIOR_ACCURACY]
-    )
-    n_answers: list[float] = field(default_factory=lambda: [_PRIOR_ANSWERS] * len(_PRIOR_ACCURACY))
-
-    def add(self, answers: Iterable[Answer]) -> None:
-        """Count answers in their bins. Older ones fade."""
-        for answer in answers:
-            if answer.query.reason == "paired_audit":
-                continue
-            place = bisect_left(_EDGES, answer.query.uncertainty)
-            self.n_right[place] = _MEMORY_OF_ANSWERS * self.n_right[place] + answer.correct
-            self.n_answers[place] = _MEMORY_OF_ANSWERS * self.n_answers[place] + 1
-
-    def row_weights(self) -> list[float]:
-        """Return the weight of an unlabelled sample in each bin, 0 to 1."""
-        shares = (right / n for right, n in zip(self.n_right, self.n_answers, strict=True))
-        useful = 1 - _USELESS_ACCURACY
-        return [max(0.0, (share - _USELESS_ACCURACY) / useful) for share in shares]
-
-
-_PRIOR_Z = 0.5
-"""Standard score before the first audits: learning probably helps."""
-_MEMORY_OF_WINDOWS = 0.98
-"""Factor on the scores of paired audits with each window."""
-_PRIOR_TRUST = NormalDist().cdf(_PRIOR_Z)
-"""Trust before the first audits, .69. Above it the steps grow."""
-_LARGEST_PULL = 0.1
-"""Pull towards the source when the audits clearly favour the source model."""
-
-
-@dataclass(slots=True)
-class SourceComparison:
-    """Evidence of recent paired audits for the learned model, against the source model."""
-
-    scores: PairedScores = field(default_factory=PairedScores)
-
-    def add(self, answers: Iterable[Answer]) -> None:
-        """Add the answers of a window. Older ones fade, so that trust returns to its prior."""
-        self.scores.fade(_MEMORY_OF_WINDOWS)
-        self.scores.add(answers)
-
-    @property
-    def trust(self) -> float:
-        """Weight of the learned model in what is served, 0 to 1."""
-        scores = self.scores
-        z = scores.mean / scores.standard_error if scores.n else 0.0
-        return NormalDist().cdf(z + _PRIOR_Z)
-
-    def step_factor(self, growth: float) -> float:
-        """Return the factor on the learning rate: 1 at the prior trust, `growth` at full trust."""
-        trust = self.trust
-        if trust <= _PRIOR_TRUST:
-            return trust / _PRIOR_TRUST
-        return 1 + (growth - 1) * (trust - _PRIOR_TRUST) / (1 - _PRIOR_TRUST)
-
-    @property
-    def extra_pull(self) -> float:
-        """Pull towards the source weights if the source model is probably better."""
-        return _LARGEST_PULL * max(0.0, 1 - 2 * self.trust)
-
-
-_SURE = 0.9
-"""Confidence of the samples that a view must keep."""
-_MIN_KEPT = 0.97
-"""Share of them whose label it must keep."""
-_MIN_SURE = 16.0
-"""Number of them that must have been seen."""
-_MEMORY_OF_VIEWS = 0.95
-"""Factor on the counts with each window."""
-
-
-@dataclass(slots=True)
-class ViewCheck:
-    """Check that mirrored and shifted images mean the same to the model.
-
-    A mirrored digit is another sign; a mirrored cat is a cat. The labels of confident samples tell.
-    """
-
-    n_sure: float = 0.0
-    n_kept_by_mirror: float = 0.0
-    n_kept_by_shift: float = 0.0
-
-    def add(self, wrapped: WrappedModel, inputs: Tensor, *, statistics: Statistics) -> None:
-        """Count the confident samples whose label stays the same."""
-        if inputs.dim() != 4:
-            return
-        with torch.no_grad():
-            confidence, labels = softmax(wrapped(inputs, statistics=statistics)).max(-1)
-            is_sure = confidence > _SURE
-            counts = [is_sure.sum()]
-            for view in (inputs.flip(-1), shift_images(inputs, 1, 0)):
-                kept = wrapped(view, statistics=statistics).argmax(-1) == labels
-                counts.append((kept & is_sure).sum())
-        n_sure, n_mirror, n_shift = torch.stack(counts).tolist()
-        self.n_sure = _MEMORY_OF_VIEWS * self.n_sure + n_sure
-        self.n_kept_by_mirror = _MEMORY_OF_VIEWS * self.n_kept_by_mirror + n_mirror
-        self.n_kept_by_shift = _MEMORY_OF_VIEWS * self.n_kept_by_shift + n_shift
-
-    def make_views(self, inputs: Tensor, n: int) -> list[Tensor]:
-        """Return the image itself and up to n - 1 views that keep labels."""
-        is_known = self.n_sure >= _MIN_SURE
-        can_mirror = is_known and self.n_kept_by_mirror >= _MIN_KEPT * self.n_sure
-        can_shift = is_known and self.n_kept_by_shift >= _MIN_KEPT * self.n_sure
-        bases = [inputs, inputs.flip(-1)] if can_mirror and n > 1 else [inputs]
-        if not can_shift:
-            return bases
-        return [shift_images(bases[i % len(bases)], *_SHIFTS[i]) for i in range(n)]
-
-
-_SHIFTS = ((0, 0), (1, 0), (0, 1), (-1, -1))
-"""Shifts of the views in pixels, right and down."""
-
-
-def shift_images(images: Tensor, right: int, down: int) -> Tensor:
-    """Shift images by up to one pixel. Edge pixels are repeated."""
-    if not right and not down:
-        return images
-    padded = F.pad(images, (1, 1, 1, 1), mode="replicate")
-    height, width = images.shape[-2:]
-    return padded[..., 1 - down : 1 - down + height, 1 - right : 1 - right + width]
+        self.label_runs = LabelRuns(**state["label_runs"])
+        self.stream_memory.load_state_dict(state["stream_memory"], device=self.wrapped.device)
+        self.policy_statistics = self._batch_or_running()
+        self._bin_counts.copy_(torch.tensor(state["bin_counts"]))
