@@ -144,6 +144,12 @@ _IDX_FILES = (
     "t10k-images-idx3-ubyte.gz",
 )
 """Names of the image files of MNIST and of sets in its format."""
+_IDX_ARCHIVES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 
 _DATA_SETS = (
     DataSet(
@@ -203,12 +209,7 @@ _DATA_SETS = (
         name="mnist",
         summary="MNIST: 70,000 digits, 28 x 28",
         marker_names=_IDX_FILES,
-        official=(
-            "train-images-idx3-ubyte.gz",
-            "train-labels-idx1-ubyte.gz",
-            "t10k-images-idx3-ubyte.gz",
-            "t10k-labels-idx1-ubyte.gz",
-        ),
+        official=_IDX_ARCHIVES,
         md5={
             "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
             "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -232,12 +233,7 @@ _DATA_SETS = (
         name="fashion-mnist",
         summary="Fashion-MNIST: 70,000 pictures of clothes, 28 x 28, in the format of MNIST",
         marker_names=_IDX_FILES,
-        official=(
-            "train-images-idx3-ubyte.gz",
-            "train-labels-idx1-ubyte.gz",
-            "t10k-images-idx3-ubyte.gz",
-            "t10k-labels-idx1-ubyte.gz",
-        ),
+        official=_IDX_ARCHIVES,
         md5={
             "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
             "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
