@@ -22,8 +22,8 @@ from bitta.errors import BittaError
 from bitta.streams.download_catalogue import CATALOGUE, data_folder, data_set_folder
 
 NAMES = (
-    "cifar10 cifar100 cifar10-c cifar100-c mnist tiny-imagenet tiny-imagenet-c imagenet-c "
-    "imagenet-r pacs domainnet126 visda2021 resnet50-imagenet"
+    "cifar10 cifar100 cifar10-c cifar100-c mnist fashion-mnist tiny-imagenet tiny-imagenet-c "
+    "imagenet-c imagenet-r pacs domainnet126 visda2021 resnet50-imagenet"
 )
 TRAINING = b"train" * 1000
 
