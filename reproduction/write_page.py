@@ -15,6 +15,9 @@ from reproduction.claims.results import ResultFolders
 from reproduction.generated_pages import write_or_check
 from reproduction.paths import EXPERIMENTS, EXPLANATION, INTRODUCTION, REASONS, RESULTS
 
+NOT_OF_THE_PAPER = ("self-tuning-development", "generalisation")
+"""Folders of experiments on our own method; write_self_tuning_page.py shows their results."""
+
 
 def page() -> str:
     """Return the text of the page."""
@@ -25,7 +28,8 @@ def page() -> str:
 
 def expected_runs() -> dict[str, list[str]]:
     """Return the names of all runs by folder of experiments."""
-    folders = sorted(path for path in EXPERIMENTS.iterdir() if path.is_dir())
+    every = sorted(path for path in EXPERIMENTS.iterdir() if path.is_dir())
+    folders = [folder for folder in every if folder.name not in NOT_OF_THE_PAPER]
     return {folder.name: [job.label for job in read_jobs([folder])] for folder in folders}
 
 
