@@ -157,8 +157,8 @@ class BenefitEstimator:
     def is_harmful(self) -> bool:
         """True if the confidence sequence of the recent audits lies below 0.
 
-        It may be looked at after every window: at most 5 % of the sessions in which learning does
-        no harm ever get there.
+        It may be looked at after every window: only some 5 % of the sessions in which learning does
+        no harm ever get there. The guarantee is approximate, because older audits fade.
         """
         recent = self._recent_scores
         return recent.n >= _MIN_AUDITS and recent.mean + recent.sequence_radius() < 0

@@ -1,5 +1,7 @@
 """Tests of the self-tuning method: its measurements, its steps, and what it serves."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -234,6 +236,19 @@ def test_weights_return_to_the_source_if_audits_favour_it():
     source = session.adapter.source_weights.tensors
     for name, parameter in session.model.named_parameters():
         assert torch.allclose(parameter - source[name], torch.full_like(parameter, 0.9), atol=0.01)
+
+
+def test_session_does_not_change_the_state_that_it_was_loaded_from():
+    session = make_session()
+    session.step(images())
+    state = session.state_dict()
+    before = deepcopy(state["adapter"]["comparison"])
+    again = Session.from_state(state, toy_classifier())
+    for query in again.predict(images(1)).queries:
+        again.answer(query.id, correct=True)
+    again.learn()
+    assert again.adapter.comparison != SourceComparison(**before)
+    assert state["adapter"]["comparison"] == before
 
 
 def test_small_requests_are_learned_from_in_windows():

@@ -17,6 +17,7 @@ See docs/reference/methods/self_tuning.md.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
@@ -55,9 +56,10 @@ class SelfTuningConfig(GradientConfig):
     dropout: float = 0.1
     """Rate of MC-dropout. With 0 the policy is the plain softmax."""
     lr: float = 1e-3
-    """Learning rate of SGD before the audits favour one of the models."""
+    """Learning rate of SGD at even odds of an error and half of the full evidence of a benefit."""
     lr_growth: float = 10.0
-    """Factor on the learning rate when the audits clearly favour the learned model."""
+    """Factor on the learning rate when the audits clearly favour the learned model. Without
+    evidence the learning rate is divided by it."""
     momentum: float = 0.9
     """Nesterov momentum of SGD."""
     feedback_weight: float = 1.0
@@ -327,8 +329,9 @@ class SelfTuning(GradientAdapter[SelfTuningConfig]):
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.calibration = AnswerCalibration(**state["calibration"])
-        self.comparison = SourceComparison(**state["comparison"])
+        # The estimators change their counts in place; the caller keeps the state.
+        self.calibration = AnswerCalibration(**deepcopy(state["calibration"]))
+        self.comparison = SourceComparison(**deepcopy(state["comparison"]))
         self.view_check = ViewCheck(**state["view_check"])
         self.label_runs = LabelRuns(**state["label_runs"])
         self.stream_memory.load_state_dict(state["stream_memory"], device=self.wrapped.device)
