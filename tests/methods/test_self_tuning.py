@@ -144,6 +144,16 @@ def test_frequent_label_is_no_run():
     assert not runs.found
 
 
+def test_silence_does_not_look_like_agreement_of_the_models():
+    """Half of the labels are wrong, and audits showed harm. Then nobody answers."""
+    found = comparison(20, shows_served=False)
+    found.error_rate = 0.5
+    for _ in range(1000):
+        found.add([], n_samples=64)
+    assert found.trust == pytest.approx(0.74, abs=0.02)
+    assert SourceComparison(error_rate=0.5).trust == pytest.approx(0.73, abs=0.01)
+
+
 def test_shift_repeats_the_edge():
     image = torch.arange(9.0).view(1, 1, 3, 3)
     assert shift_images(image, 1, 0)[0, 0].tolist() == [[0, 0, 1], [3, 3, 4], [6, 6, 7]]

@@ -113,9 +113,9 @@ class SourceComparison:
     )
     """Number of paired audits, by the model whose label was shown."""
     n_different: float = 0.0
-    """Number of samples on which the models differ, in windows with paired audits."""
-    n_samples: float = 1.0
-    """Number of samples in all windows."""
+    n_samples: float = 0.0
+    """Number of samples on which the models differ, and of all samples, in windows with an answered
+    paired audit. Other windows do not tell how many samples differ."""
     error_rate: float = 0.5
     """Estimated share of labels that are wrong."""
 
@@ -130,11 +130,12 @@ class SourceComparison:
                 self.n_audits[model] - _PRIOR_AUDITS
             )
         self.n_different *= _MEMORY_OF_WINDOWS
-        self.n_samples = _MEMORY_OF_WINDOWS * self.n_samples + n_samples
-        for answer in answers:
+        self.n_samples *= _MEMORY_OF_WINDOWS
+        audits = [answer for answer in answers if answer.query.reason == "paired_audit"]
+        if audits:
+            self.n_samples += n_samples
+        for answer in audits:
             query = answer.query
-            if query.reason != "paired_audit":
-                continue
             model = "learned" if query.shown_label == query.served_label else "source"
             self.n_right[model] += answer.correct
             self.n_audits[model] += 1
@@ -158,8 +159,8 @@ class SourceComparison:
         It is the probability that learning costs no more accuracy than is accepted. If many labels
         are wrong, more is accepted, because there is more to gain.
         """
-        share_different = max(_MIN_SHARE_DIFFERENT, min(1.0, self.n_different / self.n_samples))
-        accepted = _ACCEPTED_LOSS * self.error_rate / share_different
+        share = min(1.0, self.n_different / self.n_samples) if self.n_samples else 1.0
+        accepted = _ACCEPTED_LOSS * self.error_rate / max(_MIN_SHARE_DIFFERENT, share)
         return NormalDist().cdf(self.standard_score(accepted))
 
     def evidence_factor(self, growth: float, *, at_least: float = 0.0) -> float:
