@@ -63,7 +63,7 @@ def test_annotator_continues_from_its_saved_state():
 
 
 def test_simulated_people_find_a_label_right_as_often_as_people_gave_it():
-    """Of 20 people, 16 say 0, 3 say 1 and 1 says 2; a thousand questions about each label."""
+    """Twenty people: 16 say 0, 3 say 1 and 1 says 2. A thousand questions about each label."""
     for label, share in enumerate((0.8, 0.15, 0.05)):
         source = SimulatedPeople([0] * 1000, [[16, 3, 1]] * 1000, seed=label)
         source.ask([query(id_, label=label) for id_ in range(1000)])
