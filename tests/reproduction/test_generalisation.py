@@ -1,4 +1,4 @@
-"""Tests of the generalisation suite: its streams, and eight of its cells with shorter streams."""
+"""Tests of the generalisation suite: its streams, and eight of its cells."""
 
 import pytest
 import torch
@@ -65,14 +65,14 @@ def test_suite_compares_three_methods_without_settings():
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "shift"), CELLS)
 def test_self_tuning_does_not_hurt_in_eight_cells(model, shift, tmp_path, monkeypatch):
-    """A third of the stream, one seed. 1.5 points are the bound of the whole suite."""
+    """Whole streams, one seed. 1.5 points are the bound of the whole suite."""
     monkeypatch.chdir(ROOT)
     accuracy = {}
     for method in ("source", "self_tuning"):
         table = {
             "stream": {
                 "kind": "factory", "factory": "reproduction.shifted_images:digits",
-                "domains": shift, "n_samples": 1920,
+                "domains": shift,
             },
             "model": {"weights": f"weights/digits-{model}.safetensors"},
             "method": {"name": method},
