@@ -187,7 +187,8 @@ class Session:
 
         None if the session asks no paired audits.
 
-        `paired_audits` measure it. Unanswered questions are assumed to be a random selection.
+        `paired_audits` measure it. The estimate assumes that a missing answer does not depend on
+        which label is right.
         """
         return self._benefit.estimate() if self.budget.paired_audits else None
 
