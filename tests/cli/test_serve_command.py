@@ -180,7 +180,7 @@ def until(true, seconds=90.0):
 def test_demo_serves_asks_learns_stops_and_can_be_replayed(folder, capsys):
     command = [sys.executable, "-m", "bitta.cli.main", "serve", "--demo", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--rate", "60", "--keep-images", "all"],
+        [*command, "--rate", "30", "--keep-images", "all"],
         stdout=subprocess.PIPE,
         text=True,
         cwd=folder,

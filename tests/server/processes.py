@@ -268,9 +268,9 @@ def kill_and_restart(server, n):
     for number in range(n):
         load = Load(server, in_doubt=in_doubt)
         if number % 4 == 0:
-            until(lambda of=load: of.acknowledged, seconds=60, what="a question is answered")
+            until(lambda of=load: of.acknowledged, seconds=180, what="a question is answered")
             n_steps = server.n_steps()
-            until(lambda n=n_steps: server.n_steps() > n + 1, seconds=60, what="it learns")
+            until(lambda n=n_steps: server.n_steps() > n + 1, seconds=180, what="it learns")
         time.sleep(random.uniform(0, 1.5))
         server.kill()
         load.end()
