@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 KILLS ?= 100
 PICTURES ?= 10000
 MINUTES ?= 30
-SOAK_RESULT ?= results/serving/soak.json
+SOAK_RESULT ?= reproduction/results/serving/soak.json
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 

@@ -1,7 +1,7 @@
 r"""Time every row of a comparison alone on the device, on the last batches of a short stream.
 
     python reproduction/time_rows.py reproduction/experiments/cifar10-c --device cuda \
-        --out results/cifar10-c-times.json
+        --out reproduction/results/cifar10-c-times.json
 
 At the end of the first corruption the memories are full and CUDA graphs are captured. Rows that run
 side by side slow one another down, so only their accuracy and their memory are used. Their times

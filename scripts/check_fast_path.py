@@ -1,6 +1,6 @@
 """Compare the fast path with the eager one on the first batches of CIFAR-10-C, in float32.
 
-    python scripts/check_fast_path.py --device cuda --out results/speed/fast-path.json
+    python scripts/check_fast_path.py --device cuda --out reproduction/results/speed/fast-path.json
 
 TF32 is off. CIFAR-10 must be installed ("bitta data get cifar10"). Each method runs with memories
 of 8, which are full after a few batches, so that the captured update is used, and with memories of

@@ -1,6 +1,7 @@
-"""Time "bitta demo" of this checkout and of an earlier revision, alternating.
+r"""Time "bitta demo" of this checkout and of an earlier revision, alternating.
 
-    python scripts/compare_demo.py 13d3f21 --rounds 3 --out results/speed/demo-2-cores.json
+    python scripts/compare_demo.py 13d3f21 --rounds 3 \
+        --out reproduction/results/speed/demo-2-cores.json
 
 The earlier revision is checked out into a temporary folder. The times are those of the whole
 command, and the ratio is that of the medians.
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    """Time both revisions. Print and write the results."""
+    r"""Time both revisions. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="earlier revision, as git names it")
     parser.add_argument("--demo", default="digits", help="demo to time (default: digits)")

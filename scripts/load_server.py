@@ -1,6 +1,7 @@
-"""Compare requests per second of the feedback server and of a bare endpoint with the same model.
+r"""Compare requests per second of the feedback server and of a bare endpoint with the same model.
 
-    python scripts/load_server.py --seconds 5 --rounds 12 --out results/serving/load.json
+    python scripts/load_server.py --seconds 5 --rounds 12 \
+        --out reproduction/results/serving/load.json
 
 Each request holds one image, and several connections send at once. The bare endpoint is FastAPI and
 uvicorn with the model's forward pass in a thread. The server runs BiTTA with one update per

@@ -1,6 +1,6 @@
 """Measure the time of a BiTTA batch by kind of GPU kernel or CPU operator.
 
-    python scripts/profile_step.py --device cuda --out results/speed/profile.json
+    python scripts/profile_step.py --device cuda --out reproduction/results/speed/profile.json
 
 A ResNet-18 for small images learns from batches of 64 random images, with full memories, 4 dropout
 passes and 3 updates per batch.

@@ -1,7 +1,8 @@
-"""Compare the accuracy of `bitta serve --demo` with answers and without.
+r"""Compare the accuracy of `bitta serve --demo` with answers and without.
 
-    python scripts/serve_demo.py --out results/serving/demo.json
-    python scripts/serve_demo.py --stream corruptions --out results/serving/demo-corruptions.json
+    python scripts/serve_demo.py --out reproduction/results/serving/demo.json
+    python scripts/serve_demo.py --stream corruptions \
+        --out reproduction/results/serving/demo-corruptions.json
 
 Every run is its own server process with the demo's settings and without a camera. The script sends
 the camera's images over HTTP in requests of one window, and sends the next one when the server has

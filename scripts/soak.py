@@ -1,6 +1,6 @@
 """Run servers under load for a long time: kill them, send broken images, measure their memory.
 
-    PYTHONPATH=tests python scripts/soak.py --out results/serving/soak.json
+    PYTHONPATH=tests python scripts/soak.py --out reproduction/results/serving/soak.json
 
 `make soak` runs this script. A part whose number is 0 is skipped. The result file is written before
 and after each part, so that an interruption loses at most one part. If a check fails or a part was

@@ -1,6 +1,6 @@
 """Measure the time from the start of a killed server until it is ready.
 
-    python scripts/time_restart.py --times 10 --out results/serving/restart.json
+    python scripts/time_restart.py --times 10 --out reproduction/results/serving/restart.json
 
 A server with the demo's model learns for a while, takes a snapshot, is killed with SIGKILL right
 after a request, and is started again, repeatedly. The script measures the time from the start of

@@ -1,6 +1,6 @@
 """Time a BiTTA batch with one part of the fast path changed at a time.
 
-    python scripts/vary_speed.py --device cuda --out results/speed/parts.json
+    python scripts/vary_speed.py --device cuda --out reproduction/results/speed/parts.json
 
 A ResNet-18 for small images learns from batches of 64 random images, with full memories, 4 dropout
 passes and 3 updates per batch. One process times all variants.

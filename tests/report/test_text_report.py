@@ -39,7 +39,7 @@ def test_report_states_the_protocol_before_any_number(comparison):
 def test_docs_show_the_printed_table_and_explain_every_column():
     """The page has the table of the demo and the title of every column."""
     page = (ROOT / "docs" / "how-to" / "make-reports.md").read_text()
-    [section] = read_sections([ROOT / "results" / "demo" / "corruptions"])
+    [section] = read_sections([ROOT / "reproduction" / "results" / "demo" / "corruptions"])
     comparison = compare(section)
     assert fit_accuracy_table(comparison, 80).as_text(bold=False) in page
     titles = [measure.title for measures in MEASURES.values() for measure in measures]

@@ -108,7 +108,7 @@ def test_claim_without_results_names_the_commands(tmp_path):
     outcome = evaluate_claim(waiting, ResultFolders(tmp_path), {"it": "because"})
     assert outcome.status is ClaimStatus.NOT_RUN
     assert (
-        "bitta sweep reproduction/experiments/beta --device cuda --out results/beta"
+        "bitta sweep reproduction/experiments/beta --device cuda --out reproduction/results/beta"
         in outcome.reason
     )
     assert "`skip`" in outcome.reason
@@ -120,7 +120,7 @@ def test_claim_with_some_results_names_the_missing_folder(write_results, holds, 
     outcome = evaluate_claim(claim_with(holds, is_complete=is_complete), results, {})
     assert outcome.status is ClaimStatus.PARTLY_RUN
     assert outcome.reason == (
-        "`bitta sweep reproduction/experiments/skip --device cuda --out results/skip`"
+        "`bitta sweep reproduction/experiments/skip --device cuda --out reproduction/results/skip`"
     )
 
 

@@ -24,10 +24,10 @@ from bitta.statefile import check_writable, write_atomically
 
 _EPILOG = """\
 examples:
-  bitta report results/main-cifar10-c --paper reproduction/paper
-  bitta report results/a results/b --measure all --format markdown > report.md
-  bitta report results/cifar10-c --rows 'source,tent*,bitta' --against tent-feedback
-  bitta report results/main-cifar10-c --out report      report.md, report.csv, report.html, plots
+  bitta report reproduction/results/main-cifar10-c --paper reproduction/paper
+  bitta report bitta-runs/a bitta-runs/b --measure all --format markdown > report.md
+  bitta report reproduction/results/cifar10-c --rows 'source,tent*,bitta' --against tent-feedback
+  bitta report bitta-runs --out report       report.md, report.csv, report.html, plots
 
 docs/how-to/make-reports.md explains what the columns mean.
 """

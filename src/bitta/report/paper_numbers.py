@@ -149,8 +149,8 @@ def read_paper_tables(path: Path) -> PaperTables:
 def tables_for(section: Section, paper: PaperTables) -> list[PaperTable]:
     """Return the tables of accuracy that belong to these results.
 
-    A folder results/main-cifar10-c belongs to the tables that name the experiments main-cifar10-c.
-    The folder results/cifar10-c, which has more methods, belongs to the same tables.
+    A folder main-cifar10-c belongs to the tables that name the experiments main-cifar10-c.
+    The folder cifar10-c, which has more methods, belongs to the same tables.
     """
     if paper.is_single:
         return list(paper.tables)
