@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    r"""Time both revisions. Print and write the results."""
+    """Time both revisions. Print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("revision", help="earlier revision, as git names it")
     parser.add_argument("--demo", default="digits", help="demo to time (default: digits)")
